@@ -9,7 +9,7 @@ if(PERSIA_SANITIZE MATCHES "thread")
 endif()
 
 # Tests that take seconds: make check leaves them out.
-set(slow bits client_faults rpc_foreign table_memory)
+set(slow bits client_faults rpc_foreign table_limit table_memory)
 
 # A file test_*.c has a main() and makes one binary; other files of the
 # folder are helpers that each of its binaries gets.

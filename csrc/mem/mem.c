@@ -40,25 +40,66 @@ void persia_mem_limit_free(mem_limit *limit)
     pthread_rwlock_destroy(&limit->lock);
 }
 
+/* Whether so many bytes more are within the maximum. */
+static int limit_has(const mem_limit *limit, uint64_t promised, uint64_t bytes)
+{
+    return !limit->maximum || (promised <= limit->maximum &&
+                               bytes <= limit->maximum - promised);
+}
+
+/* Adds to what is promised, if it fits. */
+static int limit_promise(mem_limit *limit, uint64_t bytes)
+{
+    uint64_t had = atomic_load_explicit(&limit->promised,
+                                        memory_order_relaxed);
+
+    do {
+        if (!limit_has(limit, had, bytes))
+            return 0;
+    } while (!atomic_compare_exchange_weak_explicit(
+        &limit->promised, &had, had + bytes, memory_order_relaxed,
+        memory_order_relaxed));
+    return 1;
+}
+
 int persia_mem_charge(mem_limit *limit, uint64_t bytes)
 {
     if (!limit)
         return PERSIA_OK;
-    uint64_t used = atomic_load_explicit(&limit->used, memory_order_relaxed);
-    do {
-        if (limit->maximum && (bytes > limit->maximum ||
-                               used > limit->maximum - bytes))
-            return persia_err_set(
-                PERSIA_ELIMIT,
-                "memory limit: %llu bytes are in use, %llu more "
-                "would pass the maximum of %llu; raise the limit "
-                "or bound the tables (capacity, eviction)",
-                (unsigned long long)used, (unsigned long long)bytes,
-                (unsigned long long)limit->maximum);
-    } while (!atomic_compare_exchange_weak_explicit(
-        &limit->used, &used, used + bytes, memory_order_relaxed,
-        memory_order_relaxed));
+    if (!limit_promise(limit, bytes))
+        return persia_err_set(
+            PERSIA_ELIMIT,
+            "memory limit: %llu bytes are in use, or needed by updates in "
+            "flight, and %llu more would pass the maximum of %llu; raise the "
+            "limit or bound the tables (capacity, eviction)",
+            (unsigned long long)atomic_load(&limit->promised),
+            (unsigned long long)bytes, (unsigned long long)limit->maximum);
+    atomic_fetch_add_explicit(&limit->used, bytes, memory_order_relaxed);
     return PERSIA_OK;
+}
+
+int persia_mem_announce(mem_limit *limit, uint64_t bytes)
+{
+    const uint64_t had = atomic_fetch_add_explicit(&limit->promised, bytes,
+                                                   memory_order_relaxed);
+
+    return limit_has(limit, had, bytes);
+}
+
+int persia_mem_announce_again(mem_limit *limit, uint64_t from, uint64_t to)
+{
+    if (to > from)
+        return limit_promise(limit, to - from);
+    persia_mem_withdraw(limit, from - to);
+    return 1;
+}
+
+void persia_mem_withdraw(mem_limit *limit, uint64_t bytes)
+{
+    const uint64_t had = atomic_fetch_sub_explicit(&limit->promised, bytes,
+                                                   memory_order_relaxed);
+    assert(had >= bytes); /* it was announced, or charged */
+    (void)had;
 }
 
 void persia_mem_charge_announced(mem_limit *limit, uint64_t bytes)
@@ -67,34 +108,20 @@ void persia_mem_charge_announced(mem_limit *limit, uint64_t bytes)
         return;
     const uint64_t before = atomic_fetch_add_explicit(&limit->used, bytes,
                                                       memory_order_relaxed);
+    atomic_fetch_add_explicit(&limit->promised, bytes, memory_order_relaxed);
     assert(!limit->maximum || before + bytes <= limit->maximum);
     (void)before;
 }
 
 void persia_mem_release(mem_limit *limit, uint64_t bytes)
 {
-    if (limit)
-        atomic_fetch_sub_explicit(&limit->used, bytes, memory_order_relaxed);
-}
-
-/* An announcement is made before `used` is read, and here the other way
- * round: of two that do not fit together one sees the other. */
-int persia_mem_charge_beside(mem_limit *limit, uint64_t bytes)
-{
-    int rc = persia_mem_charge(limit, bytes);
-
-    if (rc || !limit || !limit->maximum)
-        return rc;
-    atomic_thread_fence(memory_order_seq_cst);
-    if (atomic_load(&limit->used) + atomic_load(&limit->announced) <=
-        limit->maximum)
-        return PERSIA_OK;
-    persia_mem_release(limit, bytes);
-    return persia_err_set(
-        PERSIA_ELIMIT,
-        "memory limit: %llu bytes more would leave too little of "
-        "the maximum of %llu for an update that is under way",
-        (unsigned long long)bytes, (unsigned long long)limit->maximum);
+    if (!limit)
+        return;
+    const uint64_t before = atomic_fetch_sub_explicit(&limit->used, bytes,
+                                                      memory_order_relaxed);
+    assert(before >= bytes);
+    (void)before;
+    persia_mem_withdraw(limit, bytes);
 }
 
 /* ---- arenas ---- */

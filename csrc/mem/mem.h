@@ -24,23 +24,33 @@ extern "C" {
 typedef struct mem_limit {
     _Atomic(uint64_t) used; /* bytes */
     uint64_t maximum;       /* bytes; 0: no limit */
-    /* For those who must know before that all they will charge fits; see
-     * table/reserve.h.  To charge and to release takes no lock. */
+    /* Lets a caller make sure, before it starts, that all its charges will
+     * fit; see table/reserve.h.  To charge and to release takes no lock. */
     pthread_rwlock_t lock;
-    _Atomic(uint64_t) announced; /* bytes, by holders of the shared lock */
+    /* Bytes in use, and those that calls have announced, together: one number,
+     * so that of two that do not fit together one sees the other.  What is
+     * announced stays in it while it is charged, until it is withdrawn.  So
+     * it is at least what is in use or may still be charged. */
+    _Atomic(uint64_t) promised;
 } mem_limit;
 
 /* maximum: bytes; 0: no limit. */
 PERSIA_API void persia_mem_limit_init(mem_limit *limit, uint64_t maximum);
 PERSIA_API void persia_mem_limit_free(mem_limit *limit);
-/* PERSIA_ELIMIT when the maximum would be passed; then nothing is charged.
- * A NULL limit charges nothing. */
+/* PERSIA_ELIMIT when the maximum would be passed, or bytes that other calls
+ * have announced would be used; then nothing is charged.  A NULL limit charges
+ * nothing. */
 PERSIA_API int persia_mem_charge(mem_limit *limit, uint64_t bytes);
 PERSIA_API void persia_mem_release(mem_limit *limit, uint64_t bytes);
+/* Announces charges; whether they fit beside all that others may charge.  They
+ * are to be withdrawn in either case. */
+PERSIA_API int persia_mem_announce(mem_limit *limit, uint64_t bytes);
+/* Announces `to` in the place of `from` bytes, if that is less, or fits. */
+PERSIA_API int persia_mem_announce_again(mem_limit *limit, uint64_t from,
+                                         uint64_t to);
+PERSIA_API void persia_mem_withdraw(mem_limit *limit, uint64_t bytes);
 /* Charges what the caller has announced, so that it fits. */
 PERSIA_API void persia_mem_charge_announced(mem_limit *limit, uint64_t bytes);
-/* Charges what was not announced: not what others may still need. */
-PERSIA_API int persia_mem_charge_beside(mem_limit *limit, uint64_t bytes);
 
 typedef struct mem_arena {
     char *base;      /* may change in persia_mem_arena_reserve() */

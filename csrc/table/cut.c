@@ -52,7 +52,7 @@ static int cut_filter(table_cut *cut)
 
     if (!a->filter)
         return PERSIA_OK;
-    rc = persia_mem_charge_beside(cut->t->config.limit, admit_bytes(a));
+    rc = persia_mem_charge(cut->t->config.limit, admit_bytes(a));
     if (rc)
         return rc;
     rc = persia_mem_pages_take(admit_bytes(a), &filter);

@@ -113,6 +113,13 @@ void row_index_free(row_index *ix)
 
 void row_index_clear(row_index *ix)
 {
+    page *only = ix->directory[0].page;
+
+    if (only->depth == 0 && only->buckets == 1) { /* as at the start */
+        only->rows = 0;
+        memset(only->bucket, 0, sizeof only->bucket[0]);
+        return;
+    }
     pages_destroy(ix);
     index_start(ix); /* in a block just given back */
 }
@@ -135,7 +142,7 @@ static void directory_set(row_index *ix, size_t first, size_t n, page *p)
 }
 
 /* Pages split at SPLIT_ROWS or more, evenly, as the hash is a good one. */
-void row_index_deepen(row_index *ix, uint64_t rows)
+int row_index_deepen(row_index *ix, uint64_t rows)
 {
     uint32_t depth = ix->depth;
     page_ref *wide;
@@ -143,15 +150,43 @@ void row_index_deepen(row_index *ix, uint64_t rows)
     while (depth < DEPTH_MAX && rows >> depth >= SPLIT_ROWS / 2)
         depth++;
     if (depth == ix->depth)
-        return;
+        return 1;
     wide = malloc(sizeof *wide << depth);
     if (!wide)
-        return;
+        return 0;
     for (size_t i = 0; i < (size_t)1 << depth; i++)
         wide[i] = ix->directory[i >> (depth - ix->depth)];
     free(ix->directory);
     ix->directory = wide;
     ix->depth = depth;
+    return 1;
+}
+
+uint64_t row_index_growth(const row_index *ix, const uint64_t *places,
+                          size_t n)
+{
+    /* Of a row at the lowest load, and at the highest, rounded up; of a page
+     * and its block, with buckets that are not full. */
+    enum { LOW = 10, HIGH = 8, PAGE = 256 };
+    uint64_t bytes = 0, moment = 0;
+
+    for (size_t i = 0, k; i < n; i = k) {
+        const page *p = row_index_page(ix, places[i])->page;
+        const uint32_t shift = 63 - p->depth; /* and one more */
+        for (k = i + 1; k < n && (places[k] >> 1) >> shift ==
+                                     (places[i] >> 1) >> shift; k++)
+            ;
+        const uint64_t rows = p->rows + (k - i);
+        if (rows <= p->grow_at)
+            continue;
+        /* halves have thousands of rows each */
+        const uint64_t most = rows * LOW + PAGE * (1 + rows / 4096);
+        const uint64_t now = p->buckets * sizeof(bucket);
+        const uint64_t old = rows * HIGH + PAGE;
+        bytes += most > now ? most - now : 0;
+        moment = old > moment ? old : moment;
+    }
+    return bytes + moment;
 }
 
 /* Entries of a page on their way: their rows, whose ids are to be rehashed,

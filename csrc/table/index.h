@@ -76,9 +76,14 @@ void row_index_free(row_index *ix);
 /* Takes out all entries and gives the memory back; cannot fail.  No other
  * thread may change an index of these blocks meanwhile. */
 void row_index_clear(row_index *ix);
-/* Makes the directory deep enough for this many rows.  Without memory pages
- * grow where they would split. */
-void row_index_deepen(row_index *ix, uint64_t rows);
+/* Makes the directory deep enough for this many rows.  Without memory (0)
+ * pages grow where they would split. */
+int row_index_deepen(row_index *ix, uint64_t rows);
+/* Bytes that the pages take at most more, with one page that is there twice
+ * for a moment, when rows of these places are added, which have none: [n] in
+ * ascending order, each once. */
+uint64_t row_index_growth(const row_index *ix, const uint64_t *places,
+                          size_t n);
 /* What to reserve (persia_mem_blocks_reserve) for n more entries.  A page that
  * is there may widen at the first of them: it is replaced by 1.28 times its
  * buckets, of one page or of two, for which it may take two attempts; for

@@ -37,6 +37,7 @@ typedef struct push_plan {
                              stripe at a time; as many as threads */
     size_t groups_n, group_bytes;
     atomic_uchar *taken;  /* [groups_n] */
+    _Atomic(size_t) *opens; /* [jobs_n] those of the claims */
     uint64_t *clock;      /* [jobs_n] this push's number in each table */
     optim_plan *optim;    /* [jobs_n] */
 } push_plan;

@@ -257,6 +257,7 @@ typedef struct apply {
     const push_job *job;
     const optim_plan *optim;
     group *g;
+    stripe_room room;
     uint32_t clock;
     int swept;     /* no gradient as it was given holds NaN or Inf */
     int make_last; /* rows may go, or not be made */
@@ -276,8 +277,9 @@ static int64_t row_make(apply *a, size_t d)
         if (slot >= 0)
             return slot;
     }
-    if (stripe_add_locked(a->t, a->s, hash, id, a->clock, a->clock, &made,
-                          &evicted)) { /* all rows are of this very push */
+    /* all rows may be of this very push */
+    if (stripe_add_locked(a->t, a->s, hash, id, a->clock, a->clock, &a->room,
+                          &made, &evicted)) {
         a->counts.refused++;
         return SLOT_NONE;
     }
@@ -549,8 +551,12 @@ static void apply_stripe(push_plan *plan, size_t j, uint32_t i, size_t n,
                  .stride = t->stride };
     pthread_rwlock_unlock(&s->lock);
     group_make(plan, j, i, n, scratch, &g);
-    apply a = { t, s, job, &plan->optim[j], &g,
-                clock_short(plan->clock[j]), job_swept(job), 0, { 0 } };
+    apply a = { .t = t, .s = s, .job = job, .optim = &plan->optim[j],
+                .g = &g,
+                .room = { &plan->slots[plan->first_stripe[j] + i],
+                          &plan->opens[j] },
+                .clock = clock_short(plan->clock[j]),
+                .swept = job_swept(job) };
     pthread_rwlock_wrlock(&s->lock);
     hand_look_locked(t, s);
     /* with all that other stripes and pushes may make meanwhile; the order of
@@ -559,9 +565,7 @@ static void apply_stripe(push_plan *plan, size_t j, uint32_t i, size_t n,
                   (t->config.capacity &&
                    atomic_load(&t->rows) + atomic_load(&t->pending) + g.n >
                        t->config.capacity);
-    const uint32_t used = s->used;
     apply_group(&a);
-    plan->slots[plan->first_stripe[j] + i] -= s->used - used;
     stripe_count_locked(t, s);
     pthread_rwlock_unlock(&s->lock);
     __atomic_fetch_add(&job->created, a.counts.created, __ATOMIC_RELAXED);

@@ -54,8 +54,9 @@ static int plan_carve(push_plan *plan, push_job *jobs, size_t jobs_n,
                               size->chunks * sizeof(push_chunk) +
                               (jobs_n + 1) *
                                   (2 * sizeof(size_t) + sizeof(reserve_claim) +
-                                   sizeof(uint64_t) + sizeof(optim_plan)) +
-                              size->items * sizeof(size_t) + 64 * 9,
+                                   sizeof(*plan->opens) + sizeof(uint64_t) +
+                                   sizeof(optim_plan)) +
+                              size->items * sizeof(size_t) + 64 * 10,
                           &scratch);
     if (rc)
         return jobs_n ? reserve_no_memory(jobs[0].t) : rc;
@@ -68,6 +69,7 @@ static int plan_carve(push_plan *plan, push_job *jobs, size_t jobs_n,
     plan->first_chunk = mem_carve(&p, (jobs_n + 1) * sizeof(size_t));
     plan->first_stripe = mem_carve(&p, (jobs_n + 1) * sizeof(size_t));
     space->claims = mem_carve(&p, jobs_n * sizeof(reserve_claim));
+    plan->opens = mem_carve(&p, jobs_n * sizeof *plan->opens);
     plan->clock = mem_carve(&p, jobs_n * sizeof(uint64_t));
     plan->optim = mem_carve(&p, jobs_n * sizeof(optim_plan));
     plan->slots = mem_carve(&p, size->items * sizeof(size_t));
@@ -113,7 +115,8 @@ int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n)
         plan->ids_n += push_job_ids(&jobs[j]);
         claims[j] = (reserve_claim){.t = jobs[j].t, .job = j,
                                  .most = push_job_ids(&jobs[j]),
-                                 .slots = plan->slots + stripes};
+                                 .slots = plan->slots + stripes,
+                                 .opens = &plan->opens[j]};
         stripes += jobs[j].t->stripes;
         plan_cut(plan, j, &space, &at);
     }

@@ -2,7 +2,6 @@
 #include "table/push.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 size_t push_job_ids(const push_job *job)
 {
@@ -13,17 +12,11 @@ size_t push_job_ids(const push_job *job)
     return n;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-    return x < y ? -1 : x > y;
-}
-
-/* Appends the ids of stripe `i` in a chunk that have no row and would get
- * one. */
+/* Appends the places of the ids of stripe `i` in a chunk that have no row and
+ * would get one. */
 static size_t chunk_missing(const push_plan *plan, const push_chunk *c,
-                            uint32_t i, uint64_t *missing)
+                            uint32_t i, reserve_claim *claim,
+                            uint64_t *missing)
 {
     const push_job *job = &plan->jobs[c->job];
     const uint64_t *ids = job->parts[c->part].ids + c->first;
@@ -40,8 +33,10 @@ static size_t chunk_missing(const push_plan *plan, const push_chunk *c,
             continue;
         const uint64_t hash = id_hash(id);
         t->admit.policy->admit(&t->admit, job->draw, 1, &hash, &admitted);
-        if (admitted)
-            missing[n++] = id;
+        if (!admitted)
+            continue;
+        missing[n++] = c->hash[k];
+        claim->an_id = id;
     }
     pthread_rwlock_unlock(&s->lock);
     return n;
@@ -51,7 +46,6 @@ int push_count_new(reserve_claim *claim, void *ctx)
 {
     const push_plan *plan = ctx;
     const size_t j = claim->job;
-    const uint32_t mask = claim->t->stripes - 1;
     uint64_t *missing = malloc((claim->most + 1) * sizeof *missing);
     size_t n = 0;
 
@@ -60,18 +54,10 @@ int push_count_new(reserve_claim *claim, void *ctx)
                               "out of memory: %zu bytes to count new "
                               "rows",
                               (claim->most + 1) * sizeof *missing);
-    missing[0] = 0;
     for (size_t c = plan->first_chunk[j]; c < plan->first_chunk[j + 1]; c++)
         for (uint32_t i = 0; i < claim->t->stripes; i++)
-            n += chunk_missing(plan, &plan->chunks[c], i, missing + n);
-    qsort(missing, n, sizeof *missing, by_value);
-    claim->an_id = missing[0];
-    memset(claim->slots, 0, claim->t->stripes * sizeof *claim->slots);
-    for (size_t i = 0; i < n; i++)
-        if (i == 0 || missing[i] != missing[i - 1]) {
-            claim->slots[hash_stripe(id_hash(missing[i]), mask)]++;
-            claim->rows++;
-        }
+            n += chunk_missing(plan, &plan->chunks[c], i, claim, missing + n);
+    reserve_count(claim, missing, n);
     free(missing);
     return PERSIA_OK;
 }

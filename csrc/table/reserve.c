@@ -1,6 +1,9 @@
 #include "table/reserve.h"
 
+#include <assert.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 /* Bytes of index: of a row whose page has just grown or been split (64 bytes
  * for 12 entries at load 0.55), of a row before that (at load 0.70), and what
@@ -8,7 +11,7 @@
 enum { INDEX_BYTES = 10, PAGE_BYTES = 8, GROWTH_BYTES = 3 };
 /* Of a stripe: its arena ends in a whole page of memory, and a page of the
  * index has a header and a bucket that is not full. */
-enum { STRIPE_BYTES = 4096 + 512 };
+enum { STRIPE_ARENA = 4096, STRIPE_INDEX = 512 };
 /* A page of the index takes no more than this, and a stripe has two of the
  * same rows while one grows. */
 enum { PAGE_SHIFT = 19 };
@@ -34,21 +37,41 @@ static uint64_t least(uint64_t a, uint64_t b)
 /* Of pages that are there twice for a moment, one a stripe. */
 static uint64_t moment_bytes(const table *t, uint64_t all)
 {
-    return least(PAGE_BYTES * all, (uint64_t)t->stripes << PAGE_SHIFT);
+    const uint64_t most = PAGE_BYTES * all;
+
+    return atomic_load(&t->shallow)
+               ? most
+               : least(most, (uint64_t)t->stripes << PAGE_SHIFT);
 }
 
-/* Bytes that new rows may take, with their index. */
-static uint64_t bytes_of(const table *t, uint64_t rows)
+/* Slots that so many new rows may open: the rows of a table that evicts take
+ * those of old ones at its capacity. */
+static size_t opens_of(const table *t, size_t rows)
 {
     const uint64_t capacity = t->config.capacity, now = atomic_load(&t->rows);
 
-    if (capacity && t->evict.policy) {
-        /* new rows take the place of old ones */
-        rows = least(rows, capacity > now ? capacity - now : 0);
-    }
-    return rows * (t->stride + INDEX_BYTES) +
-           least(rows, t->stripes) * STRIPE_BYTES +
-           (rows ? GROWTH_BYTES * now + moment_bytes(t, now + rows) : 0);
+    if (!capacity || !t->evict.policy)
+        return rows;
+    return (size_t)least(rows, capacity > now ? capacity - now : 0);
+}
+
+static uint64_t slot_bytes(const table *t, uint64_t opens)
+{
+    return opens * t->stride + least(opens, t->stripes) * STRIPE_ARENA;
+}
+
+/* Bytes that new rows may take in pages of the index, apart from what they
+ * make those grow that are there: growth_bytes(). */
+static uint64_t index_bytes(const table *t, uint64_t rows)
+{
+    return rows * INDEX_BYTES + least(rows, t->stripes) * STRIPE_INDEX;
+}
+
+/* Of pages with `all` rows in the end, each of which may widen, whichever row
+ * makes it. */
+static uint64_t growth_bytes(const table *t, uint64_t all)
+{
+    return GROWTH_BYTES * all + moment_bytes(t, all);
 }
 
 /* Rows arrive in pieces: what the last one asks for, beside those that are
@@ -59,13 +82,8 @@ uint64_t persia_table_restore_bytes(const table *t, uint64_t rows)
     const uint64_t all = capacity ? least(rows, capacity) : rows;
 
     return all * (t->stride + INDEX_BYTES + GROWTH_BYTES) +
-           2 * least(all, t->stripes) * STRIPE_BYTES +
+           2 * least(all, t->stripes) * (STRIPE_ARENA + STRIPE_INDEX) +
            moment_bytes(t, all) + admit_bytes(&t->admit);
-}
-
-static int passes_limit(const mem_limit *limit, uint64_t bytes)
-{
-    return atomic_load(&limit->used) + bytes > limit->maximum;
 }
 
 int reservation_make(reservation *r, reserve_claim *claims, size_t n)
@@ -95,6 +113,46 @@ static void lock_all(const reservation *r, int (*lock)(pthread_rwlock_t *lock))
         lock(&r->limit->lock);
 }
 
+/* ---- what claims announce ---- */
+
+/* Of the table, for all its claims in flight; with its growth_lock. */
+static int growth_change(table *t, mem_limit *limit)
+{
+    const uint64_t all = atomic_load(&t->rows) + t->making, was = t->growth;
+
+    t->growth = t->making ? growth_bytes(t, all) : 0;
+    if (t->growth > was)
+        return persia_mem_announce(limit, t->growth - was);
+    persia_mem_withdraw(limit, was - t->growth);
+    return 1;
+}
+
+/* Its own bytes are in *bytes; whether the table's fit. */
+static int growth_join(const reserve_claim *c, mem_limit *limit,
+                       uint64_t *bytes)
+{
+    int fits;
+
+    *bytes += slot_bytes(c->t, atomic_load(c->opens)) +
+              index_bytes(c->t, c->most);
+    pthread_mutex_lock(&c->t->growth_lock);
+    c->t->making += c->most;
+    fits = growth_change(c->t, limit);
+    pthread_mutex_unlock(&c->t->growth_lock);
+    return fits;
+}
+
+/* The rows that it made are counted, so that what is announced for others
+ * covers them. */
+static void growth_leave(const reserve_claim *c, mem_limit *limit)
+{
+    pthread_mutex_lock(&c->t->growth_lock);
+    assert(c->t->making >= c->most);
+    c->t->making -= c->most;
+    (void)growth_change(c->t, limit);
+    pthread_mutex_unlock(&c->t->growth_lock);
+}
+
 /* Tells others how much this one may take; whether that is near a limit,
  * together with what they have told. */
 static int announce(reservation *r)
@@ -107,18 +165,19 @@ static int announce(reservation *r)
         if (has_capacity(c->t))
             near |= passes_capacity(
                 c->t, atomic_fetch_add(&c->t->pending, c->most) + c->most);
+        if (r->alone)
+            continue; /* it counts, then announces */
+        atomic_store(c->opens, opens_of(c->t, c->most));
         if (r->limit)
-            bytes += bytes_of(c->t, c->most);
+            near |= !growth_join(c, r->limit, &bytes);
     }
     r->announced = bytes;
     if (r->limit)
-        near |= passes_limit(r->limit,
-                             atomic_fetch_add(&r->limit->announced, bytes) +
-                                 bytes);
+        near |= !persia_mem_announce(r->limit, bytes);
     return near;
 }
 
-/* Whether the rows counted fit; then no more than these are announced. */
+/* Whether the rows counted fit; then these are announced. */
 static int reservation_check(reservation *r)
 {
     const reserve_claim *largest = r->claims;
@@ -127,7 +186,8 @@ static int reservation_check(reservation *r)
     for (size_t i = 0; i < r->n; i++) {
         const reserve_claim *c = &r->claims[i];
         const table_config *config = &c->t->config;
-        bytes += bytes_of(c->t, c->rows);
+        atomic_store(c->opens, opens_of(c->t, c->rows));
+        bytes += slot_bytes(c->t, atomic_load(c->opens)) + c->growth;
         if (c->rows > largest->rows)
             largest = c;
         if (c->rows && passes_capacity(c->t, c->rows))
@@ -141,7 +201,9 @@ static int reservation_check(reservation *r)
                 (unsigned long long)config->capacity, c->rows,
                 (long long)c->an_id);
     }
-    if (r->limit && bytes && passes_limit(r->limit, bytes))
+    if (!r->limit || !bytes)
+        return PERSIA_OK;
+    if (!persia_mem_announce_again(r->limit, 0, bytes))
         return persia_err_set(
             PERSIA_ELIMIT,
             "table %s: %zu new rows, and those of the other tables "
@@ -150,11 +212,47 @@ static int reservation_check(reservation *r)
             "give the table a capacity with eviction=\"lru\"",
             largest->t->config.name, largest->rows,
             (unsigned long long)r->limit->maximum);
-    if (r->limit && bytes < r->announced) {
-        atomic_fetch_sub(&r->limit->announced, r->announced - bytes);
-        r->announced = bytes;
-    }
+    r->announced = bytes;
     return PERSIA_OK;
+}
+
+/* ---- counting ---- */
+
+static int by_stripe(const void *a, const void *b, void *ctx)
+{
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    const table *t = ctx;
+    const uint32_t i = hash_stripe(x, t->stripes - 1);
+    const uint32_t k = hash_stripe(y, t->stripes - 1);
+
+    return i != k ? (i < k ? -1 : 1) : x < y ? -1 : x > y;
+}
+
+void reserve_count(reserve_claim *c, uint64_t *places, size_t n)
+{
+    table *t = c->t;
+    size_t k = 0;
+
+    memset(c->slots, 0, t->stripes * sizeof *c->slots);
+    c->rows = 0;
+    c->growth = 0;
+    qsort_r(places, n, sizeof *places, by_stripe, t);
+    for (size_t i = 0; i < n; i++) /* a place is of one id */
+        if (i == 0 || places[i] != places[i - 1])
+            places[k++] = places[i];
+    c->rows = k;
+    for (size_t i = 0; i < k; i += c->slots[hash_stripe(places[i],
+                                                        t->stripes - 1)]) {
+        const uint32_t at = hash_stripe(places[i], t->stripes - 1);
+        size_t end = i;
+        while (end < k && hash_stripe(places[end], t->stripes - 1) == at)
+            end++;
+        c->slots[at] = end - i;
+        pthread_rwlock_rdlock(&t->stripe[at].lock);
+        c->growth += row_index_growth(&t->stripe[at].index, places + i,
+                                      end - i);
+        pthread_rwlock_unlock(&t->stripe[at].lock);
+    }
 }
 
 /* ---- memory ---- */
@@ -175,9 +273,7 @@ int reserve_no_memory(const table *t)
 static int claim_reserve(reserve_claim *c)
 {
     table *t = c->t;
-    const uint64_t capacity = t->config.capacity, now = atomic_load(&t->rows);
-    /* rows beyond the capacity take the slots of those that they evict */
-    const uint64_t left = capacity > now ? capacity - now : 0;
+    const size_t opens = atomic_load(c->opens);
     uint64_t all = 0;
     int rc = PERSIA_OK;
 
@@ -186,8 +282,8 @@ static int claim_reserve(reserve_claim *c)
         size_t rows = c->slots[i];
         c->slots[i] = 0;
         all += rows;
-        if (capacity && rows > left)
-            rows = (size_t)left;
+        if (rows > opens)
+            rows = opens;
         if (!rows || rc)
             continue;
         rc = stripe_reserve(t, i, rows);
@@ -232,6 +328,7 @@ static int reservation_take_exactly(reservation *r, reserve_count_fn count,
 {
     int rc = PERSIA_OK;
 
+    r->alone = 1;
     lock_all(r, pthread_rwlock_wrlock);
     (void)announce(r);
     for (size_t i = 0; i < r->n && !rc; i++) {
@@ -261,13 +358,15 @@ void reservation_leave(reservation *r)
     for (size_t i = 0; i < r->n; i++) {
         table *t = r->claims[i].t;
         claim_release(&r->claims[i]);
+        if (r->limit && !r->alone)
+            growth_leave(&r->claims[i], r->limit);
         if (!has_capacity(t))
             continue;
         atomic_fetch_sub(&t->pending, r->claims[i].most);
         pthread_rwlock_unlock(&t->full_lock);
     }
     if (r->limit) {
-        atomic_fetch_sub(&r->limit->announced, r->announced);
+        persia_mem_withdraw(r->limit, r->announced);
         pthread_rwlock_unlock(&r->limit->lock);
     }
 }

@@ -2,15 +2,15 @@
  * taken once for a run. */
 #include "table/push.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* One id of a run, with the stripe's lock held: `at` is its position. */
 typedef int (*row_fn)(table *t, stripe *s, uint64_t hash, uint64_t id,
                       size_t at, void *ctx);
 
-/* `slots`: those reserved in each stripe, for who makes rows under exclusive
- * locks; NULL: shared ones. */
-static int rows_visit(table *t, size_t n, const uint64_t *ids, size_t *slots,
+/* changes: locks are held exclusively, for callers that change rows. */
+static int rows_visit(table *t, size_t n, const uint64_t *ids, int changes,
                       row_fn fn, void *ctx)
 {
     enum { AHEAD = 12 }; /* ids whose bucket is fetched meanwhile */
@@ -26,11 +26,10 @@ static int rows_visit(table *t, size_t n, const uint64_t *ids, size_t *slots,
             stripe *s = &t->stripe[i];
             if (start[i] == start[i + 1])
                 continue;
-            if (slots)
+            if (changes)
                 pthread_rwlock_wrlock(&s->lock), hand_look_locked(t, s);
             else
                 pthread_rwlock_rdlock(&s->lock);
-            const uint32_t used = s->used;
             for (uint32_t k = start[i]; k < start[i + 1] && !rc; k++) {
                 if (k + AHEAD < start[i + 1])
                     __builtin_prefetch(
@@ -38,10 +37,8 @@ static int rows_visit(table *t, size_t n, const uint64_t *ids, size_t *slots,
                 rc = fn(t, s, hash[k], ids[first + order[k]],
                         first + order[k], ctx);
             }
-            if (slots) {
-                slots[i] -= s->used - used;
+            if (changes)
                 stripe_count_locked(t, s);
-            }
             pthread_rwlock_unlock(&s->lock);
             if (rc)
                 return rc;
@@ -85,7 +82,7 @@ int persia_table_get(table *t, size_t n, const uint64_t *ids, float *vectors,
     rows_out out = { vectors, state, found };
     int rc = persia_fork_check("table_get");
 
-    return rc ? rc : rows_visit(t, n, ids, NULL, row_get, &out);
+    return rc ? rc : rows_visit(t, n, ids, 0, row_get, &out);
 }
 
 /* Rows to write: fp32 vectors or raw ones (the table's dtype). */
@@ -95,6 +92,7 @@ typedef struct rows_in {
     const float *state;
     const uint32_t *clocks, *fields;
     uint32_t clock;
+    reserve_claim *claim;
 } rows_in;
 
 static int row_put(table *t, stripe *s, uint64_t hash, uint64_t id, size_t at,
@@ -112,7 +110,10 @@ static int row_put(table *t, stripe *s, uint64_t hash, uint64_t id, size_t at,
         slot = (uint32_t)found;
         stripe_touch_locked(t, s, slot);
     } else {
-        rc = stripe_add_locked(t, s, hash, id, in->clock, 0, &slot, &evicted);
+        const stripe_room room = { &in->claim->slots[s - t->stripe],
+                                   in->claim->opens };
+        rc = stripe_add_locked(t, s, hash, id, in->clock, 0, &room, &slot,
+                               &evicted);
         if (rc == PERSIA_ECAPACITY && t->expected > t->config.capacity &&
             t->evict.policy) { /* its stripe's part is 0 */
             atomic_fetch_add(&t->evicted, 1);
@@ -151,34 +152,49 @@ static int row_put(table *t, stripe *s, uint64_t hash, uint64_t id, size_t at,
     return PERSIA_OK;
 }
 
+/* Places of rows that are not there. */
+typedef struct rows_absent {
+    uint64_t *places;
+    size_t n;
+    uint64_t an_id;
+} rows_absent;
+
 static int row_absent(table *t, stripe *s, uint64_t hash, uint64_t id,
                       size_t at, void *ctx)
 {
-    reserve_claim *c = ctx;
+    rows_absent *a = ctx;
 
     (void)at;
     if (row_index_find(&s->index, stripe_rows(t, s), hash, id) == SLOT_NONE) {
-        c->slots[s - t->stripe]++;
-        c->rows++;
+        a->places[a->n++] = hash;
+        a->an_id = id;
     }
     return PERSIA_OK;
 }
 
-/* A reserve_count_fn: ctx is the ids.  One without a row that occurs twice
- * counts twice. */
+/* A reserve_count_fn: ctx is the ids. */
 static int rows_count(reserve_claim *c, void *ctx)
 {
-    const uint64_t *ids = ctx;
+    rows_absent a = { .places = malloc((c->most + 1) * sizeof *a.places) };
 
-    memset(c->slots, 0, c->t->stripes * sizeof *c->slots);
-    c->an_id = ids[0];
-    return rows_visit(c->t, c->most, ids, NULL, row_absent, c);
+    if (!a.places)
+        return persia_err_set(PERSIA_ENOMEM,
+                              "out of memory: %zu bytes to count new "
+                              "rows",
+                              (c->most + 1) * sizeof *a.places);
+    (void)rows_visit(c->t, c->most, ctx, 0, row_absent, &a);
+    reserve_count(c, a.places, a.n);
+    c->an_id = a.an_id;
+    free(a.places);
+    return PERSIA_OK;
 }
 
 static int rows_put(table *t, size_t n, const uint64_t *ids, rows_in *in)
 {
     size_t slots[IDS_STRIPES_MAX] = { 0 };
-    reserve_claim claim = {.t = t, .most = n, .slots = slots};
+    _Atomic(size_t) opens = 0;
+    reserve_claim claim = { .t = t, .most = n, .slots = slots,
+                            .opens = &opens };
     reservation r;
     int rc;
 
@@ -191,9 +207,10 @@ static int rows_put(table *t, size_t n, const uint64_t *ids, rows_in *in)
         slots[hash_stripe(id_hash(ids[i]), t->stripes - 1)]++;
     pthread_rwlock_rdlock(&t->gate);
     in->clock = clock_short(atomic_load(&t->pushes));
+    in->claim = &claim;
     rc = reservation_take(&r, rows_count, (void *)(uintptr_t)ids);
     if (!rc) {
-        rc = rows_visit(t, n, ids, slots, row_put, in);
+        rc = rows_visit(t, n, ids, 1, row_put, in);
         reservation_leave(&r);
     }
     pthread_rwlock_unlock(&t->gate);
@@ -217,14 +234,13 @@ static int row_erase(table *t, stripe *s, uint64_t hash, uint64_t id,
 int persia_table_erase(table *t, size_t n, const uint64_t *ids,
                        uint64_t *erased)
 {
-    size_t slots[IDS_STRIPES_MAX] = { 0 }; /* it makes no row */
     int rc = persia_fork_check("table_erase");
 
     *erased = 0;
     if (rc)
         return rc;
     pthread_rwlock_rdlock(&t->gate);
-    rc = rows_visit(t, n, ids, slots, row_erase, erased);
+    rc = rows_visit(t, n, ids, 1, row_erase, erased);
     atomic_fetch_sub(&t->rows, *erased);
     pthread_rwlock_unlock(&t->gate);
     return rc;

@@ -1,5 +1,6 @@
 #include "table/stripe.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,7 +51,7 @@ static int cut_more(const table *t, stripe_cut *c)
 
     if (rows > c->mark)
         rows = c->mark;
-    rc = persia_mem_charge_beside(
+    rc = persia_mem_charge(
         t->config.limit, (uint64_t)(rows - c->aside_charged) * t->stride);
     if (rc)
         return rc;
@@ -127,7 +128,8 @@ static int slots_more(table *t, uint32_t i, uint64_t rows)
         rc = persia_mem_arena_reserve(&s->arena,
                                       ((size_t)fit + rows) * t->stride);
     const int64_t now = slots_fit(t, s);
-    row_index_deepen(&s->index, (uint64_t)now);
+    if (!row_index_deepen(&s->index, (uint64_t)now))
+        atomic_store(&t->shallow, 1);
     atomic_fetch_add(&t->left[i], now - fit);
     pthread_rwlock_unlock(&s->lock);
     return rc;
@@ -151,11 +153,13 @@ int stripe_reserve(table *t, uint32_t i, size_t rows)
 }
 
 /* A free slot, or one of those reserved. */
-static uint32_t slot_take(const table *t, stripe *s)
+static uint32_t slot_take(const table *t, stripe *s, const stripe_room *room)
 {
     const uint32_t slot = s->free_head;
 
     if (slot == ROW_NONE) {
+        assert(*room->slots > 0);
+        --*room->slots;
         persia_mem_arena_grow(&s->arena, ((size_t)s->used + 1) * t->stride);
         return s->used++;
     }
@@ -175,28 +179,57 @@ static int has_its_part(const table *t, const stripe *s)
                                  (double)t->expected);
 }
 
-/* Counts one row more, at capacity in the place of an evicted one. */
-static int row_count(table *t, stripe *s, uint32_t clock, uint32_t spare,
-                     uint32_t *evicted)
+/* Whether a slot is free, or one more may be opened: then it is counted. */
+static int room_take(const stripe *s, const stripe_room *room)
+{
+    size_t opens = atomic_load_explicit(room->opens, memory_order_relaxed);
+
+    if (s->free_head != ROW_NONE)
+        return 1;
+    while (opens && *room->slots)
+        if (atomic_compare_exchange_weak_explicit(room->opens, &opens,
+                                                  opens - 1,
+                                                  memory_order_relaxed,
+                                                  memory_order_relaxed))
+            return 1;
+    return 0;
+}
+
+/* Counts one row more below the capacity; 0 where there is no place. */
+static int row_count_below(table *t, stripe *s, const stripe_room *room)
 {
     const uint64_t capacity = t->config.capacity;
-    uint64_t rows;
+    uint64_t rows = atomic_load_explicit(&t->rows, memory_order_relaxed);
+
+    if (rows >= capacity || has_its_part(t, s) ||
+        (t->evict.policy && !room_take(s, room)))
+        return 0;
+    while (rows < capacity)
+        if (atomic_compare_exchange_weak_explicit(&t->rows, &rows, rows + 1,
+                                                  memory_order_relaxed,
+                                                  memory_order_relaxed))
+            return 1;
+    if (t->evict.policy && s->free_head == ROW_NONE)
+        atomic_fetch_add_explicit(room->opens, 1, memory_order_relaxed);
+    return 0;
+}
+
+/* Counts one row more, where there is no place in that of an evicted one. */
+static int row_count(table *t, stripe *s, uint32_t clock, uint32_t spare,
+                     const stripe_room *room, uint32_t *evicted)
+{
     int rc;
 
     if (t->evict.expires) {
         *evicted = hand_expire_locked(t, s, clock, spare);
         atomic_fetch_sub_explicit(&t->rows, *evicted, memory_order_relaxed);
     }
-    if (!capacity) {
+    if (!t->config.capacity) {
         s->uncounted++;
         return PERSIA_OK;
     }
-    rows = atomic_load_explicit(&t->rows, memory_order_relaxed);
-    while (rows < capacity && !has_its_part(t, s))
-        if (atomic_compare_exchange_weak_explicit(&t->rows, &rows, rows + 1,
-                                                  memory_order_relaxed,
-                                                  memory_order_relaxed))
-            return PERSIA_OK;
+    if (row_count_below(t, s, room))
+        return PERSIA_OK;
     if (!t->evict.policy)
         return PERSIA_ECAPACITY;
     rc = hand_evict_locked(t, s, clock, spare);
@@ -213,18 +246,18 @@ void stripe_count_locked(table *t, stripe *s)
 }
 
 int stripe_add_locked(table *t, stripe *s, uint64_t hash, uint64_t id,
-                      uint32_t clock, uint32_t spare, uint32_t *slot,
-                      uint32_t *evicted)
+                      uint32_t clock, uint32_t spare, const stripe_room *room,
+                      uint32_t *slot, uint32_t *evicted)
 {
     float vector[4096];
     char *row;
     int rc;
 
     *evicted = 0;
-    rc = row_count(t, s, clock, spare, evicted);
+    rc = row_count(t, s, clock, spare, room, evicted);
     if (rc)
         return rc;
-    *slot = slot_take(t, s); /* the one just evicted, if one was */
+    *slot = slot_take(t, s, room); /* the one just evicted, if one was */
     row = stripe_row(t, s, *slot);
     memcpy(row, &id, sizeof id);
     row_set_clock(row, clock);

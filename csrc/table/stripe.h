@@ -32,6 +32,12 @@ typedef struct stripe_cut {
     int failed;       /* why rows could not be put aside; then mark is 0 */
 } stripe_cut;
 
+/* What a call that makes rows may take: see reserve_claim. */
+typedef struct stripe_room {
+    size_t *slots;          /* of the stripe */
+    _Atomic(size_t) *opens; /* of all */
+} stripe_room;
+
 typedef struct stripe {
     _Alignas(64) pthread_rwlock_t lock; /* guards fields from index on */
     uint64_t expected; /* of the table's: see persia_table_expect() */
@@ -70,6 +76,11 @@ struct table {
     _Atomic uint64_t pulled, missed;
     _Atomic uint64_t created, evicted, refused, nonfinite;
     _Atomic uint64_t candidates; /* slots that hands looked at */
+    /* Of a table with a memory limit, see reserve.h: */
+    pthread_mutex_t growth_lock; /* guards: */
+    uint64_t making;  /* rows that claims in flight may make */
+    uint64_t growth;  /* bytes announced for pages that widen */
+    _Atomic(int) shallow; /* a directory had no memory: pages are large */
     uint64_t expected;     /* rows; written while no other thread knows it */
     table_cut *cut;        /* guarded by gate, held exclusively */
     mem_blocks blocks;     /* the stripes' index pages */
@@ -162,12 +173,13 @@ int stripe_init(table *t, stripe *s);
 void stripe_free(stripe *s);
 
 /* Adds a row for an id that has none: initial vector and state, the clock
- * given, its field 0.  It may evict rows (*evicted: how many), at capacity one
- * at least, never one touched at `spare` (0: any); PERSIA_ECAPACITY when it
- * finds none, its only error: memory was reserved (reserve.h). */
+ * given, its field 0.  It may evict rows (*evicted: how many), at capacity, or
+ * where there is no room for another slot, one at least, never one touched at
+ * `spare` (0: any); PERSIA_ECAPACITY when it finds none, its only error:
+ * memory was reserved (reserve.h). */
 int stripe_add_locked(table *t, stripe *s, uint64_t hash, uint64_t id,
-                      uint32_t clock, uint32_t spare, uint32_t *slot,
-                      uint32_t *evicted);
+                      uint32_t clock, uint32_t spare, const stripe_room *room,
+                      uint32_t *slot, uint32_t *evicted);
 /* Takes a row out; leaves t->rows to the caller. */
 void stripe_release_locked(const table *t, stripe *s, uint32_t slot);
 /* Counts the rows added: must be called before the lock is given back.  A

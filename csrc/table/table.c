@@ -10,7 +10,7 @@ enum {
     /* A table of a small capacity has one stripe: then "the row touched
      * longest ago" is that of the whole table. */
     ONE_STRIPE_CAPACITY = 65536,
-    STRIPE_BYTES = 192 /* of an empty index, as it charges them */
+    STRIPE_BYTES = 256 /* of an empty index, as it charges them at most */
 };
 
 void persia_table_config_init(table_config *c)
@@ -159,15 +159,21 @@ static int stripes_make(table *t)
 {
     mem_limit *limit = t->config.limit;
     const uint64_t bytes = (uint64_t)t->stripes * STRIPE_BYTES;
-    int rc;
+    int rc = PERSIA_OK;
 
     limit_lock(limit);
-    rc = persia_mem_charge(limit, bytes);
-    if (!rc)
-        persia_mem_release(limit, bytes);
+    if (limit && !persia_mem_announce_again(limit, 0, bytes))
+        rc = persia_err_set(PERSIA_ELIMIT,
+                            "table %s: an empty table takes %llu bytes, which "
+                            "would pass the memory limit of %llu",
+                            t->config.name, (unsigned long long)bytes,
+                            (unsigned long long)limit->maximum);
+    const int announced = limit && !rc;
     rc = rc ? rc : filter_make(t);
     for (uint32_t i = 0; i < t->stripes && !rc; i++)
         rc = stripe_init(t, &t->stripe[i]);
+    if (announced)
+        persia_mem_withdraw(limit, bytes);
     limit_unlock(limit);
     return rc;
 }
@@ -218,6 +224,7 @@ int persia_table_create(const table_config *config, table **out)
     t->admit.key = ((uint64_t)t->init_key[1] << 32) | t->init_key[0];
     persia_fair_lock_init(&t->gate);
     persia_fair_lock_init(&t->full_lock);
+    pthread_mutex_init(&t->growth_lock, NULL);
     persia_mem_blocks_init(&t->blocks, config->limit);
     rc = stripes_make(t);
     if (rc) {
@@ -238,6 +245,7 @@ void persia_table_destroy(table *t)
         stripe_free(&t->stripe[i]);
     pthread_rwlock_destroy(&t->gate);
     pthread_rwlock_destroy(&t->full_lock);
+    pthread_mutex_destroy(&t->growth_lock);
     filter_free(t);
     persia_mem_blocks_free(&t->blocks);
     free(t);
@@ -293,12 +301,17 @@ void persia_table_set_clock(table *t, uint64_t pushes)
 
 int persia_table_clear(table *t)
 {
+    const uint64_t again = (uint64_t)t->stripes * STRIPE_BYTES;
     int rc = persia_fork_check("table_clear");
 
     if (rc)
         return rc;
     pthread_rwlock_wrlock(&t->gate); /* no thread holds what it gives up */
     limit_lock(t->config.limit);
+    /* What it takes for empty indexes is less than each of them has given
+     * back; nothing else gets it in between. */
+    if (t->config.limit)
+        (void)persia_mem_announce(t->config.limit, again);
     for (uint32_t i = 0; i < t->stripes; i++) {
         pthread_rwlock_wrlock(&t->stripe[i].lock);
         stripe_clear_locked(t, &t->stripe[i]);
@@ -306,6 +319,8 @@ int persia_table_clear(table *t)
     }
     if (t->admit.filter)
         memset(t->admit.filter, 0, admit_bytes(&t->admit));
+    if (t->config.limit)
+        persia_mem_withdraw(t->config.limit, again);
     limit_unlock(t->config.limit);
     pthread_rwlock_unlock(&t->gate);
     return PERSIA_OK;

@@ -111,18 +111,21 @@ int __wrap_push_change(void *plan, size_t item)
 }
 
 int __real_stripe_add_locked(table *t, stripe *s, uint64_t hash, uint64_t id,
-                             uint32_t clock, uint32_t spare, uint32_t *slot,
+                             uint32_t clock, uint32_t spare,
+                             const stripe_room *room, uint32_t *slot,
                              uint32_t *evicted);
 int __wrap_stripe_add_locked(table *t, stripe *s, uint64_t hash, uint64_t id,
-                             uint32_t clock, uint32_t spare, uint32_t *slot,
+                             uint32_t clock, uint32_t spare,
+                             const stripe_room *room, uint32_t *slot,
                              uint32_t *evicted);
 int __wrap_stripe_add_locked(table *t, stripe *s, uint64_t hash, uint64_t id,
-                             uint32_t clock, uint32_t spare, uint32_t *slot,
+                             uint32_t clock, uint32_t spare,
+                             const stripe_room *room, uint32_t *slot,
                              uint32_t *evicted)
 {
     changing++;
     const int rc = __real_stripe_add_locked(t, s, hash, id, clock, spare,
-                                            slot, evicted);
+                                            room, slot, evicted);
     changing--;
     atomic_fetch_add(&changes, 1);
     return rc;
