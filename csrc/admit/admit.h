@@ -53,6 +53,16 @@ static inline size_t admit_words(const admitter *a)
 {
     return (size_t)a->lines * ADMIT_LINE;
 }
+/* Where the line of a hash is: its slot, from the first on, and its number
+ * there. */
+static inline uint32_t admit_slot(const admitter *a, uint64_t hash)
+{
+    return (hash_slot(hash) - a->first) % a->slots;
+}
+static inline uint32_t admit_line(const admitter *a, uint64_t hash)
+{
+    return (uint32_t)(hash >> 16) & (a->lines - 1);
+}
 static inline size_t admit_bytes(const admitter *a)
 {
     return a->slots * admit_words(a) * sizeof(uint32_t);

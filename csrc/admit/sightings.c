@@ -33,10 +33,8 @@ static int sightings_make(const table_spec *spec, admitter *a)
 
 static uint32_t *line_of(const admitter *a, uint64_t hash)
 {
-    const uint32_t slot = (hash_slot(hash) - a->first) % a->slots;
-    const uint32_t line = (uint32_t)(hash >> 16) & (a->lines - 1);
-
-    return a->filter + slot * admit_words(a) + line * (size_t)ADMIT_LINE;
+    return a->filter + admit_slot(a, hash) * admit_words(a) +
+           admit_line(a, hash) * (size_t)ADMIT_LINE;
 }
 
 static uint32_t print_of(uint64_t hash)

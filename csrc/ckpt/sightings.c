@@ -12,43 +12,76 @@
 
 /* ---- writing ------------------------------------------------------------ */
 
-static int write_all(int fd, const uint32_t *words, uint32_t first,
-                     st_header *h, const char *head, size_t head_n,
-                     ckpt_file *file)
+/* Slots that are copied, and written, at a time. */
+static uint32_t piece_of(size_t words)
 {
-    uint32_t slots[IDS_SLOTS];
-    const size_t n = (size_t)h->tensors[0].shape[0] * sizeof *slots;
-    const uint64_t rest = h->tensors[1].end - h->tensors[1].begin;
+    enum { WORDS = 1 << 18 };
+
+    return words < WORDS ? (uint32_t)(WORDS / words) : 1;
+}
+
+/* The words of all slots, piece by piece. */
+static int write_words(int fd, table_cut *cut, uint32_t slots, size_t words,
+                       uint64_t at, ckpt_file *file)
+{
+    const uint32_t most = piece_of(words);
+    uint32_t *piece = malloc(most * words * sizeof *piece);
+    int rc = PERSIA_OK;
+
+    if (!piece)
+        return persia_err_set(PERSIA_ENOMEM, "%s: %zu bytes of sightings",
+                              file->name, most * words * sizeof *piece);
+    for (uint32_t from = 0; from < slots && !rc; from += most) {
+        const uint32_t n = slots - from < most ? slots - from : most;
+        const size_t bytes = n * words * sizeof *piece;
+        rc = persia_interrupt_poll();
+        if (!rc)
+            rc = persia_table_cut_sightings(cut, from, n, piece);
+        if (!rc)
+            rc = file_write(fd, file->name, piece, bytes, at);
+        if (!rc)
+            file->crc = persia_crc32c(file->crc, piece, bytes);
+        at += bytes;
+    }
+    free(piece);
+    return rc;
+}
+
+static int write_all(int fd, table_cut *cut, uint32_t first, st_header *h,
+                     const char *head, size_t head_n, ckpt_file *file)
+{
+    uint32_t numbers[IDS_SLOTS];
+    const uint32_t slots = (uint32_t)h->tensors[0].shape[0];
+    const size_t n = slots * sizeof *numbers;
     int rc;
 
-    for (uint32_t i = 0; i < h->tensors[0].shape[0]; i++)
-        slots[i] = first + i;
+    for (uint32_t i = 0; i < slots; i++)
+        numbers[i] = first + i;
     if ((rc = file_write(fd, file->name, head, head_n, 0)) ||
-        (rc = file_write(fd, file->name, slots, n, h->data)) ||
-        (rc = file_write(fd, file->name, words, rest, h->data + n)))
+        (rc = file_write(fd, file->name, numbers, n, h->data)))
         return rc;
     file->bytes = h->bytes;
     file->crc = persia_crc32c(0, head, head_n);
-    file->crc = persia_crc32c(file->crc, slots, n);
-    file->crc = persia_crc32c(file->crc, words, rest);
-    if (fsync(fd))
-        return persia_err_set(PERSIA_EIO, "%s: fsync failed: %s", file->name,
-                              strerror(errno));
-    return PERSIA_OK;
+    file->crc = persia_crc32c(file->crc, numbers, n);
+    rc = write_words(fd, cut, slots, (size_t)h->tensors[1].shape[1],
+                     h->data + n, file);
+    if (!rc && fsync(fd))
+        rc = persia_err_set(PERSIA_EIO, "%s: fsync failed: %s", file->name,
+                            strerror(errno));
+    return rc;
 }
 
-int sightings_write(const table_cut *cut, const table_config *config,
-                    int folder, const char *stem, ckpt_files *out)
+int sightings_write(table_cut *cut, const table_config *config, int folder,
+                    const char *stem, ckpt_files *out)
 {
-    uint32_t first, slots;
-    const uint32_t *words = persia_table_cut_sightings(cut, &first, &slots);
+    const size_t words = persia_table_sightings(config);
+    const uint32_t slots = config->slots ? config->slots : IDS_SLOTS;
     st_header h = { .n = 2,
                     .tensors = { { .name = "slots", .dtype = ST_U32,
                                    .rank = 1, .shape = { slots } },
                                  { .name = "sightings", .dtype = ST_U32,
                                    .rank = 2,
-                                   .shape = { slots, persia_table_sightings(
-                                                         config) } } } };
+                                   .shape = { slots, words } } } };
     ckpt_file file = { 0 };
     char head[4096];
     size_t n;
@@ -67,7 +100,7 @@ int sightings_write(const table_cut *cut, const table_config *config,
     if (fd < 0)
         return persia_err_set(PERSIA_EIO, "%s: cannot be made: %s", file.name,
                               strerror(errno));
-    rc = write_all(fd, words, first, &h, head, n, &file);
+    rc = write_all(fd, cut, config->first_slot, &h, head, n, &file);
     if (close(fd) && !rc)
         rc = persia_err_set(PERSIA_EIO, "%s: closing failed: %s", file.name,
                             strerror(errno));

@@ -10,8 +10,8 @@
 #include "ckpt/ckpt.h"
 
 /* Writes those of a cut, and appends the file; none if there are none. */
-int sightings_write(const table_cut *cut, const table_config *config,
-                    int folder, const char *stem, ckpt_files *out);
+int sightings_write(table_cut *cut, const table_config *config, int folder,
+                    const char *stem, ckpt_files *out);
 /* Row files have rows. */
 static inline int is_sightings(const ckpt_file *file)
 {

@@ -63,7 +63,7 @@ enum job_state {
 typedef struct job_moment {
     uint64_t restore, updates, step, t;
     wire_ledger *ledgers; /* the job's, by free() */
-    size_t ledgers_n;
+    size_t ledgers_room, ledgers_n;
 } job_moment;
 
 typedef struct job job;

@@ -44,7 +44,7 @@ static int take_cut(void *ctx)
     free(tables);
     if (!rc)
         rc = ledger_copy(s->ledger, &n->moment.ledgers,
-                         &n->moment.ledgers_n);
+                         &n->moment.ledgers_room, &n->moment.ledgers_n);
     n->moment.restore = atomic_load(&s->restored);
     n->moment.updates = persia_ps_updates(s->p);
     n->moment.t = persia_ps_t(s->p);
@@ -61,7 +61,10 @@ int snapshot_cut(job *n)
     if (!n->pushes || !n->configs || !n->cuts)
         return persia_err_set(PERSIA_ENOMEM, "no memory for a snapshot");
     n->tables_n = tables;
-    int rc = persia_ps_between(n->s->p, take_cut, n);
+    int rc = ledger_room(n->s->ledger, &n->moment.ledgers,
+                         &n->moment.ledgers_room);
+    if (!rc)
+        rc = persia_ps_between(n->s->p, take_cut, n);
     for (uint32_t i = 0; i < tables && !rc; i++) {
         n->pushes[i] = persia_table_cut_clock(n->cuts[i]);
         n->configs[i] = *persia_table_get_config(persia_ps_table(n->s->p, i));

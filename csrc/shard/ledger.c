@@ -474,16 +474,35 @@ ledger_waiter *ledger_end(ledger *l, const ledger_key *key)
 
 /* ---- all streams -------------------------------------------------------- */
 
-int ledger_copy(ledger *l, wire_ledger **out, size_t *n)
+static int room_make(uint32_t streams, wire_ledger **out, size_t *room)
 {
-    int rc = PERSIA_OK;
+    const size_t more = streams + (size_t)64;
+    if (*room >= streams && *out)
+        return PERSIA_OK;
+    free(*out);
+    *out = malloc(more * sizeof **out);
+    *room = *out ? more : 0;
+    if (!*out)
+        return persia_err_set(PERSIA_ENOMEM,
+                              "no memory for the ledgers of %u streams",
+                              streams);
+    memset(*out, 0, more * sizeof **out);
+    return PERSIA_OK;
+}
+
+int ledger_room(ledger *l, wire_ledger **out, size_t *room)
+{
+    pthread_mutex_lock(&l->lock);
+    const uint32_t streams = l->streams;
+    pthread_mutex_unlock(&l->lock);
+    return room_make(streams, out, room);
+}
+
+int ledger_copy(ledger *l, wire_ledger **out, size_t *room, size_t *n)
+{
     *n = 0;
     pthread_mutex_lock(&l->lock);
-    *out = calloc(l->streams + (size_t)1, sizeof **out);
-    if (!*out)
-        rc = persia_err_set(PERSIA_ENOMEM,
-                            "no memory for the ledgers of %u streams",
-                            l->streams);
+    int rc = room_make(l->streams, out, room);
     for (uint32_t i = 0; i < l->buckets && !rc; i++)
         for (const stream *s = l->bucket[i]; s; s = s->next)
             if (window_top(&s->set.w))

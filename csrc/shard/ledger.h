@@ -124,9 +124,13 @@ int ledger_refusal(ledger *l, const ledger_key *key, char *text, size_t room);
 /* The copies that waited, in order. */
 ledger_waiter *ledger_end(ledger *l, const ledger_key *key);
 
-/* All streams in which something was applied, for a snapshot; the caller
- * frees *out. */
-int ledger_copy(ledger *l, wire_ledger **out, size_t *n);
+/* Memory for the streams that there are, and some more, its pages touched: so
+ * a copy with the gate held takes no longer than it must.  *out is NULL or from
+ * an earlier call; the caller frees it. */
+int ledger_room(ledger *l, wire_ledger **out, size_t *room);
+/* All streams in which something was applied, for a snapshot; takes more room
+ * where it must. */
+int ledger_copy(ledger *l, wire_ledger **out, size_t *room, size_t *n);
 /* The reverse, into a new ledger. */
 int ledger_fill(ledger *l, const wire_ledger *from, size_t n);
 /* Exchanges the streams of two ledgers, of which only the caller knows the

@@ -7,7 +7,7 @@
  * as it was.  A stripe is through when its slots and its rows put aside are
  * handed out; only then does the next one begin.
  */
-#include "table/stripe.h"
+#include "table/filter.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -16,13 +16,7 @@ struct table_cut {
     table *t;
     uint64_t rows;
     uint64_t clock;
-    /* Of admission, as it was; NULL: none.  The writer of the cut reads it
-     * without the lock, also while another thread stops the cut: it lasts
-     * until persia_table_cut_end(). */
-    uint32_t *filter;
-    size_t filter_bytes;
-    uint32_t first, slots; /* of the filter */
-    mem_limit *limit;      /* that the filter is charged to */
+    filter_cut filter;    /* of admission; until the cut is stopped */
     pthread_mutex_t lock; /* guards: */
     uint32_t at;          /* stripe */
     int stopped;          /* the table has nothing of it */
@@ -44,29 +38,6 @@ static int stripe_cut_begin(const table *t, stripe *s)
     return PERSIA_OK;
 }
 
-static int cut_filter(table_cut *cut)
-{
-    const admitter *a = &cut->t->admit;
-    void *filter;
-    int rc;
-
-    if (!a->filter)
-        return PERSIA_OK;
-    rc = persia_mem_charge(cut->t->config.limit, admit_bytes(a));
-    if (rc)
-        return rc;
-    rc = persia_mem_pages_take(admit_bytes(a), &filter);
-    if (rc) {
-        persia_mem_release(cut->t->config.limit, admit_bytes(a));
-        return rc;
-    }
-    memcpy(filter, a->filter, admit_bytes(a));
-    cut->filter = filter;
-    cut->filter_bytes = admit_bytes(a);
-    cut->limit = cut->t->config.limit;
-    return PERSIA_OK;
-}
-
 static int cut_make(table *t, table_cut **out)
 {
     table_cut *cut;
@@ -84,8 +55,6 @@ static int cut_make(table *t, table_cut **out)
                               t->config.name);
     pthread_mutex_init(&cut->lock, NULL);
     cut->t = t;
-    cut->first = t->admit.first;
-    cut->slots = t->admit.slots;
     cut->clock = atomic_load(&t->pushes);
     for (uint32_t i = 0; i < t->stripes && !rc; i++) {
         stripe *s = &t->stripe[i];
@@ -94,7 +63,7 @@ static int cut_make(table *t, table_cut **out)
         cut->rows += s->rows;
         pthread_rwlock_unlock(&s->lock);
     }
-    rc = rc ? rc : cut_filter(cut);
+    rc = rc ? rc : filter_cut_begin(t, &cut->filter);
     t->cut = cut; /* so that persia_table_cut_end() undoes a part of it */
     *out = cut;
     return rc;
@@ -146,12 +115,15 @@ int persia_table_cut_begin(table *const *tables, size_t n, table_cut **out)
     return rc;
 }
 
-const uint32_t *persia_table_cut_sightings(const table_cut *cut,
-                                           uint32_t *first, uint32_t *slots)
+void cut_touch_lines_locked(const table *t, size_t n, const uint64_t *hash)
 {
-    *first = cut->first;
-    *slots = cut->slots;
-    return cut->filter;
+    for (size_t i = 0; t->cut && i < n; i++)
+        filter_touch_locked(t, &t->cut->filter, hash[i]);
+}
+
+void cut_clear_lines_locked(const table *t, uint32_t stripe)
+{
+    filter_clear_locked(t, t->cut ? &t->cut->filter : NULL, stripe);
 }
 
 uint64_t persia_table_cut_rows(const table_cut *cut)
@@ -249,6 +221,20 @@ int persia_table_cut_next(table_cut *cut, size_t room, uint64_t *ids,
     return rc;
 }
 
+int persia_table_cut_sightings(table_cut *cut, uint32_t from, uint32_t n,
+                               uint32_t *words)
+{
+    int rc = PERSIA_OK;
+
+    pthread_mutex_lock(&cut->lock);
+    if (cut->stopped)
+        rc = persia_err_set(PERSIA_EINTR, "the snapshot was stopped");
+    else
+        filter_cut_read(cut->t, &cut->filter, from, n, words);
+    pthread_mutex_unlock(&cut->lock);
+    return rc;
+}
+
 static void stop_locked(table_cut *cut)
 {
     table *t = cut->t;
@@ -259,6 +245,7 @@ static void stop_locked(table_cut *cut)
         stripe_cut_end(t, &t->stripe[i]);
         pthread_rwlock_unlock(&t->stripe[i].lock);
     }
+    filter_cut_end(t, &cut->filter);
     t->cut = NULL;
     pthread_rwlock_unlock(&t->gate);
     cut->stopped = 1;
@@ -275,10 +262,6 @@ void persia_table_cut_stop(table_cut *cut)
 void persia_table_cut_end(table_cut *cut)
 {
     persia_table_cut_stop(cut);
-    if (cut->filter) {
-        persia_mem_pages_give(cut->filter, cut->filter_bytes);
-        persia_mem_release(cut->limit, cut->filter_bytes);
-    }
     pthread_mutex_destroy(&cut->lock);
     free(cut);
 }

@@ -435,6 +435,7 @@ static void absent_refuse(const apply *a, const uint32_t *entries, size_t n)
         here = n - k < BLOCK ? n - k : BLOCK;
         for (size_t i = 0; i < here; i++)
             hash[i] = id_hash(a->g->id[entries[k + i]]);
+        cut_touch_lines_locked(a->t, here, hash);
         a->t->admit.policy->refuse(&a->t->admit, here, hash);
     }
 }

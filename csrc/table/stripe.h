@@ -196,6 +196,11 @@ static inline void stripe_touch_locked(const table *t, stripe *s,
         stripe_touch_slow(t, s, slot);
 }
 void stripe_cut_end(const table *t, stripe *s);
+/* The same for lines of the filter of admission (cut.c): those of these hashes
+ * change. */
+void cut_touch_lines_locked(const table *t, size_t n, const uint64_t *hash);
+/* All of a stripe become 0. */
+void cut_clear_lines_locked(const table *t, uint32_t stripe);
 /* Reserves room for `rows` slots more: their address space, and, as far as
  * there is memory, what the stripe needs to be fast with so many. */
 int stripe_reserve(table *t, uint32_t stripe, size_t rows);

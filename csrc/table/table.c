@@ -315,9 +315,11 @@ int persia_table_clear(table *t)
     for (uint32_t i = 0; i < t->stripes; i++) {
         pthread_rwlock_wrlock(&t->stripe[i].lock);
         stripe_clear_locked(t, &t->stripe[i]);
+        if (t->cut) /* it reads the filter, too */
+            cut_clear_lines_locked(t, i);
         pthread_rwlock_unlock(&t->stripe[i].lock);
     }
-    if (t->admit.filter)
+    if (t->admit.filter && !t->cut)
         memset(t->admit.filter, 0, admit_bytes(&t->admit));
     if (t->config.limit)
         persia_mem_withdraw(t->config.limit, again);

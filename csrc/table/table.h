@@ -174,10 +174,11 @@ PERSIA_API int persia_table_restore(table *t, size_t n, const uint64_t *ids,
                                     const uint32_t *clocks,
                                     const uint32_t *fields);
 /* What admission has seen, at the moment of the cut: persia_table_sightings()
- * words for each of `slots` slots from `first` on; NULL if it keeps none. */
-PERSIA_API const uint32_t *persia_table_cut_sightings(const table_cut *cut,
-                                                      uint32_t *first,
-                                                      uint32_t *slots);
+ * words for each of n slots from `from` on, counted from config->first_slot;
+ * of a table that keeps some.  Slots are read in their order, each once.
+ * PERSIA_EINTR: the cut was stopped. */
+PERSIA_API int persia_table_cut_sightings(table_cut *cut, uint32_t from,
+                                          uint32_t n, uint32_t *words);
 /* The reverse, of a table that only the caller knows; slots that are not the
  * table's are left out. */
 PERSIA_API void persia_table_restore_sightings(table *t, uint32_t first,

@@ -203,9 +203,9 @@ static void random_numbers_against_a_set(void **state)
                 low[s]++;
         }
         /* what a snapshot takes, and a restore gives back */
-        wire_ledger *all;
-        size_t n;
-        assert_int_equal(ledger_copy(l, &all, &n), PERSIA_OK);
+        wire_ledger *all = NULL;
+        size_t room = 0, n;
+        assert_int_equal(ledger_copy(l, &all, &room, &n), PERSIA_OK);
         ledger *second = make(STREAMS);
         assert_int_equal(ledger_fill(second, all, n), PERSIA_OK);
         for (uint64_t s = 0; s < STREAMS; s++) {
@@ -439,9 +439,12 @@ static void many_streams(void **state)
         for (uint64_t i = 1; i <= s % 5; i++)
             (void)apply(l, &(ledger_key){s * 0x1000000000, i, 0, ME});
     }
-    wire_ledger *all;
-    size_t n;
-    assert_int_equal(ledger_copy(l, &all, &n), PERSIA_OK);
+    wire_ledger *all = NULL;
+    size_t room = 0, n;
+    assert_int_equal(ledger_room(l, &all, &room), PERSIA_OK);
+    const wire_ledger *const taken = all;
+    assert_int_equal(ledger_copy(l, &all, &room, &n), PERSIA_OK);
+    assert_ptr_equal(all, taken); /* nothing is allocated for it */
     assert_int_equal(n, N - N / 5); /* those that applied something */
     for (uint64_t s = 1; s <= N; s++)
         assert_int_equal(entry(l, s * 0x1000000000).watermark, s % 5);

@@ -1,4 +1,5 @@
 /* Admission after several sightings, against counts kept by hand. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -132,32 +133,42 @@ static void test_sightings_of_a_cut(void **state)
 {
     enum { N = 5000, PARTS = 3 };
     static uint64_t ids[N];
+    static uint32_t words[1 << 18];
     sched *s = pool_of(1);
     table_config c = config_after(3, 1 << 18);
     table *t = table_of(&c), *part[PARTS];
     table_cut *cut;
-    uint32_t first, slots, created = 0;
+    uint32_t created = 0;
     (void)state;
     ids_fill(ids, 0, N);
     push_ids(s, t, N, ids);
     push_ids(s, t, N / 2, ids);
     assert_int_equal(persia_table_cut_begin(&t, 1, &cut), PERSIA_OK);
     push_ids(s, t, N, ids); /* after the moment */
-    const uint32_t *words = persia_table_cut_sightings(cut, &first, &slots);
-    assert_int_equal(slots, IDS_SLOTS);
     assert_int_equal(persia_table_sightings(&c), (1 << 18) / IDS_SLOTS);
+    for (uint32_t from = 0, n = 1; from < IDS_SLOTS; from += n, n *= 3) {
+        n = n < IDS_SLOTS - from ? n : IDS_SLOTS - from;
+        assert_int_equal(persia_table_cut_sightings(
+                             cut, from, n, words + from * (1 << 18) /
+                                                       IDS_SLOTS),
+                         PERSIA_OK);
+        push_ids(s, t, N / 2, ids + N / 2); /* also while it is read */
+        if (n == 9)
+            assert_int_equal(persia_table_clear(t), PERSIA_OK);
+    }
     for (uint32_t i = 0; i < PARTS; i++) {
         c.first_slot = shard_slot(i, PARTS);
         c.slots = shard_slot(i + 1, PARTS) - c.first_slot;
         part[i] = table_of(&c);
-        persia_table_restore_sightings(part[i], first, slots, words);
+        persia_table_restore_sightings(part[i], 0, IDS_SLOTS, words);
     }
-    /* Its writer may still read when another thread stops it. */
-    uint32_t last = words[slots - 1];
     persia_table_cut_stop(cut);
-    assert_ptr_equal(persia_table_cut_sightings(cut, &first, &slots), words);
-    assert_int_equal(words[slots - 1], last);
+    assert_int_equal(persia_table_cut_sightings(cut, 0, 1, words),
+                     PERSIA_EINTR);
     persia_table_cut_end(cut);
+    assert_int_equal(persia_table_clear(t), PERSIA_OK);
+    push_ids(s, t, N, ids);
+    push_ids(s, t, N, ids);
     for (uint64_t id = 0; id < N; id++) {
         table *own = part[hash_shard(id_hash(id), PARTS)];
         created += (uint32_t)push_ids(s, own, 1, &id).created;
@@ -170,8 +181,48 @@ static void test_sightings_of_a_cut(void **state)
     c.first_slot = c.slots = 0;
     part[0] = table_of(&c);
     assert_int_equal(persia_table_exchange(part[0], t), PERSIA_OK);
-    assert_int_equal(push_ids(s, part[0], N, ids).created, N - N / 2);
+    assert_int_equal(push_ids(s, part[0], N, ids).created, N);
     persia_table_destroy(part[0]);
+    persia_table_destroy(t);
+    persia_sched_destroy(s);
+}
+
+/* Bytes of this process in memory. */
+static size_t resident(void)
+{
+    unsigned long size = 0, pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    char line[256];
+
+    assert_non_null(f);
+    assert_non_null(fgets(line, sizeof line, f));
+    fclose(f);
+    char *end;
+    size = strtoul(line, &end, 10);
+    pages = strtoul(end, NULL, 10);
+    assert_true(size > 0 && pages > 0);
+    return pages * 4096;
+}
+
+/* A cut of a large filter touches none of it. */
+static void test_a_cut_copies_no_filter(void **state)
+{
+    enum { KEPT = 1 << 25, BYTES = KEPT * 4, N = 1000 };
+    static uint64_t ids[N];
+    sched *s = pool_of(1);
+    table_config c = config_after(2, KEPT);
+    table *t = table_of(&c);
+    table_cut *cut;
+    (void)state;
+    ids_fill(ids, 0, N);
+    push_ids(s, t, N, ids);
+    const size_t before = resident();
+    assert_int_equal(persia_table_cut_begin(&t, 1, &cut), PERSIA_OK);
+    push_ids(s, t, N, ids);
+    ids_fill(ids, N, N);
+    push_ids(s, t, N, ids);
+    assert_true(resident() < before + BYTES / 4);
+    persia_table_cut_end(cut);
     persia_table_destroy(t);
     persia_sched_destroy(s);
 }
@@ -198,6 +249,7 @@ int main(void)
         cmocka_unit_test(test_near_a_capacity),
         cmocka_unit_test(test_the_filter_is_bounded),
         cmocka_unit_test(test_sightings_of_a_cut),
+        cmocka_unit_test(test_a_cut_copies_no_filter),
         cmocka_unit_test(test_options),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
