@@ -1,6 +1,7 @@
 /* system.c: see system.h. */
 #include "base/base.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -130,6 +131,42 @@ int persia_cond_wait_poll(pthread_cond_t *c, pthread_mutex_t *lock,
 }
 
 /* ---- threads ---- */
+
+void persia_turn_init(persia_turn *t)
+{
+    t->taken = 0;
+    pthread_mutex_init(&t->lock, NULL);
+    persia_cond_init(&t->given);
+}
+
+void persia_turn_free(persia_turn *t)
+{
+    assert(!t->taken);
+    pthread_mutex_destroy(&t->lock);
+    pthread_cond_destroy(&t->given);
+}
+
+int persia_turn_take(persia_turn *t)
+{
+    int rc = PERSIA_OK;
+
+    pthread_mutex_lock(&t->lock);
+    while (t->taken && !rc)
+        rc = persia_cond_wait_poll(&t->given, &t->lock, UINT64_MAX);
+    if (!rc)
+        t->taken = 1;
+    pthread_mutex_unlock(&t->lock);
+    return rc;
+}
+
+void persia_turn_give(persia_turn *t)
+{
+    pthread_mutex_lock(&t->lock);
+    assert(t->taken);
+    t->taken = 0;
+    pthread_cond_signal(&t->given);
+    pthread_mutex_unlock(&t->lock);
+}
 
 int persia_thread_start(pthread_t *out, void *(*run)(void *ctx), void *ctx,
                         const char *name)

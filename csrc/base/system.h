@@ -57,6 +57,19 @@ PERSIA_API int persia_cond_wait_until(pthread_cond_t *c, pthread_mutex_t *lock,
 PERSIA_API int persia_cond_wait_poll(pthread_cond_t *c, pthread_mutex_t *lock,
                                      uint64_t until);
 
+/* One thread at a time, as with a mutex; but one that waits for its turn polls
+ * as above.  For what is held over the network, on threads of the user. */
+typedef struct persia_turn {
+    pthread_mutex_t lock; /* guards: */
+    int taken;
+    pthread_cond_t given;
+} persia_turn;
+PERSIA_API void persia_turn_init(persia_turn *t);
+PERSIA_API void persia_turn_free(persia_turn *t);
+/* PERSIA_EINTR: it is not this thread's. */
+PERSIA_API int persia_turn_take(persia_turn *t);
+PERSIA_API void persia_turn_give(persia_turn *t);
+
 /* Starts a thread of the library.  It receives no signals: they are for the
  * user's threads (Ctrl-C).  out NULL: it is detached.  At most 15 bytes of
  * the name are kept. */

@@ -171,7 +171,9 @@ int complete_own(ps_client *r, uint64_t deadline)
     int rc = PERSIA_OK;
     if (!atomic_load(&r->missing))
         return rc;
-    pthread_mutex_lock(&r->completing);
+    rc = persia_turn_take(&r->completing);
+    if (rc)
+        return rc;
     const uint64_t missing = atomic_load(&r->missing);
     if (missing) {
         completing c = {.r = r, .k = call_take(r), .deadline = deadline,
@@ -187,7 +189,7 @@ int complete_own(ps_client *r, uint64_t deadline)
             atomic_store(&r->missing, 0);
         }
     }
-    pthread_mutex_unlock(&r->completing);
+    persia_turn_give(&r->completing);
     return rc;
 }
 
@@ -270,9 +272,10 @@ int persia_client_inherit(ps_client *r, uint64_t stream, uint32_t rank,
     if (timeout_ns && end < h.c.deadline)
         h.c.deadline = end;
     int rc = client_check_mixture(r, 0);
+    if (!rc)
+        rc = persia_turn_take(&r->completing);
     if (rc)
         return rc;
-    pthread_mutex_lock(&r->completing);
     h.c.k = call_take(r);
     h.c.at = calloc(r->servers_n, sizeof *h.c.at);
     rc = h.c.at ? PERSIA_OK
@@ -290,6 +293,6 @@ int persia_client_inherit(ps_client *r, uint64_t stream, uint32_t rank,
     /* The requests of a call that was given up are not filled again. */
     call_give(h.c.k);
     free(h.c.at);
-    pthread_mutex_unlock(&r->completing);
+    persia_turn_give(&r->completing);
     return rc;
 }

@@ -243,12 +243,12 @@ static int make(const client_config *config, embedded *own, ps_client **out)
     r->message_limit = config->message_limit;
     r->dtype = config->dtype;
     r->policy = config->lost;
-    pthread_mutex_init(&r->declaring, NULL);
-    pthread_mutex_init(&r->completing, NULL);
+    persia_turn_init(&r->declaring);
+    persia_turn_init(&r->completing);
+    persia_turn_init(&r->comparing);
     pthread_mutex_init(&r->lock, NULL);
     persia_index_pool_init(&r->indexes, INDEX_BYTES);
     numbers_init(&r->settled, 0);
-    pthread_mutex_init(&r->restores_lock, NULL);
     r->lost_code = PERSIA_ELOST;
     r->shared = config->shared;
     r->client = config->stream;
@@ -379,10 +379,10 @@ int persia_client_destroy(ps_client *r)
         embedded_destroy(r->embedded);
     else
         persia_sched_destroy(r->s);
-    pthread_mutex_destroy(&r->declaring);
-    pthread_mutex_destroy(&r->completing);
+    persia_turn_free(&r->declaring);
+    persia_turn_free(&r->completing);
+    persia_turn_free(&r->comparing);
     pthread_mutex_destroy(&r->lock);
-    pthread_mutex_destroy(&r->restores_lock);
     if (r->release)
         r->release(r->owner);
     free(r->servers);

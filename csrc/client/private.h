@@ -204,7 +204,7 @@ struct ps_client {
     uint32_t dtype;
     enum client_lost policy;
 
-    pthread_mutex_t declaring; /* one new table at a time */
+    persia_turn declaring; /* one new table at a time */
     /* Slots below tables_n never change: readers need no lock. */
     table_config *tables[PS_TABLES_MAX];
     _Atomic(uint32_t) tables_n;
@@ -230,7 +230,7 @@ struct ps_client {
     uint64_t replaced_lost;    /* updates that went with it */
     call *calls;               /* free */
 
-    pthread_mutex_t restores_lock; /* one thread looks at all servers */
+    persia_turn comparing;     /* one thread looks at all servers */
     _Atomic(int) restores;     /* enum restores */
     _Atomic(uint64_t)
         restored_number;       /* see persia_client_restored_number() */
@@ -242,7 +242,7 @@ struct ps_client {
      * others have, then they count as lost. */
     _Atomic(uint64_t) missing;
     _Atomic(int) resumed; /* a checkpoint was loaded, which reports them */
-    pthread_mutex_t completing; /* one does that at a time */
+    persia_turn completing; /* one does that at a time */
     struct {
         _Atomic(uint64_t) pulls, pushes, ids, distinct, retries, duplicates,
             reconnects, lost, stale;

@@ -89,8 +89,9 @@ int client_check_mixture(ps_client *r, int named)
         return PERSIA_OK;
     if (atomic_load(&r->loading)) /* this store makes them one */
         return PERSIA_OK;
-    int rc = PERSIA_OK;
-    pthread_mutex_lock(&r->restores_lock);
+    int rc = persia_turn_take(&r->comparing);
+    if (rc)
+        return rc;
     const int known = atomic_load(&r->restores);
     if (known == RESTORES_MIXED && named) {
         rc = refuse(r);
@@ -110,6 +111,6 @@ int client_check_mixture(ps_client *r, int named)
             rc = refuse(r);
         }
     }
-    pthread_mutex_unlock(&r->restores_lock);
+    persia_turn_give(&r->comparing);
     return rc;
 }

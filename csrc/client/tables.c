@@ -90,16 +90,17 @@ int persia_client_declare(ps_client *r, const table_config *config,
                           uint32_t *no, int *created)
 {
     int rc = persia_fork_check("Store.declare");
+    if (!rc)
+        rc = persia_turn_take(&r->declaring);
     if (rc)
         return rc;
-    pthread_mutex_lock(&r->declaring);
     uint32_t n = r->tables_n, i = 0;
     while (i < n && (r->dropped[i] ||
                      strcmp(r->tables[i]->name, config->name) != 0))
         i++;
     rc = i < n ? declare_all(r, config, i, created)
                : declare_new(r, config, i, created);
-    pthread_mutex_unlock(&r->declaring);
+    persia_turn_give(&r->declaring);
     *no = i;
     return rc;
 }
@@ -142,13 +143,14 @@ int persia_client_drop(ps_client *r, uint32_t no)
         rc = client_check_mixture(r, 0);
     if (!rc)
         rc = client_find_table(r, no, &t);
+    if (!rc)
+        rc = persia_turn_take(&r->declaring);
     if (rc)
         return rc;
-    pthread_mutex_lock(&r->declaring);
     rc = drop_all(r, no);
     /* A server that starts from now on gets no Declare of it. */
     if (!rc)
         atomic_store(&r->dropped[no], 1);
-    pthread_mutex_unlock(&r->declaring);
+    persia_turn_give(&r->declaring);
     return rc;
 }

@@ -30,7 +30,7 @@ static void rank_free(role_rank *r)
     persia_wire_memory_free(&r->plan_memory);
     pthread_cond_destroy(&r->turned);
     pthread_mutex_destroy(&r->lock);
-    pthread_mutex_destroy(&r->in_order);
+    persia_turn_free(&r->in_order);
     free(r->homes);
     free(r->at);
     free(r);
@@ -76,7 +76,7 @@ int persia_rank_open(const role_client_config *config, role_rank **out)
     persia_wire_memory_init(&r->plan_memory);
     r->place = r->used = (uint64_t)config->rank + 1;
     pthread_mutex_init(&r->lock, NULL);
-    pthread_mutex_init(&r->in_order, NULL);
+    persia_turn_init(&r->in_order);
     persia_cond_init(&r->turned);
     int rc = role_client_open(config, &r->c);
     if (!rc && (!(r->at = calloc(r->c.links_n, sizeof *r->at)) ||
@@ -489,11 +489,12 @@ static int take_in_order(role_taken *t)
     pthread_mutex_lock(&r->lock);
     const int ordered = r->ordered;
     pthread_mutex_unlock(&r->lock);
-    if (ordered)
-        pthread_mutex_lock(&r->in_order);
-    int rc = take(t);
-    if (ordered)
-        pthread_mutex_unlock(&r->in_order);
+    int rc = ordered ? persia_turn_take(&r->in_order) : PERSIA_OK;
+    if (!rc) {
+        rc = take(t);
+        if (ordered)
+            persia_turn_give(&r->in_order);
+    }
     order_leave(t);
     return rc;
 }

@@ -42,7 +42,7 @@ struct role_rank {
     _Atomic(unsigned) references; /* of the caller, batches, messages */
     wire_plan plan;           /* constant once declared */
     wire_memory plan_memory;
-    pthread_mutex_t in_order; /* one Take by place at a time */
+    persia_turn in_order;     /* one Take by place at a time */
     pthread_mutex_t lock;     /* guards all below */
     uint64_t number;          /* of the last Take */
     uint64_t generation;      /* that are not cancelled */

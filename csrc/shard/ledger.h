@@ -125,7 +125,7 @@ int ledger_refusal(ledger *l, const ledger_key *key, char *text, size_t room);
 ledger_waiter *ledger_end(ledger *l, const ledger_key *key);
 
 /* Memory for the streams that there are, and some more, its pages touched: so
- * a copy with the gate held takes no longer than it must.  *out is NULL or from
+ * a copy with the gate held takes no longer than it must.  *out is NULL or of
  * an earlier call; the caller frees it. */
 int ledger_room(ledger *l, wire_ledger **out, size_t *room);
 /* All streams in which something was applied, for a snapshot; takes more room

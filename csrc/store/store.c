@@ -29,6 +29,8 @@ struct store {
     copies copies;
     _Atomic(uint64_t) tickets; /* the last number given */
     pthread_mutex_t lock;      /* guards all below */
+    /* Of a thread that reads what is pending, or takes it; before `lock`. */
+    persia_turn reading;
     store_grad *pending; /* that wait for an update, by ticket */
     size_t pending_n, pending_room;
     uint64_t forgotten; /* tickets up to it: see persia_store_forget() */
@@ -59,6 +61,7 @@ static void destroy(store *s)
     persia_client_destroy(s->c);
     copies_free(&s->copies);
     pthread_mutex_destroy(&s->lock);
+    persia_turn_free(&s->reading);
     free(s);
 }
 
@@ -70,6 +73,7 @@ static store *store_new(void)
         return NULL;
     }
     pthread_mutex_init(&s->lock, NULL);
+    persia_turn_init(&s->reading);
     copies_init(&s->copies);
     window_init(&s->came, s->rings[0], STORE_TICKET_WINDOW / 64);
     window_init(&s->refused, s->rings[1], STORE_TICKET_WINDOW / 64);
@@ -422,13 +426,16 @@ static int take_pending(store *s, enum store_whose whose, store_grad **out,
                      size_t *n)
 {
     uint64_t me = (uint64_t)pthread_self();
-    int rc = PERSIA_OK;
+    *n = 0;
+    *out = NULL;
+    int rc = persia_turn_take(&s->reading);
+    if (rc)
+        return rc;
     pthread_mutex_lock(&s->lock);
     size_t mine = 0;
     for (size_t i = 0; i < s->pending_n; i++)
         mine += whose == STORE_ALL || s->pending[i].thread == me;
     *n = mine;
-    *out = NULL;
     if (mine && mine == s->pending_n) { /* as nearly always */
         *out = s->pending;
         s->pending = NULL;
@@ -450,6 +457,7 @@ static int take_pending(store *s, enum store_whose whose, store_grad **out,
         *out = taken;
     }
     pthread_mutex_unlock(&s->lock);
+    persia_turn_give(&s->reading);
     return rc;
 }
 
@@ -688,27 +696,52 @@ void persia_store_forget(store *s)
     pthread_mutex_unlock(&s->lock);
 }
 
-int persia_store_finite(store *s, uint8_t *finite, uint32_t finite_n)
+/* What is pending, as the worker takes it, on this thread's turn: gradients
+ * stay, and others may become pending, without the lock. */
+static int pending_grads(store *s, worker_grad **out, size_t *n)
 {
     pthread_mutex_lock(&s->lock);
-    worker_grad *grads;
-    int rc = grads_of(s->pending, s->pending_n, &grads);
-    if (!rc)
-        rc = persia_worker_finite(s->w, grads, s->pending_n, finite, finite_n);
+    const size_t bytes = s->pending_n * sizeof *s->pending;
+    store_grad *pending = malloc(bytes + 1);
+    *n = s->pending_n;
+    if (pending && bytes)
+        memcpy(pending, s->pending, bytes);
     pthread_mutex_unlock(&s->lock);
+    *out = NULL;
+    int rc = pending ? grads_of(pending, *n, out)
+                     : persia_err_set(PERSIA_ENOMEM,
+                                      "no memory for %zu gradients", *n);
+    free(pending);
+    return rc;
+}
+
+int persia_store_finite(store *s, uint8_t *finite, uint32_t finite_n)
+{
+    worker_grad *grads;
+    size_t n;
+    int rc = persia_turn_take(&s->reading);
+    if (rc)
+        return rc;
+    rc = pending_grads(s, &grads, &n);
+    if (!rc)
+        rc = persia_worker_finite(s->w, grads, n, finite, finite_n);
+    persia_turn_give(&s->reading);
     free(grads);
     return rc;
 }
 
 int persia_store_sums(store *s, worker_sum **out, size_t *n, int *finite)
 {
-    *out = NULL;
-    pthread_mutex_lock(&s->lock);
     worker_grad *grads;
-    int rc = grads_of(s->pending, s->pending_n, &grads);
+    size_t pending_n;
+    *out = NULL;
+    int rc = persia_turn_take(&s->reading);
+    if (rc)
+        return rc;
+    rc = pending_grads(s, &grads, &pending_n);
     if (!rc)
-        rc = persia_worker_sums(s->w, grads, s->pending_n, out, n, finite);
-    pthread_mutex_unlock(&s->lock);
+        rc = persia_worker_sums(s->w, grads, pending_n, out, n, finite);
+    persia_turn_give(&s->reading);
     free(grads);
     return rc;
 }

@@ -1,4 +1,5 @@
-/* filter.h: the filter of admission as it was at the moment of a cut (private).
+/* filter.h: the filter of admission, as it was at the moment of a cut
+ * (private).
  *
  * A line is put aside before it changes, if it was not read yet: so a cut of a
  * filter of gigabytes takes no longer than one of rows.
