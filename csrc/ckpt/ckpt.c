@@ -256,6 +256,7 @@ typedef struct restorer {
     size_t shares;
     _Atomic(uint64_t) kept; /* rows added */
     _Atomic(int) failed;    /* a share; the others end, too */
+    _Atomic(uint32_t) *sums; /* [n] CRCs of what was read: row_reader_sum() */
 } restorer;
 
 /* Leaves the rows of one shard in a piece, in their order. */
@@ -300,6 +301,8 @@ static int restore_file(restorer *r, const ckpt_file *f, uint64_t begin,
         if ((code = persia_interrupt_poll()) ||
             (code = row_reader_read(&reader, at, n, p)))
             break;
+        atomic_fetch_xor(&r->sums[f - r->files], row_reader_sum(&reader, at,
+                                                                p));
         if (r->shards > 1)
             keep_shard(p, &reader.shape, r->shard, r->shards);
         code = persia_table_restore(r->t, p->n, p->col[COL_IDS],
@@ -336,6 +339,40 @@ static int restore_share(void *ctx, size_t index)
     if (code)
         atomic_store(&r->failed, 1);
     row_piece_free(&p);
+    return code;
+}
+
+/* The bytes that were added to the table are those that were verified: the
+ * file was read again since. */
+static int check_sum(const restorer *r, const ckpt_file *f)
+{
+    row_reader reader;
+    uint32_t rest;
+    if (is_sightings(f))
+        return PERSIA_OK;
+    int code = row_reader_open(&reader, r->folder, f->name,
+                               persia_table_get_config(r->t));
+    if (code)
+        return code;
+    code = row_reader_rest(&reader, &rest);
+    if (!code && (atomic_load(&r->sums[f - r->files]) ^ rest) != f->crc)
+        code = persia_err_set(PERSIA_ECORRUPT,
+                              "%s: it was altered while it was read", f->name);
+    row_reader_close(&reader);
+    return code;
+}
+
+static int restore_all(restorer *r, sched *s)
+{
+    int code;
+    r->sums = calloc(r->n + 1, sizeof *r->sums);
+    if (!r->sums)
+        return persia_err_set(PERSIA_ENOMEM, "no memory to restore %zu files",
+                              r->n);
+    code = persia_sched_for(s, r->shares, restore_share, r);
+    for (size_t i = 0; i < r->n && !code; i++)
+        code = check_sum(r, &r->files[i]);
+    free(r->sums);
     return code;
 }
 
@@ -405,7 +442,7 @@ int persia_ckpt_restore(sched *s, table *t, int folder, const ckpt_file *files,
             code = sightings_read(
                 folder, &files[i], persia_table_get_config(t), t);
     if (!code)
-        code = persia_sched_for(s, r.shares, restore_share, &r);
+        code = restore_all(&r, s);
     persia_table_expect_none(t);
     if (code)
         return code;

@@ -73,8 +73,8 @@ PERSIA_API int persia_ckpt_verify(sched *s, const table_config *config,
 
 /* Adds the rows of verified files to an empty table, on all threads of `s`:
  * those of shard `shard` of `shards` (see hash_shard(); 0 of 1: all).
- * Whatever changed in the files since is found or harmless.  PERSIA_ECORRUPT
- * if an id occurs twice.  Polls persia_interrupt_poll().  After an error some
+ * PERSIA_ECORRUPT if an id occurs twice, or if what was read is not what was
+ * verified.  Polls persia_interrupt_poll().  After an error some
  * rows may have been added.
  *
  * A table with a capacity evicts by clock, so its own must be set beyond

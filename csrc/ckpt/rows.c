@@ -484,3 +484,69 @@ int row_reader_read(const row_reader *r, uint64_t first, size_t n,
     p->n = n;
     return check_clocks(r, p->col[COL_CLOCK], n, first);
 }
+
+/* What a part of the file, which ends at `end`, adds to the CRC of all. */
+static uint32_t part_sum(const row_reader *r, uint32_t crc, uint64_t end)
+{
+    return persia_crc32c_combine(crc, 0, r->header.bytes - end);
+}
+
+/* Whether row_reader_read() reads the column. */
+static int is_read(const row_reader *r, int c)
+{
+    return r->shape.bytes[c] && r->col[c];
+}
+
+uint32_t row_reader_sum(const row_reader *r, uint64_t first,
+                        const row_piece *p)
+{
+    uint32_t sum = 0;
+    for (int c = 0; c < COLS; c++) {
+        if (!is_read(r, c))
+            continue;
+        const size_t bytes = p->n * r->shape.bytes[c];
+        sum ^= part_sum(r, persia_crc32c(0, p->col[c], bytes),
+                        r->header.data + r->col[c]->begin +
+                            (first + p->n) * r->shape.bytes[c]);
+    }
+    return sum;
+}
+
+/* Of the bytes from `begin` to `end`. */
+static int range_sum(const row_reader *r, uint64_t begin, uint64_t end,
+                     void *buffer, uint32_t *sum)
+{
+    uint32_t crc = 0;
+    int code = PERSIA_OK;
+    for (uint64_t at = begin; at < end && !code;) {
+        const size_t n = end - at < PIECE_BYTES ? (size_t)(end - at)
+                                                : PIECE_BYTES;
+        if (!(code = persia_interrupt_poll()) &&
+            !(code = file_read(r->fd, r->name, buffer, n, at)))
+            crc = persia_crc32c(crc, buffer, n);
+        at += n;
+    }
+    *sum ^= part_sum(r, crc, end);
+    return code;
+}
+
+int row_reader_rest(const row_reader *r, uint32_t *sum)
+{
+    void *buffer;
+    int code = persia_mem_pages_take(PIECE_BYTES, &buffer);
+    *sum = 0;
+    if (code)
+        return code;
+    code = range_sum(r, 0, r->header.data, buffer, sum);
+    for (size_t i = 0; i < r->header.n && !code; i++) {
+        const st_tensor *t = &r->header.tensors[i];
+        int known = 0;
+        for (int c = 0; c < COLS; c++)
+            known |= r->col[c] == t && is_read(r, c);
+        if (!known)
+            code = range_sum(r, r->header.data + t->begin,
+                             r->header.data + t->end, buffer, sum);
+    }
+    persia_mem_pages_give(buffer, PIECE_BYTES);
+    return code;
+}

@@ -87,6 +87,13 @@ int row_reader_ids(const row_reader *r, uint64_t first, size_t n,
 int row_reader_read(const row_reader *r, uint64_t first, size_t n,
                     row_piece *p);
 
+/* CRCs of parts of the file that sum up, by exclusive or and in any order, to
+ * that of the whole: of rows that row_reader_read() has just left in the
+ * piece, and of all bytes that it reads of no row. */
+uint32_t row_reader_sum(const row_reader *r, uint64_t first,
+                        const row_piece *p);
+int row_reader_rest(const row_reader *r, uint32_t *sum);
+
 /* Reads exactly n bytes at `offset`; PERSIA_ECORRUPT where the file ends
  * before. */
 int file_read(int fd, const char *name, void *out, size_t n, uint64_t offset);

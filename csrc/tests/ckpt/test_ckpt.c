@@ -407,6 +407,52 @@ static void bad_files(void **state)
     persia_table_destroy(t);
 }
 
+/* Files are verified, then read again: what was altered in between is found,
+ * wherever it lies. */
+static void files_altered_between_two_reads(void **state)
+{
+    (void)state;
+    for (int evicts = 0; evicts < 2; evicts++) { /* a column is not read */
+        table_config c;
+        table *t, *to;
+        persia_table_config_init(&c);
+        memcpy(c.name, "alter", 6);
+        c.dim = 4;
+        c.optimizer = OPTIM_ADAM;
+        const table_config plain = c;
+        c.capacity = 10000;
+        c.full = evicts ? FULL_EVICT_LFU : FULL_RAISE;
+        assert_int_equal(persia_table_create(&c, &t), PERSIA_OK);
+        fill_table(t, 3000);
+        ckpt_files files = save(t, "alter", 40 << 10);
+        const ckpt_file *f = &files.files[1];
+        int fd = openat(folder, f->name, O_RDWR), found = 0;
+        for (uint64_t at = 0; at < f->bytes; at += at < 300 ? 17 : 911) {
+            unsigned char was, is;
+            const off_t place = (off_t)at;
+            assert_int_equal(persia_table_create(&plain, &to), PERSIA_OK);
+            assert_int_equal(pread(fd, &was, 1, place), 1);
+            is = was ^ 1;
+            assert_int_equal(pwrite(fd, &is, 1, place), 1);
+            const int rc = persia_ckpt_restore(threads, to, folder,
+                                               files.files, files.n, 0, 1);
+            assert_int_equal(pwrite(fd, &was, 1, place), 1);
+            assert_true(rc == PERSIA_ECORRUPT || rc == PERSIA_EMISMATCH);
+            found++;
+            persia_table_destroy(to);
+        }
+        assert_true(found > 40);
+        assert_int_equal(persia_table_create(&plain, &to), PERSIA_OK);
+        assert_int_equal(persia_ckpt_restore(threads, to, folder, files.files,
+                                             files.n, 0, 1),
+                         PERSIA_OK); /* as they were */
+        persia_table_destroy(to);
+        close(fd);
+        remove_files(&files);
+        persia_table_destroy(t);
+    }
+}
+
 static void write_fails(void **state)
 {
     table *t = make_table(4, VECTOR_FP32, OPTIM_ADAM);
@@ -511,6 +557,7 @@ int main(void)
         cmocka_unit_test(other_numbers_of_shards),
         cmocka_unit_test(rows_of_one_moment),
         cmocka_unit_test(bad_files),
+        cmocka_unit_test(files_altered_between_two_reads),
         cmocka_unit_test(write_fails),
         cmocka_unit_test(smaller_capacity),
         cmocka_unit_test(exchange),
