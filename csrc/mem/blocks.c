@@ -286,3 +286,28 @@ void persia_mem_blocks_give(mem_blocks *b, void *block)
     free_insert(b, k);
     pthread_mutex_unlock(&b->lock);
 }
+
+/* What of a free block is whole pages, behind its header. */
+static void block_trim(mem_block *k)
+{
+    const uintptr_t page = 4096;
+    const uintptr_t begin = ((uintptr_t)(k + 1) + page - 1) & ~(page - 1);
+    const uintptr_t end = ((uintptr_t)k + k->bytes) & ~(page - 1);
+
+    if (begin < end)
+        madvise((void *)begin, end - begin, MADV_DONTNEED);
+}
+
+void persia_mem_blocks_trim(mem_blocks *b)
+{
+    pthread_mutex_lock(&b->lock);
+    for (mem_region *r = b->regions; r; r = r->next) {
+        const mem_block *k = (mem_block *)(void *)(r + 1);
+        huge_forget((char *)r, r->bytes);
+        if (!k->used && k->last)
+            r->handed = 0; /* it fills from the front again */
+    }
+    for (mem_block *k = b->free; k; k = k->next)
+        block_trim(k);
+    pthread_mutex_unlock(&b->lock);
+}

@@ -112,6 +112,9 @@ PERSIA_API void persia_mem_blocks_unreserve(mem_blocks *b, uint64_t bytes);
  * announced. */
 PERSIA_API void *persia_mem_blocks_take(mem_blocks *b, size_t bytes);
 PERSIA_API void persia_mem_blocks_give(mem_blocks *b, void *block);
+/* Gives the pages of free blocks back to the system; the address space stays.
+ */
+PERSIA_API void persia_mem_blocks_trim(mem_blocks *b);
 
 /* A buffer that only grows; contents are lost when it does.  For scratch
  * that is used again and again by one thread.  Aligned to 64 bytes. */

@@ -319,6 +319,7 @@ int persia_table_clear(table *t)
             cut_clear_lines_locked(t, i);
         pthread_rwlock_unlock(&t->stripe[i].lock);
     }
+    persia_mem_blocks_trim(&t->blocks);
     if (t->admit.filter && !t->cut)
         memset(t->admit.filter, 0, admit_bytes(&t->admit));
     if (t->config.limit)

@@ -287,6 +287,50 @@ static void test_blocks_replace_each_other(void **state)
     }
 }
 
+/* Pages of [at, at + bytes) that are in memory. */
+static size_t resident(const char *at, size_t bytes)
+{
+    static unsigned char in[8192];
+    const size_t pages = bytes / 4096;
+    size_t n = 0;
+    char *from = (char *)(((uintptr_t)at + 4095) & ~(uintptr_t)4095);
+    assert_true(pages <= sizeof in);
+    assert_int_equal(mincore(from, (pages - 1) * 4096, in), 0);
+    for (size_t i = 0; i + 1 < pages; i++)
+        n += in[i] & 1;
+    return n;
+}
+
+/* What was given back is the system's again; what is in use stays. */
+static void test_blocks_are_trimmed(void **state)
+{
+    enum { N = 6 };
+    (void)state;
+    mem_blocks b;
+    char *block[N];
+    persia_mem_blocks_init(&b, NULL);
+    for (int turn = 0; turn < 2; turn++) {
+        assert_int_equal(persia_mem_blocks_reserve(&b, N * (2 * MIB + 192)),
+                         PERSIA_OK);
+        for (int i = 0; i < N; i++) {
+            block[i] = persia_mem_blocks_take(&b, 2 * MIB);
+            memset(block[i], 1 + i, 2 * MIB);
+        }
+        persia_mem_blocks_unreserve(&b, N * (2 * MIB + 192));
+        for (int i = 0; i < N - 1; i++)
+            persia_mem_blocks_give(&b, block[i]);
+        persia_mem_blocks_trim(&b);
+        size_t left = 0;
+        for (int i = 0; i < N - 1; i++)
+            left += resident(block[i], 2 * MIB);
+        assert_true(left <= N); /* headers of free blocks */
+        for (size_t i = 0; i < 2 * MIB; i++)
+            assert_int_equal(block[N - 1][i], N);
+        persia_mem_blocks_give(&b, block[N - 1]);
+    }
+    persia_mem_blocks_free(&b);
+}
+
 static void test_arena_without_address_space_is_unchanged(void **state)
 {
     (void)state;
@@ -366,6 +410,7 @@ int main(void)
         cmocka_unit_test(test_full_ranges_become_huge_behind),
         cmocka_unit_test(test_arenas_move_and_go_while_pages_are_made),
         cmocka_unit_test(test_blocks_replace_each_other),
+        cmocka_unit_test(test_blocks_are_trimmed),
         cmocka_unit_test(test_arena_without_address_space_is_unchanged),
         cmocka_unit_test(test_forked_child_neither_copies_nor_crashes),
         cmocka_unit_test(test_buffer),
