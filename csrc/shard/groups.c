@@ -4,6 +4,7 @@
  */
 #include "shard/private.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +20,7 @@ struct group {
     uint32_t n;      /* that wait */
     uint32_t passed; /* that are not waited for */
     push_call **part; /* [parts] NULL: it does not wait */
+    void **taken;     /* [parts] for those that are taken; while n > 0 */
     uint8_t is_passed[]; /* [parts] */
 };
 
@@ -38,7 +40,18 @@ static void remove_locked(shard *s, group *g)
     *at = g->next;
     s->groups_n--;
     free(g->part);
+    free(g->taken);
     free(g);
+}
+
+/* Memory that a group needs to give its parts back. */
+static int take_room_locked(group *g)
+{
+    if (!g->taken)
+        g->taken = malloc(g->parts * sizeof *g->taken);
+    return g->taken ? PERSIA_OK
+                    : persia_err_set(PERSIA_ENOMEM, "no memory for %u parts",
+                                     g->parts);
 }
 
 static int find_locked(shard *s, uint64_t id, uint32_t parts, group **out)
@@ -95,14 +108,17 @@ static void **take_parts_locked(group *g, uint32_t *n)
     *n = 0;
     if (!g->n)
         return NULL;
-    void **out = malloc(g->n * sizeof *out);
-    for (uint32_t i = 0; i < g->parts && out; i++) {
+    void **out = g->taken;
+    g->taken = NULL;
+    assert(out);
+    for (uint32_t i = 0; i < g->parts; i++) {
         if (!g->part[i])
             continue;
         out[(*n)++] = g->part[i];
         g->part[i] = NULL;
     }
     g->n -= *n;
+    assert(g->n == 0);
     return out;
 }
 
@@ -114,8 +130,6 @@ static void **take_whole_locked(shard *s, group *g, uint32_t *n, int *rc)
     if (g->n + g->passed < g->parts)
         return NULL;
     void **parts = take_parts_locked(g, n);
-    if (g->n) /* no memory: they wait until they are late */
-        return NULL;
     s->ended_groups[s->ended_groups_n++ % GROUPS_ENDED] = g->id;
     remove_locked(s, g);
     *rc = parts ? wait_begin_locked(s, parts, *n) : PERSIA_OK;
@@ -154,6 +168,8 @@ static void place_locked(shard *s, push_call *c, placed *out)
         return;
     out->rc = find_locked(s, m->group, m->parts, &g);
     if (out->rc)
+        return;
+    if (is_new && (out->rc = take_room_locked(g)))
         return;
     if (is_new) {
         out->replaced = g->part[m->part];
@@ -276,6 +292,15 @@ void **groups_take_locked(shard *s, uint64_t now, const direct *from,
             return parts;
     }
     return NULL;
+}
+
+void groups_failed(shard *s, uint64_t id)
+{
+    pthread_mutex_lock(&s->wait_lock);
+    for (uint32_t i = 0; i < GROUPS_ENDED && id; i++)
+        if (s->ended_groups[i] == id)
+            s->ended_groups[i] = 0;
+    pthread_mutex_unlock(&s->wait_lock);
 }
 
 void groups_free(shard *s)

@@ -220,7 +220,10 @@ uint64_t groups_deadline_locked(const shard *s);
  * UINT64_MAX: of any group, which is forgotten.  NULL: there is none. */
 void **groups_take_locked(shard *s, uint64_t now, const direct *from,
                           uint32_t *n);
-/* Without the lock: those that are left; parts are their owner's. */
+/* Without the lock: the update of a group was not applied, and its parts may
+ * be sent again.  0: nothing. */
+void groups_failed(shard *s, uint64_t id);
+/* The same: those that are left; parts are their owner's. */
 void groups_free(shard *s);
 /* Applies parts that were begun, or fails them with rc.
  * The array is freed. */

@@ -541,6 +541,14 @@ static void update_answer_all(update *u, int rc, const char *text)
     }
 }
 
+/* None of an update was applied. */
+static void parts_failed(shard *s, uint64_t step, uint64_t group)
+{
+    if (step)
+        wait_failed(s);
+    groups_failed(s, group);
+}
+
 /* 0: nothing was done, for some parts are out. */
 static int apply_parts(shard *s, push_call **calls, uint32_t n)
 {
@@ -566,8 +574,8 @@ static int apply_parts(shard *s, push_call **calls, uint32_t n)
         persia_wire_memory_free(&u.memory);
         return 0;
     }
-    if (u.step && !u.applied)
-        wait_failed(s);
+    if (!u.applied)
+        parts_failed(s, u.step, calls[0]->m->group);
     /* Before copies of it stop waiting for this answer. */
     for (uint32_t i = 0; i < n && rc && u.applied; i++)
         ledger_refuse(s->ledger, &calls[i]->key, rc, text);
@@ -580,12 +588,12 @@ static int apply_parts(shard *s, push_call **calls, uint32_t n)
 
 void push_apply(shard *s, push_call **calls, uint32_t n)
 {
-    const uint64_t step = calls[0]->m->step;
+    const uint64_t step = calls[0]->m->step, group = calls[0]->m->group;
     do
         n = parts_out(s, calls, n);
     while (n && !apply_parts(s, calls, n));
-    if (!n && step)
-        wait_failed(s);
+    if (!n)
+        parts_failed(s, step, group);
 }
 
 /* ---- the call ----------------------------------------------------------- */

@@ -122,6 +122,7 @@ void wait_apply(shard *s, void **parts, uint32_t n, int rc)
     if (rc) {
         char text[256];
         snprintf(text, sizeof text, "%s", persia_err_text());
+        groups_failed(s, ((push_call *)parts[0])->m->group);
         fail_parts(s, parts, n, rc, text);
         return;
     }
