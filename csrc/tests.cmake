@@ -9,7 +9,7 @@ if(PERSIA_SANITIZE MATCHES "thread")
 endif()
 
 # Tests that take seconds: make check leaves them out.
-set(slow bits client_faults rpc_foreign shard_oom table_limit table_memory)
+set(slow bits client_faults rpc_foreign shard_oom store_oom table_limit table_memory)
 
 # A file test_*.c has a main() and makes one binary; other files of the
 # folder are helpers that each of its binaries gets.
@@ -47,7 +47,7 @@ if(PERSIA_TESTS)
     endforeach()
     target_link_options(test_role_link PRIVATE -Wl,--wrap=persia_rpc_start)
     # Memory runs out: tests/fault.h.
-    foreach(test shard_oom)
+    foreach(test shard_oom store_oom)
         foreach(call malloc calloc realloc aligned_alloc mmap mremap)
             target_link_options(test_${test} PRIVATE -Wl,--wrap=${call})
         endforeach()

@@ -1,6 +1,6 @@
-/* fault.h: memory that runs out.  Each attempt to get some fails in turn, alone
- * or with all later ones: tests.cmake lets the linker wrap the functions of a
- * test that includes this. */
+/* fault.h: memory that runs out.  Each attempt to get some fails in turn: it
+ * alone, or with all later ones.  tests.cmake lets the linker wrap the
+ * functions for a test that includes this. */
 #ifndef PERSIA_TESTS_FAULT_H
 #define PERSIA_TESTS_FAULT_H
 
