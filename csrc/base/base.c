@@ -66,6 +66,16 @@ void persia_interrupt_watch(interrupt_flag *flag)
     thread_flag = flag;
 }
 
+void persia_broken(const char *condition, const char *file, int line,
+                   int report)
+{
+    (void)persia_err_set(PERSIA_EINTERNAL,
+                         "a bug in persia, please report it: not %s, in "
+                         "%s:%d", condition, file, line);
+    if (report)
+        fprintf(stderr, "persia: %s\n", persia_err_text());
+}
+
 int persia_interrupt_poll(void)
 {
     if (thread_flag) {

@@ -9,6 +9,7 @@
 #ifndef PERSIA_BASE_H
 #define PERSIA_BASE_H
 
+#include <assert.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -68,6 +69,29 @@ PERSIA_API const char *persia_err_text(void);
 PERSIA_API const char *persia_err_name(int code);
 /* The general message of a code, for use without persia_err_set(). */
 PERSIA_API const char *persia_err_message(int code);
+
+/* Whether an invariant holds that no memory depends on, but an account, which
+ * what clients send might bring out of order if this library has a bug.  A
+ * build with tests aborts where it does not.  A release, whose abort would
+ * cost a server its rows, reports it on stderr (once a place), keeps
+ * PERSIA_EINTERNAL as this thread's error, and the caller continues or
+ * refuses.  Invariants that memory depends on are asserted in both. */
+#ifdef PERSIA_STRICT
+#define PERSIA_HOLDS(condition) (assert(condition), 1)
+#else
+#define PERSIA_HOLDS(condition)                                               \
+    __extension__({                                                           \
+        static int reported_;                                                 \
+        const int holds_ = !!(condition);                                     \
+        if (__builtin_expect(!holds_, 0))                                     \
+            persia_broken(#condition, __FILE__, __LINE__,                     \
+                          !__atomic_exchange_n(&reported_, 1,                 \
+                                               __ATOMIC_RELAXED));            \
+        holds_;                                                               \
+    })
+#endif
+PERSIA_API void persia_broken(const char *condition, const char *file,
+                              int line, int report);
 
 /* A callback that tells whether the user asked to stop (Ctrl-C): returns
  * PERSIA_OK or PERSIA_EINTR.  `py` installs it; every blocking wait of a

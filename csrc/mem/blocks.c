@@ -98,6 +98,7 @@ static void block_join(mem_block *k, const mem_block *next)
 {
     mem_block *after;
 
+    assert((const char *)k + k->bytes == (const char *)next && !k->last);
     k->bytes += next->bytes;
     k->last = next->last;
     after = block_after(k);
@@ -112,6 +113,7 @@ static void block_cut(mem_blocks *b, mem_block *k, size_t bytes)
 
     if (k->bytes < bytes + 2 * sizeof *k)
         return;
+    assert(bytes % 64 == 0);
     rest = (mem_block *)(void *)((char *)k + bytes);
     rest->bytes = k->bytes - bytes;
     rest->before = bytes;
@@ -228,6 +230,7 @@ int persia_mem_blocks_reserve(mem_blocks *b, uint64_t bytes)
 void persia_mem_blocks_unreserve(mem_blocks *b, uint64_t bytes)
 {
     pthread_mutex_lock(&b->lock);
+    assert(b->reserved >= bytes);
     b->reserved -= bytes;
     pthread_mutex_unlock(&b->lock);
     huge_start();
@@ -249,7 +252,9 @@ void *persia_mem_blocks_take(mem_blocks *b, size_t payload)
 
     pthread_mutex_lock(&b->lock);
     mem_block *k = best_fit(b, bytes);
-    assert(k); /* it was reserved */
+    if (!PERSIA_HOLDS(k != NULL) && !region_add(b, bytes)) /* was reserved */
+        k = best_fit(b, bytes);
+    assert(k);
     if (k->bytes < bytes + 2 * sizeof *k)
         bytes = k->bytes; /* too little to cut off */
     persia_mem_charge_announced(b->limit, bytes);
@@ -268,6 +273,7 @@ void persia_mem_blocks_give(mem_blocks *b, void *block)
     mem_block *k = (mem_block *)block - 1, *near;
 
     pthread_mutex_lock(&b->lock);
+    assert(k->used && k->bytes <= b->bytes && k->bytes % 64 == 0);
     b->bytes -= k->bytes;
     persia_mem_release(b->limit, k->bytes);
     near = block_after(k);

@@ -98,8 +98,7 @@ void persia_mem_withdraw(mem_limit *limit, uint64_t bytes)
 {
     const uint64_t had = atomic_fetch_sub_explicit(&limit->promised, bytes,
                                                    memory_order_relaxed);
-    assert(had >= bytes); /* it was announced, or charged */
-    (void)had;
+    (void)PERSIA_HOLDS(had >= bytes); /* it was announced, or charged */
 }
 
 void persia_mem_charge_announced(mem_limit *limit, uint64_t bytes)
@@ -109,8 +108,8 @@ void persia_mem_charge_announced(mem_limit *limit, uint64_t bytes)
     const uint64_t before = atomic_fetch_add_explicit(&limit->used, bytes,
                                                       memory_order_relaxed);
     atomic_fetch_add_explicit(&limit->promised, bytes, memory_order_relaxed);
-    assert(!limit->maximum || before + bytes <= limit->maximum);
-    (void)before;
+    /* Otherwise the limit is passed, and the next charges are refused. */
+    (void)PERSIA_HOLDS(!limit->maximum || before + bytes <= limit->maximum);
 }
 
 void persia_mem_release(mem_limit *limit, uint64_t bytes)
@@ -119,8 +118,7 @@ void persia_mem_release(mem_limit *limit, uint64_t bytes)
         return;
     const uint64_t before = atomic_fetch_sub_explicit(&limit->used, bytes,
                                                       memory_order_relaxed);
-    assert(before >= bytes);
-    (void)before;
+    (void)PERSIA_HOLDS(before >= bytes);
     persia_mem_withdraw(limit, bytes);
 }
 

@@ -385,6 +385,7 @@ enum ledger_state ledger_begin(ledger *l, const ledger_key *key,
     pthread_mutex_lock(&l->lock);
     enum ledger_state state = look_locked(l, key, waiter);
     if (state == LEDGER_NEW) {
+        assert(!*flight_locked(l, key)); /* it would be BUSY */
         *f = (ledger_flight){.next = l->flights,
                              .stream = key->stream,
                              .number = key->number,

@@ -1,5 +1,6 @@
 #include "shard/sync.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -97,6 +98,8 @@ void **sync_take(sync_steps *s, int apply, uint32_t *n)
     for (uint32_t i = 0; i < s->parts; i++)
         if (all[i])
             all[(*n)++] = all[i];
+    assert(*n == s->n);
+    assert(!apply || (s->pending && !s->applying));
     if (apply)
         s->applying = s->pending;
     s->part = NULL;

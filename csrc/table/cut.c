@@ -9,6 +9,7 @@
  */
 #include "table/filter.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,6 +35,7 @@ static int stripe_cut_begin(const table *t, stripe *s)
         return persia_err_set(PERSIA_ENOMEM,
                               "table %s: no memory for a snapshot",
                               t->config.name);
+    assert(!c->mark && !c->cursor && !c->aside_n);
     c->mark = s->used;
     return PERSIA_OK;
 }
@@ -167,6 +169,7 @@ static void stripe_emit_locked(const table *t, stripe *s, size_t room,
 {
     stripe_cut *c = &s->cut;
 
+    assert(c->mark <= s->used && c->aside_done <= c->aside_n);
     for (; c->cursor < c->mark && o->n < room; c->cursor++) {
         const char *row = stripe_row(t, s, c->cursor);
         uint64_t bit = c->copied[c->cursor / 64] >> (c->cursor % 64) & 1;
@@ -240,6 +243,7 @@ static void stop_locked(table_cut *cut)
     table *t = cut->t;
 
     pthread_rwlock_wrlock(&t->gate);
+    assert(t->cut == cut);
     for (uint32_t i = cut->at; i < t->stripes; i++) {
         pthread_rwlock_wrlock(&t->stripe[i].lock);
         stripe_cut_end(t, &t->stripe[i]);

@@ -1,6 +1,7 @@
 /* exchange.c: all rows of a table replaced in one step. */
 #include "table/stripe.h"
 
+#include <assert.h>
 #include <string.h>
 
 /* Everything of a stripe but its lock: rows, index, lists. */
@@ -53,6 +54,7 @@ int persia_table_exchange(table *t, table *other)
                             "table %s: a snapshot is under way; "
                             "wait for its end",
                             t->config.name);
+    assert(!t->making && !other->making);
     for (uint32_t i = 0; i < t->stripes && !rc; i++) {
         pthread_rwlock_wrlock(&t->stripe[i].lock);
         stripe_exchange_locked(&t->stripe[i], &other->stripe[i]);

@@ -147,7 +147,7 @@ static int growth_join(const reserve_claim *c, mem_limit *limit,
 static void growth_leave(const reserve_claim *c, mem_limit *limit)
 {
     pthread_mutex_lock(&c->t->growth_lock);
-    assert(c->t->making >= c->most);
+    (void)PERSIA_HOLDS(c->t->making >= c->most);
     c->t->making -= c->most;
     (void)growth_change(c->t, limit);
     pthread_mutex_unlock(&c->t->growth_lock);
@@ -212,6 +212,7 @@ static int reservation_check(reservation *r)
             "give the table a capacity with eviction=\"lru\"",
             largest->t->config.name, largest->rows,
             (unsigned long long)r->limit->maximum);
+    assert(r->alone && !r->announced);
     r->announced = bytes;
     return PERSIA_OK;
 }
@@ -233,6 +234,7 @@ void reserve_count(reserve_claim *c, uint64_t *places, size_t n)
     table *t = c->t;
     size_t k = 0;
 
+    assert(n <= c->most);
     memset(c->slots, 0, t->stripes * sizeof *c->slots);
     c->rows = 0;
     c->growth = 0;
@@ -300,6 +302,7 @@ static int claim_reserve(reserve_claim *c)
 
 static void claim_release(reserve_claim *c)
 {
+    assert(!c->index || c->reserved);
     for (uint32_t i = 0; c->reserved && i < c->t->stripes; i++)
         if (c->slots[i])
             atomic_fetch_add(&c->t->left[i], (int64_t)c->slots[i]);

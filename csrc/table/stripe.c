@@ -76,6 +76,7 @@ void stripe_touch_slow(const table *t, stripe *s, uint32_t slot)
     stripe_cut *c = &s->cut;
     const char *row = stripe_row(t, s, slot);
 
+    assert(slot < c->mark);
     if (slot < c->cursor || cut_copied(c, slot) || !row_clock(row))
         return;
     if (c->aside_n == c->aside_charged) {
@@ -86,6 +87,7 @@ void stripe_touch_slow(const table *t, stripe *s, uint32_t slot)
             return;
         }
     }
+    assert(c->aside_n < c->aside_charged && c->aside_charged <= c->mark);
     memcpy(c->aside.base + (size_t)c->aside_n++ * t->stride, row, t->stride);
 }
 
@@ -93,6 +95,7 @@ void stripe_release_locked(const table *t, stripe *s, uint32_t slot)
 {
     char *row = stripe_row(t, s, slot);
 
+    assert(slot < s->used && s->rows > 0 && row_clock(row));
     stripe_touch_locked(t, s, slot);
     row_index_remove(&s->index, id_place(row_id(row), t->config.hash_key),
                      slot);
@@ -158,7 +161,8 @@ static uint32_t slot_take(const table *t, stripe *s, const stripe_room *room)
     const uint32_t slot = s->free_head;
 
     if (slot == ROW_NONE) {
-        assert(*room->slots > 0);
+        if (!PERSIA_HOLDS(*room->slots > 0)) /* the row is refused */
+            return ROW_NONE;
         --*room->slots;
         persia_mem_arena_grow(&s->arena, ((size_t)s->used + 1) * t->stride);
         return s->used++;
@@ -237,6 +241,15 @@ static int row_count(table *t, stripe *s, uint32_t clock, uint32_t spare,
     return rc;
 }
 
+/* The row that was counted last is not made. */
+static void row_uncount(table *t, stripe *s)
+{
+    if (t->config.capacity)
+        atomic_fetch_sub_explicit(&t->rows, 1, memory_order_relaxed);
+    else
+        s->uncounted--;
+}
+
 void stripe_count_locked(table *t, stripe *s)
 {
     if (s->uncounted)
@@ -258,6 +271,10 @@ int stripe_add_locked(table *t, stripe *s, uint64_t hash, uint64_t id,
     if (rc)
         return rc;
     *slot = slot_take(t, s, room); /* the one just evicted, if one was */
+    if (*slot == ROW_NONE) {
+        row_uncount(t, s);
+        return PERSIA_ECAPACITY;
+    }
     row = stripe_row(t, s, *slot);
     memcpy(row, &id, sizeof id);
     row_set_clock(row, clock);
@@ -296,6 +313,7 @@ void stripe_clear_locked(table *t, stripe *s)
                 stripe_release_locked(t, s, slot);
         return;
     }
+    assert(!s->uncounted);
     row_index_clear(&s->index);
     persia_mem_arena_free(&s->arena);
     s->used = s->rows = 0;

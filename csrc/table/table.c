@@ -1,5 +1,6 @@
 #include "table/stripe.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -308,6 +309,7 @@ int persia_table_clear(table *t)
         return rc;
     pthread_rwlock_wrlock(&t->gate); /* no thread holds what it gives up */
     limit_lock(t->config.limit);
+    assert(!t->making && !t->growth);
     /* What it takes for empty indexes is less than each of them has given
      * back; nothing else gets it in between. */
     if (t->config.limit)
@@ -343,6 +345,7 @@ void persia_table_restore_sightings(table *t, uint32_t first, uint32_t slots,
     const admitter *a = &t->admit;
     const size_t n = admit_words(a);
 
+    assert(!t->cut); /* no other thread knows it */
     for (uint32_t i = 0; i < slots; i++)
         if (first + i >= a->first && first + i - a->first < a->slots)
             memcpy(a->filter + (first + i - a->first) * n, words + i * n,
