@@ -30,8 +30,9 @@ class Scores:
     """How well logits of ``rows`` samples foretell their labels.
 
     ``rows`` and ``positives`` are numbers of samples; in all others a sample
-    counts by its weight, where there are weights. ``auc`` and ``normalized_entropy`` are NaN where the labels are all equal
-    (neither is defined there), ``calibration`` where there is no positive.
+    counts by its weight, where there are weights. ``auc`` and
+    ``normalized_entropy`` are NaN where the labels are all equal (neither is
+    defined there), ``calibration`` where there is no positive.
     """
 
     rows: int

@@ -17,6 +17,7 @@ from torch.nn import functional
 from persia import errors
 from persia.data.jagged import JaggedBatch
 from persia.nn.collections import EmbeddingCollection
+from persia.nn.lookups import Collection
 from persia.nn.tracing import leaf
 from persia.optim import SparseOptimizer
 from persia.store import Store
@@ -57,6 +58,13 @@ def tables_of(model: nn.Module) -> list[EmbeddingCollection]:
     """The tables of all modules here that a model has, each once."""
     found = [m.rows for m in model.modules() if isinstance(m, _Looked)]
     return list(dict.fromkeys(found))
+
+
+def lookups_of(model: nn.Module) -> list[nn.Module]:
+    """The modules of a model whose forward looks up rows; some are within
+    others."""
+    kinds = Collection, _Looked
+    return [m for m in model.modules() if isinstance(m, kinds)]
 
 
 class _Looked:

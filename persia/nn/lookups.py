@@ -37,7 +37,7 @@ from persia.store.operators import (
 )
 from persia.store.state import check_state, state_of
 
-__all__ = ["Collection", "TableRows"]
+__all__ = ["Collection", "TableRows", "collections_of", "stores_of"]
 
 
 class Collection(nn.Module):
@@ -408,6 +408,18 @@ class Collection(nn.Module):
             f"{c.name}: {c.embedding_dim} <- {list(c.feature_names)}"
             for c in self._configs
         )
+
+
+def collections_of(model: nn.Module) -> list[Collection]:
+    """All modules of a model that have tables, each once, in its order: of
+    wrapped and compiled models, and within converted modules, too."""
+    return [m for m in model.modules() if isinstance(m, Collection)]
+
+
+def stores_of(model: nn.Module) -> list[Store]:
+    """The stores of a model's tables, each once, in its order, which is the
+    same on all ranks."""
+    return list(dict.fromkeys(m.store for m in collections_of(model)))
 
 
 def _freezing(

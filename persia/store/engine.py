@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -115,6 +116,7 @@ class Engine:
             Neither Parameter nor buffer: DDP, .to() and state_dict() do not
             know it. still: in its place where no gradient is wanted.
         device: of the values that a module gave out last.
+        seconds: that threads of the user have spent on updates.
         no_batch: the ticket of ids that no loader gave out, int64 [2].
     """
 
@@ -157,6 +159,7 @@ class Engine:
             )
         self.still = _zeros(1)
         self.device = torch.device("cpu")
+        self.seconds = 0.0
         self.no_batch = torch.zeros(2, dtype=torch.int64, device="cpu")
 
     # ---- updates
@@ -176,8 +179,10 @@ class Engine:
 
     def apply(self, factors: list[float] | None, *, all_threads: bool) -> None:
         """Applies the gradients that are held as one update."""
+        began = time.perf_counter()
         with self._lock:
             self._apply_locked(factors, all_threads)
+        self.seconds += time.perf_counter() - began
 
     def _apply_locked(
         self, factors: list[float] | None, all_threads: bool
