@@ -274,9 +274,10 @@ def test_models_that_workers_cannot_serve(
     with pytest.raises(errors.InvalidArgument, match=r"persia.DataLoader"):
         iter(Stream(workers.addresses))
     stream = Stream(workers.addresses)
-    first = iter(persia.DataLoader(stream, Model(store)))
+    model = Model(store)
+    first = iter(persia.DataLoader(stream, model))
     with pytest.raises(errors.InvalidArgument, match="Stream"):
-        iter(persia.DataLoader(stream, Model(store)))
+        iter(persia.DataLoader(stream, model))
     first.close()
 
 
@@ -288,6 +289,7 @@ def test_another_model_is_refused(servers: Servers, workers: Workers) -> None:
     other = persia.EmbeddingBagCollection(
         store=store,
         tables=[persia.EmbeddingBagConfig("u", 4, feature_names=["user"])],
+        share=True,
     )
     with pytest.raises(errors.SchemaMismatch):
         iter(persia.DataLoader(Stream(workers.addresses), other))

@@ -21,6 +21,8 @@ from persia.store.configs import (
     TableConfig,
     as_config,
 )
+from persia.store.default import default_store
+from persia.store.engine import engine_of
 
 __all__ = ["convert", "export_torch", "from_torch"]
 
@@ -38,6 +40,7 @@ def convert(
     store: Store | None = None,
     optimizer: SparseOptimizer | None = None,
     prefix: str = "",
+    share: bool = False,
 ) -> nn.Module:
     """Moves the weights of all embeddings of a model into tables, in place.
 
@@ -52,10 +55,17 @@ def convert(
         store: where the tables go; None: a private store, or that of the
             servers of this process (see :class:`persia.Store`).
         optimizer: of the private store.
-        prefix: of the tables' names, which are the modules' (``emb.user``).
+        prefix: of the tables' names, which are the modules' (``emb.user``),
+            or the class's where the model is an embedding itself. Two models
+            of one store have tables of other names.
+        share: as of :class:`persia.EmbeddingCollection`.
 
     Returns:
         ``module``. Make the optimizer of its other parameters after this.
+
+    Raises:
+        InvalidArgument: a table of the store is that of another module; the
+            model is as it was.
 
     Warns:
         Of modules that stay torch's: those with max_norm or
@@ -63,7 +73,34 @@ def convert(
         their own. Of lists, such as an optimizer's or a regulariser's, that
         still hold a weight which is not trained any more.
     """
-    found: dict[int, tuple[str, nn.Parameter, list[nn.Module]]] = {}
+    found = _weights_of(module)
+    if not found:
+        return module
+    configs = {
+        key: EmbeddingConfig(
+            prefix + (name or type(modules[0]).__name__), weight.shape[1]
+        )
+        for key, (name, weight, modules) in found.items()
+    }
+    rows = _tables(configs, store, optimizer, share)
+    for key, (_, weight, _) in found.items():
+        _fill(rows[key], weight)
+    for key, (name, weight, modules) in found.items():
+        for one in modules:
+            _switch(one, rows[key])
+        for one in list(module.modules()):
+            _tie(one, weight, rows[key])
+        _warn_of_holders(name, weight, modules)
+    return module
+
+
+#: Name, weight and modules by the weight's identity.
+_Found = dict[int, tuple[str, nn.Parameter, list[nn.Module]]]
+
+
+def _weights_of(module: nn.Module) -> _Found:
+    """What becomes tables; warns of what does not."""
+    found: _Found = {}
     for name, one in module.named_modules():
         if not isinstance(one, nn.Embedding | nn.EmbeddingBag):
             continue
@@ -72,22 +109,12 @@ def convert(
         if reason := _why_not(one):
             warnings.warn(
                 f"{name or type(one).__name__} stays torch's: {reason}",
-                stacklevel=2,
+                stacklevel=3,
             )
             continue
         weight = one.get_parameter("weight")
         found.setdefault(id(weight), (name, weight, []))[2].append(one)
-    if not found:
-        return module
-    for name, weight, modules in found.values():
-        rows = _table(prefix + (name or "table"), weight, store, optimizer)
-        store, optimizer = rows.store, None  # one for all
-        for one in modules:
-            _switch(one, rows)
-        for one in list(module.modules()):
-            _tie(one, weight, rows)
-        _warn_of_holders(name, weight, modules)
-    return module
+    return found
 
 
 def _why_not(module: nn.Embedding | nn.EmbeddingBag) -> str | None:
@@ -104,17 +131,41 @@ def _why_not(module: nn.Embedding | nn.EmbeddingBag) -> str | None:
     return None
 
 
-def _table(
-    name: str,
-    weight: Tensor,
+def _tables(
+    configs: dict[int, EmbeddingConfig],
     store: Store | None,
     optimizer: SparseOptimizer | None,
-) -> EmbeddingCollection:
-    rows = ours.make_rows(name, weight.shape[1], store, optimizer)
+    share: bool,
+) -> dict[int, EmbeddingCollection]:
+    """A table each, all of one store."""
+    if store is None:
+        if share:
+            raise errors.InvalidArgument(
+                "share=True needs store=: a model without one has a store of "
+                "its own"
+            )
+        store, names = default_store(optimizer, list(configs.values()))
+        configs = dict(zip(configs, names, strict=True))
+    elif optimizer is not None:
+        raise errors.InvalidArgument(
+            "optimizer= is for a model with a store of its own; a Store has "
+            "its optimizer"
+        )
+    elif not share:
+        engine_of(store).check_free({c.name: c for c in configs.values()})
+    return {
+        key: ours.make_rows(config, store, share=share)
+        for key, config in configs.items()
+    }
+
+
+def _fill(rows: EmbeddingCollection, weight: Tensor) -> None:
+    (config,) = rows.embedding_configs()
     numbers = torch.arange(len(weight))
-    if len(numbers) and not rows.store.contains(name, numbers).any():
-        rows.store.set_rows(name, numbers, weight.detach().float().cpu())
-    return rows
+    if len(numbers) and not rows.store.contains(config.name, numbers).any():
+        rows.store.set_rows(
+            config.name, numbers, weight.detach().float().cpu()
+        )
 
 
 def _switch(module: nn.Module, rows: EmbeddingCollection) -> None:
@@ -226,10 +277,11 @@ def from_torch(
     module: nn.Module,
     ids: Tensor | None = None,
     *,
-    name: str = "table",
+    name: str | None = None,
     feature_names: list[str] | None = None,
     store: Store | None = None,
     optimizer: SparseOptimizer | None = None,
+    share: bool = False,
 ) -> EmbeddingBagCollection | EmbeddingCollection:
     """A collection whose rows are the weights of a torch module: of an
     ``nn.Embedding``, which does not pool, an :class:`EmbeddingCollection`.
@@ -239,18 +291,26 @@ def from_torch(
             ``EmbeddingBagCollection``.
         ids: the id of each row, int64 [num_embeddings]; default: the row's
             number. For one table only.
-        name: of the table, where the module has no names.
+        name: of the table; needed where the module has no names.
         feature_names: of that table; default: its name.
         store: where the rows go; None: a private store with ``optimizer``.
         optimizer: of the private store.
+        share: as of :class:`persia.EmbeddingCollection`.
 
     Raises:
         InvalidArgument: another kind of module, or one with max_norm,
-            padding_idx or scale_grad_by_freq.
+            padding_idx or scale_grad_by_freq; no name, or that of another
+            module's table.
         ShapeError: ids of another number than the rows.
     """
     weights: list[Tensor]
     configs: list[TableConfig]
+    if name is None and isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        raise errors.InvalidArgument(
+            "from_torch needs name=, that of the table: checkpoints and "
+            "servers find the rows by it"
+        )
+    name = name or ""
     if isinstance(module, nn.Embedding):
         _check_settings(module)
         rows, dim = module.weight.shape
@@ -290,8 +350,8 @@ def from_torch(
         if isinstance(module, nn.Embedding)
         else EmbeddingBagCollection
     )
-    out = kind(tables=configs, store=store, optimizer=optimizer)
-    for config, weight in zip(configs, weights, strict=True):
+    out = kind(tables=configs, store=store, optimizer=optimizer, share=share)
+    for config, weight in zip(out.tables, weights, strict=True):
         wanted = torch.arange(len(weight)) if ids is None else ids
         if len(wanted) != len(weight):
             raise errors.ShapeError(

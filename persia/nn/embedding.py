@@ -28,15 +28,27 @@ __all__ = ["Embedding", "EmbeddingBag"]
 
 
 def make_rows(
-    name: str,
-    dim: int,
+    config: EmbeddingConfig,
     store: Store | None,
     optimizer: SparseOptimizer | None = None,
-    **options: Any,
+    share: bool = False,
 ) -> EmbeddingCollection:
-    """One table; ``options`` are those of :class:`EmbeddingConfig`."""
-    config = EmbeddingConfig(name, dim, **options)
-    return EmbeddingCollection([config], store=store, optimizer=optimizer)
+    """A table of its own."""
+    return EmbeddingCollection(
+        [config], store=store, optimizer=optimizer, share=share
+    )
+
+
+def _config(
+    kind: str, name: str | None, dim: int, options: dict[str, Any]
+) -> EmbeddingConfig:
+    if name is None:
+        raise errors.InvalidArgument(
+            f"persia.nn.{kind} needs name=, that of its table: checkpoints "
+            "and servers find the rows by it. Take that of the attribute, as "
+            'in self.user = persia.nn.Embedding(..., name="user")'
+        )
+    return EmbeddingConfig(name, dim, **options)
 
 
 def look_up(
@@ -110,10 +122,12 @@ class Embedding(_Looked, nn.Embedding):  # type: ignore[override]
         num_embeddings: rows of ``weight``.
         embedding_dim: elements of a vector.
         padding_idx: an id without gradient.
-        name: of the table; the same store and name are the same rows.
+        name: of the table, by which checkpoints and servers find its rows;
+            always needed.
         store: where the rows go; None: as for
             :class:`persia.EmbeddingCollection`.
         optimizer: of that store.
+        share: as of :class:`persia.EmbeddingCollection`.
         options: further ones of :class:`persia.EmbeddingConfig`.
     """
 
@@ -123,18 +137,20 @@ class Embedding(_Looked, nn.Embedding):  # type: ignore[override]
         embedding_dim: int,
         padding_idx: int | None = None,
         *,
-        name: str = "table",
+        name: str | None = None,
         store: Store | None = None,
         optimizer: SparseOptimizer | None = None,
+        share: bool = False,
         **options: Any,
     ) -> None:
         nn.Module.__init__(self)
+        config = _config("Embedding", name, embedding_dim, options)
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.padding_idx = _padding(padding_idx, num_embeddings)
         self.max_norm, self.norm_type = None, 2.0
         self.scale_grad_by_freq, self.sparse = False, True
-        self.rows = make_rows(name, embedding_dim, store, optimizer, **options)
+        self.rows = make_rows(config, store, optimizer, share)
         if self.padding_idx is not None:
             _zero(self.rows, self.padding_idx)
 
@@ -171,10 +187,12 @@ class EmbeddingBag(_Looked, nn.EmbeddingBag):  # type: ignore[override]
         mode: "sum", "mean" or "max".
         include_last_offset: whether ``offsets`` ends with the number of ids.
         padding_idx: an id that takes no part.
-        name: of the table; the same store and name are the same rows.
+        name: of the table, by which checkpoints and servers find its rows;
+            always needed.
         store: where the rows go; None: as for
             :class:`persia.EmbeddingCollection`.
         optimizer: of that store.
+        share: as of :class:`persia.EmbeddingCollection`.
         options: further ones of :class:`persia.EmbeddingConfig`.
     """
 
@@ -186,19 +204,21 @@ class EmbeddingBag(_Looked, nn.EmbeddingBag):  # type: ignore[override]
         mode: str = "mean",
         include_last_offset: bool = False,
         padding_idx: int | None = None,
-        name: str = "table",
+        name: str | None = None,
         store: Store | None = None,
         optimizer: SparseOptimizer | None = None,
+        share: bool = False,
         **options: Any,
     ) -> None:
         nn.Module.__init__(self)
+        config = _config("EmbeddingBag", name, embedding_dim, options)
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.mode, self.include_last_offset = mode, include_last_offset
         self.padding_idx = _padding(padding_idx, num_embeddings)
         self.max_norm, self.norm_type = None, 2.0
         self.scale_grad_by_freq, self.sparse = False, True
-        self.rows = make_rows(name, embedding_dim, store, optimizer, **options)
+        self.rows = make_rows(config, store, optimizer, share)
 
     @leaf
     def forward(

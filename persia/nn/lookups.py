@@ -23,6 +23,7 @@ from persia.store.configs import (
     EmbeddingConfig,
     TableConfig,
     as_configs,
+    list_of,
     pooling_of,
 )
 from persia.store.default import default_store
@@ -72,6 +73,7 @@ class Collection(nn.Module):
         device: torch.device | str | None,
         output_dtype: torch.dtype,
         padding_value: int | None,
+        share: bool | None,
     ) -> None:
         super().__init__()
         if store is not None and optimizer is not None:
@@ -79,6 +81,7 @@ class Collection(nn.Module):
                 "optimizer= is for a module with a store of its own; a Store "
                 "has its optimizer"
             )
+        tables = list_of(tables, self._config_class)
         configs = as_configs(tables, self._config_class)
         if not configs:
             raise errors.InvalidArgument(
@@ -96,32 +99,45 @@ class Collection(nn.Module):
                 f"output_dtype is {output_dtype!r}, need a floating dtype "
                 "such as torch.float32"
             )
-        if store is None:
-            store, configs = default_store(optimizer, configs)
-        self.store = kind("store", store, Store, "a persia.Store")
-        self._configs = configs
-        here = torch.get_default_device() if device is None else device
-        of_ids = device is None and here == torch.device("cpu")
-        self._device = None if of_ids else torch.device(here)
-        self._output_dtype = output_dtype
-        self._padding_value = padding_value
-        names = [c.name for c in self._configs]
+        names = [c.name for c in configs]
         if len(set(names)) != len(names):
             twice = sorted({n for n in names if names.count(n) > 1})
             raise errors.InvalidArgument(
                 f"tables {twice} occur more than once in one module"
             )
+        self._names_given = names
+        if share is not None:
+            kind("share", share, bool, "True or False")
+        if store is None:
+            if share:
+                raise errors.InvalidArgument(
+                    "share=True needs store=: a module without one has a "
+                    "store of its own"
+                )
+            store, configs = default_store(optimizer, configs)
+        self.store = kind("store", store, Store, "a persia.Store")
+        self._configs = configs
+        given = dict(zip((c.name for c in configs), tables, strict=True))
+        if share is False:
+            engine_of(self.store).check_free(given)
+        here = torch.get_default_device() if device is None else device
+        of_ids = device is None and here == torch.device("cpu")
+        self._device = None if of_ids else torch.device(here)
+        self._output_dtype = output_dtype
+        self._padding_value = padding_value
         # (output name, feature, config) in the order of the output.
         features = [f for c in self._configs for f in c.feature_names]
         self.outputs = [
-            (f if features.count(f) == 1 else f"{f}@{c.name}", f, c)
-            for c in self._configs
+            (f if features.count(f) == 1 else f"{f}@{name}", f, c)
+            for name, c in zip(names, self._configs, strict=True)
             for f in c.feature_names
         ]
         self._names = [name for name, _, _ in self.outputs]
         self._dims = [c.embedding_dim for _, _, c in self.outputs]
         self.features = tuple(dict.fromkeys(f for _, f, _ in self.outputs))
         self._connect()
+        if share is not None:  # None: a part of another module
+            engine_of(self.store).add_user(self, given)
 
     def _connect(self) -> None:
         """Declares the tables; plans for keys in the order of the configs."""
@@ -402,6 +418,8 @@ class Collection(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._connect()
+        given = {c.name: c for c in self._configs}
+        engine_of(self.store).add_user(self, given)
 
     def extra_repr(self) -> str:
         return ", ".join(
@@ -499,6 +517,7 @@ class TableRows(Collection):
             device=owner._device,
             output_dtype=torch.float32,
             padding_value=None,
+            share=None,
         )
 
     @property

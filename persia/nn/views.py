@@ -43,7 +43,10 @@ class TableView:
 
 
 def views_of(
-    collection: Collection, configs: Sequence[TableConfig]
+    collection: Collection, names: Sequence[str]
 ) -> dict[str, TableView]:
-    """One a table, by name."""
-    return {c.name: TableView(collection, c) for c in configs}
+    """One a table, by the name that the module was given."""
+    return {
+        name: TableView(collection, config)
+        for name, config in zip(names, collection.tables, strict=True)
+    }

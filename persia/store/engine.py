@@ -6,10 +6,12 @@ the engine of a store.
 
 from __future__ import annotations
 
+import gc
 import secrets
 import threading
 import time
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -135,6 +137,8 @@ class Engine:
         SHAPES[self.handle] = {}
         weakref.finalize(self, SHAPES.pop, self.handle)
         self.tables: dict[str, Table] = {}
+        # Modules by their tables, each with the config that it was given.
+        self._users: dict[str, list[tuple[weakref.ref[Any], object]]] = {}
         self.ahead = Ahead()
         self.prefetch: bool | None = None
         self.counts = {"gradients_discarded": 0, "cuda_ids_copied": 0}
@@ -300,6 +304,40 @@ class Engine:
             "a module or store.add_table()"
         )
 
+    def add_user(self, module: object, configs: Mapping[str, object]) -> None:
+        """A module trains these tables: name, and config as it was given."""
+        with self._lock:
+            for name, config in configs.items():
+                user = weakref.ref(module), config
+                self._users.setdefault(name, []).append(user)
+
+    def check_free(self, configs: Mapping[str, object]) -> None:
+        """Raises if another module trains one of these tables, unless it was
+        given the same config object."""
+        for name, config in configs.items():
+            if self._users_beside(name, config):
+                gc.collect()  # they may be garbage already
+            others = self._users_beside(name, config)
+            if others:
+                raise errors.InvalidArgument(
+                    f"table {name!r} of this store is that of another "
+                    f"{type(others[0]).__name__} already. To train the same "
+                    "rows with both, pass share=True; for rows of its own, "
+                    "another name, or another store. A module that replaces "
+                    "one, as in a notebook: delete the old one before, or "
+                    f"remove its rows with store.drop({name!r})"
+                )
+
+    def _users_beside(self, table: str, config: object) -> list[object]:
+        """The modules that train a table, but for those of this config."""
+        alive = [
+            (user, module, mine)
+            for user, mine in self._users.get(table, [])
+            if (module := user()) is not None
+        ]
+        self._users[table] = [(user, mine) for user, _, mine in alive]
+        return [module for _, module, mine in alive if mine is not config]
+
     def declare(self, config: TableConfig) -> Table:
         """The table of a config, made if new; contradictions raise."""
         template = config.optimizer or self.optimizer
@@ -394,6 +432,7 @@ class Engine:
             self.core.drop(number)
             self.rename_rows()
             del self.tables[table]
+            self._users.pop(table, None)
             group = self.optimizer.param_groups[number]
             group["table"] = f"{table} (dropped)"
 
