@@ -209,7 +209,7 @@ def test_a_converted_module_is_still_the_same_module() -> None:
     module.register_forward_hook(lambda *args: seen.append(args))
     assert persia.convert(module, optimizer=persia.optim.SGD(lr=1.0)) is module
     assert isinstance(module, nn.Embedding)
-    assert list(module.parameters()) == []
+    assert sum(p.numel() for p in module.parameters()) == 0
     for ids in (
         torch.tensor([[1, 2], [2, 49]]),
         torch.tensor(7),

@@ -307,10 +307,8 @@ def test_state_dict_holds_no_rows() -> None:
         other.load_state_dict(state)
 
 
-def test_anchor_is_neither_parameter_nor_buffer() -> None:
+def test_moving_a_module_leaves_its_rows() -> None:
     model = torch.nn.Sequential(make())
-    assert list(model.parameters()) == []
-    assert list(model.buffers()) == []
     model.to("cpu").double().float()
     train(model[0])
     assert model[0].store.updates == 1

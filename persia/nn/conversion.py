@@ -144,8 +144,8 @@ def _tables(
                 "share=True needs store=: a model without one has a store of "
                 "its own"
             )
-        store, names = default_store(optimizer, list(configs.values()))
-        configs = dict(zip(configs, names, strict=True))
+        store, named = default_store(optimizer, list(configs.values()))
+        configs = dict(zip(configs, named, strict=True))
     elif optimizer is not None:
         raise errors.InvalidArgument(
             "optimizer= is for a model with a store of its own; a Store has "

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from persia.base.check import kind, whole
 from persia.base.torch_private import constant_while_tracing
 from persia.data.ids import Ids, device_of, unpack
 from persia.data.jagged import JaggedBatch
+from persia.nn.anchor import Anchor
 from persia.nn.tracing import modules, numbers
 from persia.optim import SparseOptimizer
 from persia.store import Store
@@ -46,7 +46,6 @@ class Collection(nn.Module):
 
     _config_class: type[TableConfig]
     _kind: int
-    _frozen = False  # by requires_grad_(False)
     # TorchScript: the forward is Python's, so are these.
     __jit_ignored_attributes__ = (
         "_configs",
@@ -123,6 +122,8 @@ class Collection(nn.Module):
         here = torch.get_default_device() if device is None else device
         of_ids = device is None and here == torch.device("cpu")
         self._device = None if of_ids else torch.device(here)
+        if share is not None:  # None: a part of another module
+            self._set_anchor(torch.empty(0, device=self.device))
         self._output_dtype = output_dtype
         self._padding_value = padding_value
         # (output name, feature, config) in the order of the output.
@@ -136,7 +137,7 @@ class Collection(nn.Module):
         self._dims = [c.embedding_dim for _, _, c in self.outputs]
         self.features = tuple(dict.fromkeys(f for _, f, _ in self.outputs))
         self._connect()
-        if share is not None:  # None: a part of another module
+        if share is not None:
             engine_of(self.store).add_user(self, given)
 
     def _connect(self) -> None:
@@ -277,6 +278,7 @@ class Collection(nn.Module):
             plan,
             grad,
             way,
+            self._leaves(),
         )
 
     def _ticket_of(
@@ -317,6 +319,8 @@ class Collection(nn.Module):
             self._handle,
             plan,
             grad,
+            None,
+            self._leaves(),
         )
 
     def _shape_alone(self, ids: Ids) -> bool:
@@ -368,6 +372,8 @@ class Collection(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Collection:
         """``.to(device)`` moves the output; the tables stay."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if not isinstance(self.anchor, Anchor) or self.anchor.is_meta:
+            self._set_anchor(self.anchor)  # for torch has made another
         here = self.device
         meta = here.type == "meta"  # from where torch moves nothing
         there = fn(torch.zeros(0, device="cpu" if meta else here)).device
@@ -378,7 +384,19 @@ class Collection(nn.Module):
     @property
     def trains(self) -> bool:
         """Whether a lookup with gradient updates rows."""
-        return self._trainable and not self._frozen
+        return self._trainable and self.anchor.requires_grad
+
+    def _leaves(self) -> tuple[Tensor, ...]:
+        """The anchors of the modules whose rows these are."""
+        return (self.anchor,)
+
+    def _set_anchor(self, like: Tensor) -> None:
+        """A new one where ``like`` is; where that is no place, on the CPU."""
+        frozen = isinstance(like, nn.Parameter) and not like.requires_grad
+        if like.is_meta:
+            like = torch.empty(0, device="cpu")
+        self.anchor = Anchor(like, not frozen)
+        self.anchor.bind(engine_of(self.store))
 
     @property
     def device(self) -> torch.device:
@@ -391,6 +409,22 @@ class Collection(nn.Module):
         return self._configs
 
     # ---- state: the schema alone, rows are in the store
+
+    def _save_to_state_dict(
+        self, destination: Any, prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.pop(f"{prefix}anchor", None)  # it holds nothing
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        name = f"{prefix}anchor"
+        state_dict[name] = self.anchor.detach()
+        try:
+            super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        finally:
+            del state_dict[name]
 
     def get_extra_state(self) -> Tensor:
         """Which rows belong to the state, uint8 [n]: ``store.save`` saves
@@ -420,6 +454,7 @@ class Collection(nn.Module):
         self._connect()
         given = {c.name: c for c in self._configs}
         engine_of(self.store).add_user(self, given)
+        self.anchor.bind(engine_of(self.store))
 
     def extra_repr(self) -> str:
         return ", ".join(
@@ -438,29 +473,6 @@ def stores_of(model: nn.Module) -> list[Store]:
     """The stores of a model's tables, each once, in its order, which is the
     same on all ranks."""
     return list(dict.fromkeys(m.store for m in collections_of(model)))
-
-
-def _freezing(
-    plain: Callable[[nn.Module, bool], nn.Module],
-) -> Callable[[nn.Module, bool], nn.Module]:
-    """torch's ``Module.requires_grad_`` that reaches the tables, too: they
-    are no parameters, and torch asks parameters alone."""
-
-    @functools.wraps(plain)
-    def requires_grad_(
-        self: nn.Module, requires_grad: bool = True
-    ) -> nn.Module:
-        for module in self.modules():
-            if isinstance(module, Collection):
-                module._frozen = not requires_grad
-        return plain(self, requires_grad)
-
-    return requires_grad_
-
-
-nn.Module.requires_grad_ = _freezing(  # type: ignore[method-assign,assignment]
-    nn.Module.requires_grad_
-)
 
 
 @constant_while_tracing
@@ -524,6 +536,10 @@ class TableRows(Collection):
     def trains(self) -> bool:
         owner = self._owner()
         return self._trainable and owner is not None and owner.trains
+
+    def _leaves(self) -> tuple[Tensor, ...]:
+        owner = self._owner()
+        return () if owner is None else owner._leaves()
 
     def look_up(self, features: JaggedBatch) -> Tensor:
         """float32 [n, the widest dim], in the order of the ids."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Sequence
+from typing import TypeVar
 
 from persia.distributed.cluster import Settings
 from persia.optim import SparseOptimizer
@@ -22,9 +23,12 @@ _shared: weakref.WeakValueDictionary[object, Store] = (
 _given: dict[object, set[str]] = {}
 
 
+Config = TypeVar("Config", bound=TableConfig)
+
+
 def default_store(
-    optimizer: SparseOptimizer | None, configs: Sequence[TableConfig]
-) -> tuple[Store, list[TableConfig]]:
+    optimizer: SparseOptimizer | None, configs: Sequence[Config]
+) -> tuple[Store, list[Config]]:
     """A store whose tables are those of one module alone.
 
     In one process it is a private one. Where tables are on servers or ranks

@@ -22,6 +22,7 @@ from persia import _core, errors
 from persia.admission import Admission
 from persia.base.check import real
 from persia.base.torch_private import in_backward, made_a_step
+from persia.base.warning import warn
 from persia.optim import add_table, factors_of, gradients_came
 from persia.store import norm
 from persia.store.ahead import Ahead
@@ -148,6 +149,8 @@ class Engine:
         self.saved: dict[str, int] = {}
         self.loading = False
         self._waiting = Waiting()
+        self._came: dict[int, weakref.ref[object]] = {}
+        self._zeroed = False  # all that waited was dropped so
         self._accumulation: Accumulation | None = None
         if arguments.update == "backward":
             self._accumulation = Accumulation()
@@ -202,9 +205,15 @@ class Engine:
                     "store.optimizer.param_groups has no 'lr'; set one"
                 )
         held = HELD.get(self.handle, [])
-        changed = any(versions(*t) != version for t, version in held)
-        held.clear()
-        self._waiting.clear()
+        changed = any(versions(*h.tensors) != h.version for h in held)
+        if self._zeroed and not self.core.held(True):
+            warn(
+                "store.optimizer.step() has nothing to apply: the gradients "
+                "of the rows were dropped with those of the model, by "
+                "zero_grad() or grad = None. Call store.optimizer.step() "
+                "before"
+            )
+        self._forget_held()
         if changed:
             self.discard()
             raise errors.TicketError(
@@ -229,9 +238,36 @@ class Engine:
 
     def discard(self) -> None:
         """Drops all gradients that are held."""
+        self._forget_held()
+        self.counts["gradients_discarded"] += self.core.discard(True)
+
+    def _forget_held(self) -> None:
         HELD.get(self.handle, []).clear()
         self._waiting.clear()
-        self.counts["gradients_discarded"] += self.core.discard(True)
+        self._came.clear()
+        self._zeroed = False
+
+    def came(self, anchor: object) -> None:
+        """A backward has brought gradients of a module, by its anchor."""
+        self._came[id(anchor)] = weakref.ref(anchor)
+
+    def zeroed(self, anchor: object) -> None:
+        """The gradients of a module were zeroed: those that wait are dropped,
+        but for what other modules have a part in."""
+        if self._came.pop(id(anchor), None) is None:
+            return
+        alive = {key for key, of in self._came.items() if of() is not None}
+        if not alive:
+            self.discard()
+            self._zeroed = True
+            return
+        held = HELD[self.handle]
+        gone = [one.ticket for one in held if not one.leaves & alive]
+        held[:] = [one for one in held if one.leaves & alive]
+        self._waiting.left(held)
+        tickets = torch.tensor(gone, dtype=torch.int64, device="cpu")
+        dropped = self.core.discard(tickets.numpy())
+        self.counts["gradients_discarded"] += dropped
 
     def drop_unfinished(self) -> None:
         """Drops what a backward left that an exception ended.
