@@ -57,6 +57,9 @@ def from_torch(
     return persia.from_torch(module, name=name, store=store, **more)
 
 
+#: Of rows that stay: others than those of the second module.
+pytestmark = pytest.mark.filterwarnings("ignore:.*stay as they are")
+
 KINDS = [pooled, sequences, embedding, bag, converted, from_torch]
 Make = Callable[..., nn.Module]
 

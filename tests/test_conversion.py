@@ -291,7 +291,8 @@ def test_who_holds_an_old_weight_is_named() -> None:
 def test_rows_that_a_table_has_are_kept() -> None:
     store = persia.Store(persia.optim.SGD(lr=1.0))
     first = persia.convert(nn.Embedding(4, 2), store=store)
-    second = persia.convert(nn.Embedding(4, 2), store=store, share=True)
+    with pytest.warns(UserWarning, match="4 of table 'Embedding'"):
+        second = persia.convert(nn.Embedding(4, 2), store=store, share=True)
     ids = torch.arange(4)
     torch.testing.assert_close(second(ids), first(ids))
 

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from persia import errors
+from persia.base.tensors import integers, vector
 from persia.nn import embedding as ours
 from persia.nn.collections import EmbeddingBagCollection, EmbeddingCollection
+from persia.nn.weights import refuse_write
 from persia.optim import SparseOptimizer
 from persia.store import Store
 from persia.store.configs import (
@@ -23,6 +25,7 @@ from persia.store.configs import (
 )
 from persia.store.default import default_store
 from persia.store.engine import engine_of
+from persia.store.setting import set_absent, warn_of_kept
 
 __all__ = ["convert", "export_torch", "from_torch"]
 
@@ -47,8 +50,9 @@ def convert(
     Each ``nn.Embedding`` and ``nn.EmbeddingBag`` becomes the module of that
     name of ``persia.nn``: the same object with the same call signature.
     One table has the rows of each distinct weight, so tied weights stay tied,
-    also where another layer (a ``Linear``) shares them. Rows that a table on
-    servers has already are left as they are; else the weights are copied.
+    also where another layer (a ``Linear``) shares them. The weights become
+    rows where there are none yet; rows that the store or its servers have
+    already stay, with a warning if they differ.
 
     Args:
         module: any model; converted itself if it is an embedding.
@@ -70,8 +74,9 @@ def convert(
     Warns:
         Of modules that stay torch's: those with max_norm or
         scale_grad_by_freq, frozen ones, and subclasses with a forward of
-        their own. Of lists, such as an optimizer's or a regulariser's, that
-        still hold a weight which is not trained any more.
+        their own. Of rows that stayed as they were. Of lists, such as an
+        optimizer's or a regulariser's, that still hold a weight which is not
+        trained any more.
     """
     found = _weights_of(module)
     if not found:
@@ -83,8 +88,12 @@ def convert(
         for key, (name, weight, modules) in found.items()
     }
     rows = _tables(configs, store, optimizer, share)
+    kept = {}
     for key, (_, weight, _) in found.items():
-        _fill(rows[key], weight)
+        table = rows[key].tables[0].name
+        numbers = torch.arange(len(weight), device="cpu")
+        kept[table] = set_absent(rows[key].store, table, numbers, weight)
+    warn_of_kept(next(iter(rows.values())).store, "convert", kept)
     for key, (name, weight, modules) in found.items():
         for one in modules:
             _switch(one, rows[key])
@@ -159,15 +168,6 @@ def _tables(
     }
 
 
-def _fill(rows: EmbeddingCollection, weight: Tensor) -> None:
-    (config,) = rows.embedding_configs()
-    numbers = torch.arange(len(weight))
-    if len(numbers) and not rows.store.contains(config.name, numbers).any():
-        rows.store.set_rows(
-            config.name, numbers, weight.detach().float().cpu()
-        )
-
-
 def _switch(module: nn.Module, rows: EmbeddingCollection) -> None:
     """The object stays, with its hooks; its class and its weight change."""
     theirs = type(module)
@@ -192,11 +192,14 @@ def _tie(module: nn.Module, weight: Tensor, rows: EmbeddingCollection) -> None:
         count = len(weight)
 
         def looked(self: nn.Module, count: int = count) -> Tensor:
-            return ours.look_up(rows, torch.arange(count))
+            return ours.weight_of(rows, count)
+
+        def refused(self: nn.Module, value: Tensor) -> None:
+            raise refuse_write(rows, rows.tables[0].name)
 
         delattr(module, name)
         module.__class__ = type(
-            theirs.__name__, (type(module),), {name: property(looked)}
+            theirs.__name__, (type(module),), {name: property(looked, refused)}
         )
         module.__dict__.setdefault("_torch_class", theirs)
         tied = module.__dict__.setdefault("_torch_tied", {})
@@ -239,7 +242,8 @@ def export_torch(module: nn.Module) -> nn.Module:
     """Gives a converted model torch's own modules back, in place.
 
     Weights are the rows 0 to num_embeddings - 1 as they are now; the store
-    stays open.
+    stays open. A warning counts rows of other ids, which a weight cannot
+    hold.
 
     Returns:
         ``module``, with the weights as parameters again.
@@ -248,6 +252,7 @@ def export_torch(module: nn.Module) -> nn.Module:
         InvalidArgument: nothing in it was converted.
     """
     weights: dict[int, nn.Parameter] = {}
+    outside: dict[str, int] = {}
     converted = [m for m in module.modules() if "_torch_class" in m.__dict__]
     if not converted:
         raise errors.InvalidArgument(
@@ -261,6 +266,16 @@ def export_torch(module: nn.Module) -> nn.Module:
                 weights[id(rows)] = nn.Parameter(
                     ours.look_up(rows, torch.arange(count)).clone()
                 )
+            _count_outside(rows, count, outside)
+    if outside:
+        warnings.warn(
+            f"export_torch leaves out {sum(outside.values()):,} rows, of ids "
+            "that are no numbers of a row of their weight: "
+            + ", ".join(f"{n:,} of table {t!r}" for t, n in outside.items())
+            + ". Hashed ids have no place there; store.to_torch(table) gives "
+            "all rows with their ids",
+            stacklevel=2,
+        )
     for one in converted:
         tied = one.__dict__.pop("_torch_tied", {})
         theirs = one.__dict__.pop("_torch_class")
@@ -271,6 +286,16 @@ def export_torch(module: nn.Module) -> nn.Module:
         for name, rows in tied.items():
             one.register_parameter(name, weights[id(rows)])
     return module
+
+
+def _count_outside(
+    rows: EmbeddingCollection, count: int, outside: dict[str, int]
+) -> None:
+    """Notes how many rows of a table are not 0 to count - 1."""
+    table = rows.tables[0].name
+    ids = rows.store.ids(table)
+    if n := int(((ids < 0) | (ids >= count)).sum()):
+        outside[table] = n
 
 
 def from_torch(
@@ -302,6 +327,9 @@ def from_torch(
             padding_idx or scale_grad_by_freq; no name, or that of another
             module's table.
         ShapeError: ids of another number than the rows.
+
+    Warns:
+        Of rows that were there already, and stayed as they were.
     """
     weights: list[Tensor]
     configs: list[TableConfig]
@@ -350,14 +378,19 @@ def from_torch(
         if isinstance(module, nn.Embedding)
         else EmbeddingBagCollection
     )
+    if ids is not None:
+        ids = vector("ids", integers("ids", ids, "cpu"), "pass one a row")
+        if len(ids) != len(weights[0]):
+            raise errors.ShapeError(
+                f"{len(ids)} ids for {len(weights[0])} rows of "
+                f"{configs[0].name!r}"
+            )
     out = kind(tables=configs, store=store, optimizer=optimizer, share=share)
+    kept = {}
     for config, weight in zip(out.tables, weights, strict=True):
         wanted = torch.arange(len(weight)) if ids is None else ids
-        if len(wanted) != len(weight):
-            raise errors.ShapeError(
-                f"{len(wanted)} ids for {len(weight)} rows of {config.name!r}"
-            )
-        out.store.set_rows(config.name, wanted, weight)
+        kept[config.name] = set_absent(out.store, config.name, wanted, weight)
+    warn_of_kept(out.store, "from_torch", kept)
     return out
 
 

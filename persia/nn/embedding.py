@@ -19,10 +19,12 @@ from persia.data.jagged import JaggedBatch
 from persia.nn.collections import EmbeddingCollection
 from persia.nn.lookups import Collection
 from persia.nn.tracing import leaf
+from persia.nn.weights import Weight, refuse_write
 from persia.optim import SparseOptimizer
 from persia.store import Store
 from persia.store.configs import EmbeddingConfig
 from persia.store.engine import engine_of
+from persia.store.setting import set_absent, warn_of_kept
 
 __all__ = ["Embedding", "EmbeddingBag"]
 
@@ -66,6 +68,12 @@ def look_up(
     return values
 
 
+def weight_of(rows: EmbeddingCollection, count: int) -> Tensor:
+    """Rows 0 to ``count`` - 1, looked up with gradient; to read."""
+    found = look_up(rows, torch.arange(count))
+    return Weight.of(found, rows, rows.tables[0].name)
+
+
 def tables_of(model: nn.Module) -> list[EmbeddingCollection]:
     """The tables of all modules here that a model has, each once."""
     found = [m.rows for m in model.modules() if isinstance(m, _Looked)]
@@ -91,8 +99,19 @@ class _Looked:
     @property
     def weight(self) -> Tensor:
         """All rows, float32 [num_embeddings, embedding_dim], looked up now:
-        a loss that uses them trains them. To write to it changes nothing."""
-        return look_up(self.rows, torch.arange(self.num_embeddings))
+        a loss that uses them trains them. What writes into it raises
+        InvalidArgument; its ``requires_grad`` is the module's."""
+        return weight_of(self.rows, self.num_embeddings)
+
+    @weight.setter
+    def weight(self, value: Tensor) -> None:
+        raise refuse_write(self.rows, self.rows.tables[0].name)
+
+    def register_parameter(self, name: str, param: Any) -> None:
+        """As torch's; the weight is no parameter."""
+        if name == "weight":
+            raise refuse_write(self.rows, self.rows.tables[0].name)
+        super().register_parameter(name, param)  # type: ignore[misc]
 
     def extra_repr(self) -> str:
         """As torch's, and the name of the table."""
@@ -107,11 +126,33 @@ class _Looked:
             f"table={config.name!r}"
         )
 
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        weight = state_dict.get(f"{prefix}weight")
+        if isinstance(weight, Tensor):  # a state of torch's own module
+            weights = {self.rows.tables[0].name: weight}
+            self.rows.set_weights("load_state_dict", weights)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)  # type: ignore[misc]
+
     def reset_parameters(self) -> None:
-        """Rows have the initial values of their table."""
+        """Removes all rows of the table: they have its initial values again.
+        Those of a converted module are drawn anew, as torch draws them."""
+        name = self.rows.tables[0].name
+        store = self.rows.store
+        store.clear(name)
+        theirs: Any = self.__dict__.get("_torch_class")
+        if theirs is not None:
+            weight = torch.empty(self.num_embeddings, self.embedding_dim)
+            nn.init.normal_(weight)
+            if self.padding_idx is not None:
+                weight[self.padding_idx] = 0
+            store.set_rows(name, torch.arange(len(weight)), weight)
+        elif self.padding_idx is not None and isinstance(self, Embedding):
+            _zero(self.rows, self.padding_idx)
 
 
-class Embedding(_Looked, nn.Embedding):  # type: ignore[override]
+class Embedding(_Looked, nn.Embedding):
     """An ``nn.Embedding`` whose rows are in a table.
 
     Ids may be any 64-bit integers: ``num_embeddings`` bounds ``weight``
@@ -178,7 +219,7 @@ class Embedding(_Looked, nn.Embedding):  # type: ignore[override]
             return look_up(self.rows, torch.tensor([padding]))
 
 
-class EmbeddingBag(_Looked, nn.EmbeddingBag):  # type: ignore[override]
+class EmbeddingBag(_Looked, nn.EmbeddingBag):
     """An ``nn.EmbeddingBag`` whose rows are in a table.
 
     Args:
@@ -262,12 +303,11 @@ class EmbeddingBag(_Looked, nn.EmbeddingBag):  # type: ignore[override]
 
 
 def _zero(rows: EmbeddingCollection, padding: int) -> None:
-    """The row of an id, if there is none yet: zeros."""
-    (config,) = rows.embedding_configs()
-    ids = torch.tensor([padding])
-    if not rows.store.contains(config.name, ids).any():
-        zeros = torch.zeros(1, config.embedding_dim)
-        rows.store.set_rows(config.name, ids, zeros)
+    """The row of an id: zeros."""
+    name = rows.tables[0].name
+    zeros = torch.zeros(1, rows.embedding_dim())
+    kept = set_absent(rows.store, name, torch.tensor([padding]), zeros)
+    warn_of_kept(rows.store, "padding_idx", {name: kept})
 
 
 def _padding(padding: int | None, rows: int) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ from persia.store.operators import (
     typed,
     versions,
 )
+from persia.store.setting import set_absent, warn_of_kept
 from persia.store.state import check_state, state_of
 
 __all__ = ["Collection", "TableRows", "collections_of", "stores_of"]
@@ -420,11 +421,31 @@ class Collection(nn.Module):
         self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any
     ) -> None:
         name = f"{prefix}anchor"
+        self._load_weights(state_dict, prefix)
         state_dict[name] = self.anchor.detach()
         try:
             super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         finally:
             del state_dict[name]
+
+    def _load_weights(self, state_dict: Any, prefix: str) -> None:
+        """A state of torchrec's module has weights."""
+        weights = {}
+        for name, config in zip(self._names_given, self._configs, strict=True):
+            for part in ("embedding_bags", "embeddings"):
+                weight = state_dict.get(f"{prefix}{part}.{name}.weight")
+                if isinstance(weight, Tensor):
+                    weights[config.name] = weight
+        self.set_weights("load_state_dict", weights)
+
+    def set_weights(self, what: str, weights: Mapping[str, Tensor]) -> None:
+        """Weights, by tables, become rows 0 to n - 1 where there are none
+        yet; warns of others. ``what`` does so."""
+        kept = {}
+        for table, weight in weights.items():
+            ids = torch.arange(len(weight), device="cpu")
+            kept[table] = set_absent(self.store, table, ids, weight)
+        warn_of_kept(self.store, what, kept)
 
     def get_extra_state(self) -> Tensor:
         """Which rows belong to the state, uint8 [n]: ``store.save`` saves
