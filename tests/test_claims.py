@@ -58,7 +58,7 @@ def from_torch(
 
 
 #: Of rows that stay: others than those of the second module.
-pytestmark = pytest.mark.filterwarnings("ignore:.*stay as they are")
+pytestmark = pytest.mark.filterwarnings("ignore:.*store.clear")
 
 KINDS = [pooled, sequences, embedding, bag, converted, from_torch]
 Make = Callable[..., nn.Module]
