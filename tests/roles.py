@@ -137,6 +137,7 @@ class Model(torch.nn.Module):
         self.second = persia.EmbeddingBagCollection(
             store=store,
             tables=[config("t", 8, feature_names=["shop"], pooling="sqrtn")],
+            share=True,
         )
         torch.manual_seed(3)
         self.layer = torch.nn.Linear(4 + 28, 1)

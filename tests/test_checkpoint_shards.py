@@ -350,7 +350,7 @@ def test_version_1_is_read() -> None:
         ],
     )
     model = torch.nn.ModuleDict({"bags": bags, "top": torch.nn.Linear(5, 1)})
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+    optimizer = torch.optim.SGD(model["top"].parameters(), lr=0.25)
     loader: Any = persia.DataLoader([], model, 0)
     found = store.load(path, model=model, optimizer=optimizer, loader=loader)
     assert found.extra == {"note": "version 1"}

@@ -81,7 +81,7 @@ def test_nan_in_columns_of_a_wider_gradient() -> None:
 
 def test_errors_print_ids_as_they_were_given() -> None:
     store = persia.Store(persia.optim.SGD(lr=1.0))
-    module = persia.nn.Embedding(4, 2, store=store)
+    module = persia.nn.Embedding(4, 2, name="t", store=store)
     loss = (module(torch.tensor([-7])) * float("nan")).sum()
     with pytest.raises(errors.NonFiniteGradient, match="id -7 "):
         loss.backward()

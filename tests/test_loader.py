@@ -72,6 +72,7 @@ class Model(nn.Module):
                     "x", embedding_dim=8, feature_names=["a"]
                 )
             ],
+            share=True,
         )
         torch.manual_seed(0)
         self.linear = nn.Linear(40, 1)

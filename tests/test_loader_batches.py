@@ -255,6 +255,7 @@ class Items(nn.Module):
         self.bags = persia.EmbeddingBagCollection(
             store=store,
             tables=[persia.EmbeddingBagConfig("t", 4, ["g"], init=0.0)],
+            share=True,
         )
 
     def forward(self, ids: Any) -> Tensor:

@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
 from persia import errors
-from persia.metrics import BinaryMetrics, StreamingAUC, auc, logloss
+from persia.metrics import (
+    AUC,
+    GAUC,
+    BinaryMetrics,
+    Calibration,
+    LogLoss,
+    NormalizedEntropy,
+    StreamingAUC,
+    auc,
+    logloss,
+)
 
 
 def sample(
@@ -149,3 +159,68 @@ def test_after_a_reset_nothing_is_left() -> None:
         metrics.update(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0]))
     assert exact.compute().rows == 2
     assert exact.compute().auc == stream.compute() == 1.0
+
+
+def weighted(
+    n: int, seed: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    x, y = sample(n, seed, ties=True)
+    w = np.random.default_rng(seed).integers(0, 4, n).astype(np.float64)
+    return x, y, w, np.repeat(np.arange(n), w.astype(int))
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.37])
+def test_weights_are_those_of_sklearn(fraction: float) -> None:
+    x, y, w, _ = weighted(3000, 5)
+    w = w * fraction
+    p = 1 / (1 + np.exp(-x))
+    area = roc_auc_score(y, x, sample_weight=w)
+    loss = log_loss(y, p, sample_weight=w)
+    assert auc(x, y, w) == pytest.approx(area, abs=1e-12)
+    assert logloss(x, y, w) == pytest.approx(loss, rel=1e-9)
+    metrics = BinaryMetrics()
+    stream = StreamingAUC(bins=1 << 14)
+    for part in np.array_split(np.arange(3000), 7):
+        mine = [torch.from_numpy(a[part]) for a in (x, y, w)]
+        metrics.update(*mine)
+        stream.update(*mine)
+    found = metrics.compute()
+    assert found.auc == pytest.approx(area, abs=1e-9)
+    assert found.logloss == pytest.approx(loss, rel=1e-6)
+    assert found.calibration == pytest.approx(
+        (w * p).sum() / (w * y).sum(), rel=1e-6
+    )
+    rate = (w * y).sum() / w.sum()
+    entropy = -rate * math.log(rate) - (1 - rate) * math.log(1 - rate)
+    assert found.normalized_entropy == pytest.approx(loss / entropy, rel=1e-6)
+    assert (found.rows, found.positives) == (3000, int(y.sum()))
+    assert stream.compute() == pytest.approx(area, abs=1e-9)
+
+
+def test_a_weight_of_two_is_a_sample_twice() -> None:
+    x, y, w, again = weighted(500, 6)
+    users = np.random.default_rng(0).integers(0, 20, 500)
+    for metric in (AUC, LogLoss, NormalizedEntropy, Calibration, GAUC):
+        more = (users,) if metric is GAUC else ()
+        once, twice = metric(), metric()
+        once.update(x, y, *more, weights=w)
+        twice.update(x[again], y[again], *(g[again] for g in more))
+        assert once.compute() == pytest.approx(twice.compute(), abs=1e-12)
+
+
+def test_a_sample_without_weight_counts_not_at_all() -> None:
+    x, y = np.array([-np.inf, 1.0, -1.0]), np.array([1.0, 1.0, 0.0])
+    w = np.array([0.0, 1.0, 1.0])
+    assert logloss(x, y, w) == logloss(x[1:], y[1:])
+    assert auc(x, y, w) == 1.0
+    assert math.isnan(logloss(x, y, w * 0))
+
+
+@pytest.mark.parametrize("wrong", [-1.0, math.nan, math.inf])
+def test_bad_weights(wrong: float) -> None:
+    x, y = np.zeros(2), np.array([0.0, 1.0])
+    for call in (auc, logloss, BinaryMetrics().update, AUC().update):
+        with pytest.raises(errors.InvalidArgument):
+            call(x, y, np.array([1.0, wrong]))
+        with pytest.raises(errors.ShapeError):
+            call(x, y, np.ones(3))

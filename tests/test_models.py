@@ -220,7 +220,7 @@ def test_all_parts_are_trained(model: Callable[..., Any]) -> None:
         losses.append(loss.item())
     assert losses[-1] < 0.5 * losses[0]  # the labels are learned by heart
     for old, new in zip(before, net.parameters(), strict=True):
-        assert not torch.equal(old, new)
+        assert not new.numel() or not torch.equal(old, new)
     tables = net.bags.store.stats()["tables"]
     assert all(tables[key]["rows"] > 0 for key in KEYS)
 

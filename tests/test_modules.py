@@ -253,6 +253,7 @@ def test_untrainable_tables_stay() -> None:
                 "still", 4, feature_names=["a"], trainable=False
             )
         ],
+        share=True,
     )
     assert not only(batch).values().requires_grad
 

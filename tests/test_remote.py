@@ -387,7 +387,7 @@ def test_a_contradicting_table(servers: Any) -> None:
         store.add_table(persia.EmbeddingConfig("t", 8, feature_names=["f"]))
 
 
-def test_modules_without_a_store_share_one(
+def test_modules_without_a_store_share_one_and_no_table(
     servers: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("PERSIA_SERVERS", servers(2).text)
@@ -399,7 +399,14 @@ def test_modules_without_a_store_share_one(
     assert one.store is two.store is three.store
     assert one.store.remote
     groups = one.store.optimizer.param_groups
-    assert [g["algorithm"] for g in groups] == ["adam", "sgd"]
+    assert [g["algorithm"] for g in groups] == ["adam", "sgd", "adam"]
+    ids = persia.JaggedBatch(["f"], torch.tensor([7]))
+    before = one.embeddings["a"].weight, three.embeddings["a"].weight
+    one(ids)["f"].values().sum().backward()
+    one.store.flush()
+    assert one.store.contains(one.tables[0].name, [7]).all()
+    assert not three.store.contains(three.tables[0].name, [7]).any()
+    assert len(before[0]) == len(before[1]) == 0
     one.store.close()
     again = persia.EmbeddingCollection(tables, optimizer=persia.optim.Adam())
     assert again.store is not one.store

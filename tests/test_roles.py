@@ -274,9 +274,10 @@ def test_models_that_workers_cannot_serve(
     with pytest.raises(errors.InvalidArgument, match=r"persia.DataLoader"):
         iter(Stream(workers.addresses))
     stream = Stream(workers.addresses)
-    first = iter(persia.DataLoader(stream, Model(store)))
+    model = Model(store)
+    first = iter(persia.DataLoader(stream, model))
     with pytest.raises(errors.InvalidArgument, match="Stream"):
-        iter(persia.DataLoader(stream, Model(store)))
+        iter(persia.DataLoader(stream, model))
     first.close()
 
 

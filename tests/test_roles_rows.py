@@ -41,6 +41,7 @@ class Mixed(torch.nn.Module):
                 bag("t", 8, feature_names=["shop", "user"], pooling="mean"),
                 bag("p", 4, feature_names=["item", "shop"], pooling="sqrtn"),
             ],
+            share=True,
         )
         self.weighted = persia.EmbeddingBagCollection(
             store=store,
@@ -181,6 +182,7 @@ def test_rows_without_gradients_do_not_change() -> None:
             persia.EmbeddingCollection(
                 store=store,
                 tables=[persia.EmbeddingConfig("t", 4, feature_names=[name])],
+                share=True,
             )
             for name in ("user", "item")
         )

@@ -235,6 +235,7 @@ def test_modules_of_one_store_share_rows_and_updates() -> None:
     sequences = persia.EmbeddingCollection(
         store=store,
         tables=[persia.EmbeddingConfig("t", 4, feature_names=["f"])],
+        share=True,
     )
     before = store.rows("t", IDS)
     batch = ids(1, 2)
@@ -249,7 +250,9 @@ def test_a_contradicting_table_is_an_error() -> None:
     bags = make()
     with pytest.raises(errors.SchemaMismatch, match="embedding_dim"):
         persia.EmbeddingBagCollection(
-            store=bags.store, tables=[persia.EmbeddingBagConfig("t", 8)]
+            store=bags.store,
+            tables=[persia.EmbeddingBagConfig("t", 8)],
+            share=True,
         )
     with pytest.raises(errors.SchemaMismatch, match="optimizer"):
         persia.EmbeddingBagCollection(
@@ -259,6 +262,7 @@ def test_a_contradicting_table_is_an_error() -> None:
                     "t", 4, optimizer=persia.optim.Adam()
                 )
             ],
+            share=True,
         )
 
 

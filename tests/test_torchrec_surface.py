@@ -92,7 +92,7 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.bags = bags()
-        self.items = persia.nn.Embedding(9, 7)
+        self.items = persia.nn.Embedding(9, 7, name="items")
         self.out = nn.Linear(7, 1)
 
     def forward(self, ids: dict[str, Tensor], items: Tensor) -> Tensor:

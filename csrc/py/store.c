@@ -359,13 +359,19 @@ static PyObject *py_store_held(PyObject *self, PyObject *arg)
 
 static PyObject *py_store_discard(PyObject *self, PyObject *arg)
 {
-    int all = PyObject_IsTrue(arg);
-    if (all < 0)
-        return NULL;
     BEGIN(self, "Store.discard");
-    size_t n = persia_store_discard(s, all ? STORE_ALL : STORE_MINE);
+    Py_buffer of;
+    size_t n = 0;
+    int whose = PyBool_Check(arg);
+    int bad = !whose && PyObject_GetBuffer(arg, &of, PyBUF_SIMPLE);
+    if (whose) {
+        n = persia_store_discard(s, arg == Py_True ? STORE_ALL : STORE_MINE);
+    } else if (!bad) {
+        n = persia_store_discard_of(s, of.buf, (size_t)of.len / 8);
+        PyBuffer_Release(&of);
+    }
     END();
-    return PyLong_FromSize_t(n);
+    return bad ? NULL : PyLong_FromSize_t(n);
 }
 
 static PyObject *py_store_drop_error(PyObject *self, PyObject *unused)
@@ -711,7 +717,7 @@ static PyMethodDef methods[] = {
     METHOD(drop_error, METH_NOARGS, "drop_error(): one that was not raised"),
     METHOD(counts, METH_NOARGS, "counts() -> (applied, failed, pending)"),
     METHOD(held, METH_O, "held(all) -> gradients that wait"),
-    METHOD(discard, METH_O, "discard(all) -> gradients dropped"),
+    METHOD(discard, METH_O, "discard(all or tickets) -> gradients dropped"),
     METHOD(forget, METH_NOARGS,
            "forget(): forwards so far have no backward any more"),
     METHOD(finite, METH_NOARGS, "finite() -> bytes, 0 for tables with NaN"),

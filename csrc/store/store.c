@@ -420,31 +420,47 @@ size_t persia_store_pending_grads(store *s, enum store_whose whose)
     return n;
 }
 
+/* Which of the pending gradients: those of n forwards; without tickets, of
+ * this thread or all. */
+typedef struct choice {
+    enum store_whose whose;
+    const uint64_t *tickets;
+    size_t n;
+} choice;
+
+static int is_chosen(const choice *c, const store_grad *g)
+{
+    if (!c->tickets)
+        return c->whose == STORE_ALL || g->thread == (uint64_t)pthread_self();
+    for (size_t i = 0; i < c->n; i++)
+        if (c->tickets[i] == g->ticket)
+            return 1;
+    return 0;
+}
+
 /* Takes what is pending out of the store, as an array to be freed; NULL (and
  * *n == 0) if there is nothing.  The order of the forwards is kept. */
-static int take_pending(store *s, enum store_whose whose, store_grad **out,
-                     size_t *n)
+static int take_chosen(store *s, const choice *c, store_grad **out, size_t *n)
 {
-    uint64_t me = (uint64_t)pthread_self();
     *n = 0;
     *out = NULL;
     int rc = persia_turn_take(&s->reading);
     if (rc)
         return rc;
     pthread_mutex_lock(&s->lock);
-    size_t mine = 0;
+    size_t chosen = 0;
     for (size_t i = 0; i < s->pending_n; i++)
-        mine += whose == STORE_ALL || s->pending[i].thread == me;
-    *n = mine;
-    if (mine && mine == s->pending_n) { /* as nearly always */
+        chosen += (size_t)is_chosen(c, &s->pending[i]);
+    *n = chosen;
+    if (chosen && chosen == s->pending_n) { /* as nearly always */
         *out = s->pending;
         s->pending = NULL;
         s->pending_n = s->pending_room = 0;
-    } else if (mine) {
-        store_grad *taken = malloc(mine * sizeof *taken);
+    } else if (chosen) {
+        store_grad *taken = malloc(chosen * sizeof *taken);
         size_t kept = 0, at = 0;
         for (size_t i = 0; i < s->pending_n && taken; i++) {
-            if (s->pending[i].thread == me)
+            if (is_chosen(c, &s->pending[i]))
                 taken[at++] = s->pending[i];
             else
                 s->pending[kept++] = s->pending[i];
@@ -453,12 +469,18 @@ static int take_pending(store *s, enum store_whose whose, store_grad **out,
             s->pending_n = kept;
         else
             rc = persia_err_set(PERSIA_ENOMEM, "no memory for %zu gradients",
-                                mine);
+                                chosen);
         *out = taken;
     }
     pthread_mutex_unlock(&s->lock);
     persia_turn_give(&s->reading);
     return rc;
+}
+
+static int take_pending(store *s, enum store_whose whose, store_grad **out,
+                        size_t *n)
+{
+    return take_chosen(s, &(choice){.whose = whose}, out, n);
 }
 
 void store_release_grads(store_grad *grads, size_t n)
@@ -673,17 +695,27 @@ void persia_store_get_counts(store *s, store_counts *out)
     updates_get_counts(s->u, out);
 }
 
-size_t persia_store_discard(store *s, enum store_whose whose)
+static size_t discard(store *s, const choice *c)
 {
     size_t n;
     store_grad *grads;
-    if (take_pending(s, whose, &grads, &n) || n == 0)
+    if (take_chosen(s, c, &grads, &n) || n == 0)
         return 0;
     prefetch_discarded(s->p, grads, n);
     store_pay(s);
     prefetch_tidy(s->p);
     store_release_grads(grads, n);
     return n;
+}
+
+size_t persia_store_discard(store *s, enum store_whose whose)
+{
+    return discard(s, &(choice){.whose = whose});
+}
+
+size_t persia_store_discard_of(store *s, const uint64_t *tickets, size_t n)
+{
+    return n ? discard(s, &(choice){.tickets = tickets, .n = n}) : 0;
 }
 
 void persia_store_forget(store *s)

@@ -139,6 +139,9 @@ typedef struct store_counts {
 PERSIA_API void persia_store_get_counts(store *s, store_counts *out);
 /* Drops what is pending; returns how many gradients that were. */
 PERSIA_API size_t persia_store_discard(store *s, enum store_whose whose);
+/* Those of n forwards, by their tickets, alone. */
+PERSIA_API size_t persia_store_discard_of(store *s, const uint64_t *tickets,
+                                          size_t n);
 /* Other rows were loaded: forwards so far have no backward any more
  * (PERSIA_ETICKET), and what was looked up ahead is looked up again.  Nothing
  * is pending or in flight. */

@@ -22,12 +22,14 @@ __all__ = [
     "constant_while_tracing",
     "default_key_value_store",
     "eager_without",
+    "foreach_zero_",
     "in_backward",
     "made_a_step",
     "missing",
     "order_effects",
     "uncompiled",
     "version_of",
+    "without_subclasses",
 ]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -103,6 +105,18 @@ def below_autograd() -> contextlib.AbstractContextManager[None]:
     guard: Any = getattr(torch._C, "_AutoDispatchBelowAutograd", torch.no_grad)
     context: contextlib.AbstractContextManager[None] = guard()
     return context
+
+
+def without_subclasses() -> contextlib.AbstractContextManager[None]:
+    """Within, subclasses of tensors are ordinary tensors to functions."""
+    guard: Any = torch._C.DisableTorchFunctionSubclass
+    context: contextlib.AbstractContextManager[None] = guard()
+    return context
+
+
+def foreach_zero_() -> Any:
+    """What optimizers zero all gradients with; None: this torch has none."""
+    return getattr(torch, "_foreach_zero_", None)
 
 
 def in_backward() -> bool:

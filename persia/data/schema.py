@@ -173,7 +173,8 @@ class LabelColumn(_Model):
         values: the number for each text of the column; other texts are
             malformed. None: 0 and 1, yes and no, true and false.
         threshold: the label is 1 where the column's number is at least this.
-        number: the column holds any number (a regression).
+        number: the column holds any number (a regression), for a loop of
+            your own: ``persia train`` has no loss for it.
     """
 
     column: str
@@ -189,6 +190,12 @@ class LabelColumn(_Model):
         if sum([*given, self.number]) > 1:
             raise ValueError("values, threshold and number exclude each other")
         return self
+
+    @property
+    def is_click(self) -> bool:
+        """Whether it can only be 0 or 1."""
+        values = self.values or {}
+        return not self.number and set(values.values()) <= {0, 1}
 
 
 class Schema(_Model):

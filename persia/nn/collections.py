@@ -22,6 +22,7 @@ from persia.store.configs import (
     EmbeddingConfig,
     TableConfig,
     as_configs,
+    list_of,
     pooling_of,
 )
 from persia.store.device import Link, Way
@@ -40,9 +41,11 @@ class EmbeddingBagCollection(Collection):
 
     Args:
         tables: the tables, :class:`persia.EmbeddingBagConfig` (or torchrec's).
-        store: where the rows are; None: a private store, made with
-            ``optimizer``; or, where PERSIA_SERVERS or a job of several ranks
-            says so, one that such modules share.
+        store: where the rows are; None: tables that no other module has, in
+            a private store made with ``optimizer``; or, where PERSIA_SERVERS
+            or a job of several ranks says so, on these. There a table whose
+            name an earlier module has is ``name-2``: all ranks make their
+            modules in the same order.
         optimizer: of the private store, or of these tables in a shared one.
         device: of the output; default: torch's default device if that is not
             the CPU, else where the ids are. ``.to()`` changes
@@ -51,6 +54,9 @@ class EmbeddingBagCollection(Collection):
             error. Weights that require grad get a gradient.
         output_dtype: of the output.
         padding_value: in dicts of 2-D tensors, ids of this value are left out.
+        share: train rows that another module of the store trains, too: a
+            table of the same name. False: that is an error, unless both were
+            given the same config object.
 
     ``forward(ids)`` takes a :class:`persia.JaggedBatch`, a KeyedJaggedTensor,
     an object like it, or a dict of tensors; extra keys are ignored. It returns
@@ -75,6 +81,7 @@ class EmbeddingBagCollection(Collection):
         is_weighted: bool = False,
         output_dtype: torch.dtype = torch.float32,
         padding_value: int | None = None,
+        share: bool = False,
     ) -> None:
         super().__init__(
             tables,
@@ -83,6 +90,7 @@ class EmbeddingBagCollection(Collection):
             device=device,
             output_dtype=output_dtype,
             padding_value=padding_value,
+            share=share,
         )
         self._is_weighted = is_weighted
         self._on_device: OnDevice | None = None
@@ -90,7 +98,7 @@ class EmbeddingBagCollection(Collection):
     @property
     def embedding_bags(self) -> dict[str, TableView]:
         """The tables by name, each with its ``weight``."""
-        return views_of(self, self._configs)
+        return views_of(self, self._names_given)
 
     def embedding_bag_configs(self) -> list[TableConfig]:
         """The tables."""
@@ -304,7 +312,9 @@ class EmbeddingCollection(Collection):
         output_dtype: torch.dtype = torch.float32,
         padding_value: int | None = None,
         need_indices: bool = False,
+        share: bool = False,
     ) -> None:
+        tables = list_of(tables, EmbeddingConfig)
         configs = as_configs(tables, EmbeddingConfig)
         if len({c.embedding_dim for c in configs}) > 1:
             raise errors.InvalidArgument(
@@ -314,12 +324,13 @@ class EmbeddingCollection(Collection):
                 "for each"
             )
         super().__init__(
-            configs,
+            tables,
             store=store,
             optimizer=optimizer,
             device=device,
             output_dtype=output_dtype,
             padding_value=padding_value,
+            share=share,
         )
         self._need_indices = need_indices
 
@@ -335,7 +346,7 @@ class EmbeddingCollection(Collection):
     @property
     def embeddings(self) -> dict[str, TableView]:
         """The tables by name, each with its ``weight``."""
-        return views_of(self, self._configs)
+        return views_of(self, self._names_given)
 
     def embedding_configs(self) -> list[TableConfig]:
         """The tables."""

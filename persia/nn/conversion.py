@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from persia import errors
+from persia.base.tensors import integers, vector
 from persia.nn import embedding as ours
 from persia.nn.collections import EmbeddingBagCollection, EmbeddingCollection
+from persia.nn.weights import refuse_write
 from persia.optim import SparseOptimizer
 from persia.store import Store
 from persia.store.configs import (
@@ -21,6 +23,9 @@ from persia.store.configs import (
     TableConfig,
     as_config,
 )
+from persia.store.default import default_store
+from persia.store.engine import engine_of
+from persia.store.setting import set_absent, warn_of_kept
 
 __all__ = ["convert", "export_torch", "from_torch"]
 
@@ -38,32 +43,73 @@ def convert(
     store: Store | None = None,
     optimizer: SparseOptimizer | None = None,
     prefix: str = "",
+    share: bool = False,
 ) -> nn.Module:
     """Moves the weights of all embeddings of a model into tables, in place.
 
     Each ``nn.Embedding`` and ``nn.EmbeddingBag`` becomes the module of that
     name of ``persia.nn``: the same object with the same call signature.
     One table has the rows of each distinct weight, so tied weights stay tied,
-    also where another layer (a ``Linear``) shares them. Rows that a table on
-    servers has already are left as they are; else the weights are copied.
+    also where another layer (a ``Linear``) shares them. The weights become
+    rows where there are none yet; rows that the store or its servers have
+    already stay, with a warning if they differ.
 
     Args:
         module: any model; converted itself if it is an embedding.
         store: where the tables go; None: a private store, or that of the
             servers of this process (see :class:`persia.Store`).
         optimizer: of the private store.
-        prefix: of the tables' names, which are the modules' (``emb.user``).
+        prefix: of the tables' names, which are the modules' (``emb.user``),
+            or the class's where the model is an embedding itself. Two models
+            of one store have tables of other names.
+        share: as of :class:`persia.EmbeddingCollection`.
 
     Returns:
         ``module``. Make the optimizer of its other parameters after this.
 
+    Raises:
+        InvalidArgument: a table of the store is that of another module; the
+            model is as it was.
+
     Warns:
         Of modules that stay torch's: those with max_norm or
         scale_grad_by_freq, frozen ones, and subclasses with a forward of
-        their own. Of lists, such as an optimizer's or a regulariser's, that
-        still hold a weight which is not trained any more.
+        their own. Of rows that stayed as they were. Of lists, such as an
+        optimizer's or a regulariser's, that still hold a weight which is not
+        trained any more.
     """
-    found: dict[int, tuple[str, nn.Parameter, list[nn.Module]]] = {}
+    found = _weights_of(module)
+    if not found:
+        return module
+    configs = {
+        key: EmbeddingConfig(
+            prefix + (name or type(modules[0]).__name__), weight.shape[1]
+        )
+        for key, (name, weight, modules) in found.items()
+    }
+    rows = _tables(configs, store, optimizer, share)
+    kept = {}
+    for key, (_, weight, _) in found.items():
+        table = rows[key].tables[0].name
+        numbers = torch.arange(len(weight), device="cpu")
+        kept[table] = set_absent(rows[key].store, table, numbers, weight)
+    warn_of_kept(next(iter(rows.values())).store, "convert", kept)
+    for key, (name, weight, modules) in found.items():
+        for one in modules:
+            _switch(one, rows[key])
+        for one in list(module.modules()):
+            _tie(one, weight, rows[key])
+        _warn_of_holders(name, weight, modules)
+    return module
+
+
+#: Name, weight and modules by the weight's identity.
+_Found = dict[int, tuple[str, nn.Parameter, list[nn.Module]]]
+
+
+def _weights_of(module: nn.Module) -> _Found:
+    """What becomes tables; warns of what does not."""
+    found: _Found = {}
     for name, one in module.named_modules():
         if not isinstance(one, nn.Embedding | nn.EmbeddingBag):
             continue
@@ -72,22 +118,12 @@ def convert(
         if reason := _why_not(one):
             warnings.warn(
                 f"{name or type(one).__name__} stays torch's: {reason}",
-                stacklevel=2,
+                stacklevel=3,
             )
             continue
         weight = one.get_parameter("weight")
         found.setdefault(id(weight), (name, weight, []))[2].append(one)
-    if not found:
-        return module
-    for name, weight, modules in found.values():
-        rows = _table(prefix + (name or "table"), weight, store, optimizer)
-        store, optimizer = rows.store, None  # one for all
-        for one in modules:
-            _switch(one, rows)
-        for one in list(module.modules()):
-            _tie(one, weight, rows)
-        _warn_of_holders(name, weight, modules)
-    return module
+    return found
 
 
 def _why_not(module: nn.Embedding | nn.EmbeddingBag) -> str | None:
@@ -104,17 +140,32 @@ def _why_not(module: nn.Embedding | nn.EmbeddingBag) -> str | None:
     return None
 
 
-def _table(
-    name: str,
-    weight: Tensor,
+def _tables(
+    configs: dict[int, EmbeddingConfig],
     store: Store | None,
     optimizer: SparseOptimizer | None,
-) -> EmbeddingCollection:
-    rows = ours.make_rows(name, weight.shape[1], store, optimizer)
-    numbers = torch.arange(len(weight))
-    if len(numbers) and not rows.store.contains(name, numbers).any():
-        rows.store.set_rows(name, numbers, weight.detach().float().cpu())
-    return rows
+    share: bool,
+) -> dict[int, EmbeddingCollection]:
+    """A table each, all of one store."""
+    if store is None:
+        if share:
+            raise errors.InvalidArgument(
+                "share=True needs store=: a model without one has a store of "
+                "its own"
+            )
+        store, named = default_store(optimizer, list(configs.values()))
+        configs = dict(zip(configs, named, strict=True))
+    elif optimizer is not None:
+        raise errors.InvalidArgument(
+            "optimizer= is for a model with a store of its own; a Store has "
+            "its optimizer"
+        )
+    elif not share:
+        engine_of(store).check_free({c.name: c for c in configs.values()})
+    return {
+        key: ours.make_rows(config, store, share=share)
+        for key, config in configs.items()
+    }
 
 
 def _switch(module: nn.Module, rows: EmbeddingCollection) -> None:
@@ -141,11 +192,14 @@ def _tie(module: nn.Module, weight: Tensor, rows: EmbeddingCollection) -> None:
         count = len(weight)
 
         def looked(self: nn.Module, count: int = count) -> Tensor:
-            return ours.look_up(rows, torch.arange(count))
+            return ours.weight_of(rows, count)
+
+        def refused(self: nn.Module, value: Tensor) -> None:
+            raise refuse_write(rows, rows.tables[0].name)
 
         delattr(module, name)
         module.__class__ = type(
-            theirs.__name__, (type(module),), {name: property(looked)}
+            theirs.__name__, (type(module),), {name: property(looked, refused)}
         )
         module.__dict__.setdefault("_torch_class", theirs)
         tied = module.__dict__.setdefault("_torch_tied", {})
@@ -188,7 +242,8 @@ def export_torch(module: nn.Module) -> nn.Module:
     """Gives a converted model torch's own modules back, in place.
 
     Weights are the rows 0 to num_embeddings - 1 as they are now; the store
-    stays open.
+    stays open. A warning counts rows of other ids, which a weight cannot
+    hold.
 
     Returns:
         ``module``, with the weights as parameters again.
@@ -197,6 +252,7 @@ def export_torch(module: nn.Module) -> nn.Module:
         InvalidArgument: nothing in it was converted.
     """
     weights: dict[int, nn.Parameter] = {}
+    outside: dict[str, int] = {}
     converted = [m for m in module.modules() if "_torch_class" in m.__dict__]
     if not converted:
         raise errors.InvalidArgument(
@@ -210,6 +266,16 @@ def export_torch(module: nn.Module) -> nn.Module:
                 weights[id(rows)] = nn.Parameter(
                     ours.look_up(rows, torch.arange(count)).clone()
                 )
+            _count_outside(rows, count, outside)
+    if outside:
+        warnings.warn(
+            f"export_torch leaves out {sum(outside.values()):,} rows, of ids "
+            "that are no numbers of a row of their weight: "
+            + ", ".join(f"{n:,} of table {t!r}" for t, n in outside.items())
+            + ". Hashed ids have no place there; store.to_torch(table) gives "
+            "all rows with their ids",
+            stacklevel=2,
+        )
     for one in converted:
         tied = one.__dict__.pop("_torch_tied", {})
         theirs = one.__dict__.pop("_torch_class")
@@ -222,14 +288,25 @@ def export_torch(module: nn.Module) -> nn.Module:
     return module
 
 
+def _count_outside(
+    rows: EmbeddingCollection, count: int, outside: dict[str, int]
+) -> None:
+    """Notes how many rows of a table are not 0 to count - 1."""
+    table = rows.tables[0].name
+    ids = rows.store.ids(table)
+    if n := int(((ids < 0) | (ids >= count)).sum()):
+        outside[table] = n
+
+
 def from_torch(
     module: nn.Module,
     ids: Tensor | None = None,
     *,
-    name: str = "table",
+    name: str | None = None,
     feature_names: list[str] | None = None,
     store: Store | None = None,
     optimizer: SparseOptimizer | None = None,
+    share: bool = False,
 ) -> EmbeddingBagCollection | EmbeddingCollection:
     """A collection whose rows are the weights of a torch module: of an
     ``nn.Embedding``, which does not pool, an :class:`EmbeddingCollection`.
@@ -239,18 +316,29 @@ def from_torch(
             ``EmbeddingBagCollection``.
         ids: the id of each row, int64 [num_embeddings]; default: the row's
             number. For one table only.
-        name: of the table, where the module has no names.
+        name: of the table; needed where the module has no names.
         feature_names: of that table; default: its name.
         store: where the rows go; None: a private store with ``optimizer``.
         optimizer: of the private store.
+        share: as of :class:`persia.EmbeddingCollection`.
 
     Raises:
         InvalidArgument: another kind of module, or one with max_norm,
-            padding_idx or scale_grad_by_freq.
+            padding_idx or scale_grad_by_freq; no name, or that of another
+            module's table.
         ShapeError: ids of another number than the rows.
+
+    Warns:
+        Of rows that were there already, and stayed as they were.
     """
     weights: list[Tensor]
     configs: list[TableConfig]
+    if name is None and isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        raise errors.InvalidArgument(
+            "from_torch needs name=, that of the table: checkpoints and "
+            "servers find the rows by it"
+        )
+    name = name or ""
     if isinstance(module, nn.Embedding):
         _check_settings(module)
         rows, dim = module.weight.shape
@@ -290,14 +378,19 @@ def from_torch(
         if isinstance(module, nn.Embedding)
         else EmbeddingBagCollection
     )
-    out = kind(tables=configs, store=store, optimizer=optimizer)
-    for config, weight in zip(configs, weights, strict=True):
-        wanted = torch.arange(len(weight)) if ids is None else ids
-        if len(wanted) != len(weight):
+    if ids is not None:
+        ids = vector("ids", integers("ids", ids, "cpu"), "pass one a row")
+        if len(ids) != len(weights[0]):
             raise errors.ShapeError(
-                f"{len(wanted)} ids for {len(weight)} rows of {config.name!r}"
+                f"{len(ids)} ids for {len(weights[0])} rows of "
+                f"{configs[0].name!r}"
             )
-        out.store.set_rows(config.name, wanted, weight)
+    out = kind(tables=configs, store=store, optimizer=optimizer, share=share)
+    kept = {}
+    for config, weight in zip(out.tables, weights, strict=True):
+        wanted = torch.arange(len(weight)) if ids is None else ids
+        kept[config.name] = set_absent(out.store, config.name, wanted, weight)
+    warn_of_kept(out.store, "from_torch", kept)
     return out
 
 

@@ -17,25 +17,40 @@ from torch.nn import functional
 from persia import errors
 from persia.data.jagged import JaggedBatch
 from persia.nn.collections import EmbeddingCollection
+from persia.nn.lookups import Collection
 from persia.nn.tracing import leaf
+from persia.nn.weights import Weight, refuse_write
 from persia.optim import SparseOptimizer
 from persia.store import Store
 from persia.store.configs import EmbeddingConfig
 from persia.store.engine import engine_of
+from persia.store.setting import set_absent, warn_of_kept
 
 __all__ = ["Embedding", "EmbeddingBag"]
 
 
 def make_rows(
-    name: str,
-    dim: int,
+    config: EmbeddingConfig,
     store: Store | None,
     optimizer: SparseOptimizer | None = None,
-    **options: Any,
+    share: bool = False,
 ) -> EmbeddingCollection:
-    """One table; ``options`` are those of :class:`EmbeddingConfig`."""
-    config = EmbeddingConfig(name, dim, **options)
-    return EmbeddingCollection([config], store=store, optimizer=optimizer)
+    """A table of its own."""
+    return EmbeddingCollection(
+        [config], store=store, optimizer=optimizer, share=share
+    )
+
+
+def _config(
+    kind: str, name: str | None, dim: int, options: dict[str, Any]
+) -> EmbeddingConfig:
+    if name is None:
+        raise errors.InvalidArgument(
+            f"persia.nn.{kind} needs name=, that of its table: checkpoints "
+            "and servers find the rows by it. Take that of the attribute, as "
+            'in self.user = persia.nn.Embedding(..., name="user")'
+        )
+    return EmbeddingConfig(name, dim, **options)
 
 
 def look_up(
@@ -53,10 +68,23 @@ def look_up(
     return values
 
 
+def weight_of(rows: EmbeddingCollection, count: int) -> Tensor:
+    """Rows 0 to ``count`` - 1, looked up with gradient; to read."""
+    found = look_up(rows, torch.arange(count))
+    return Weight.of(found, rows, rows.tables[0].name)
+
+
 def tables_of(model: nn.Module) -> list[EmbeddingCollection]:
     """The tables of all modules here that a model has, each once."""
     found = [m.rows for m in model.modules() if isinstance(m, _Looked)]
     return list(dict.fromkeys(found))
+
+
+def lookups_of(model: nn.Module) -> list[nn.Module]:
+    """The modules of a model whose forward looks up rows; some are within
+    others."""
+    kinds = Collection, _Looked
+    return [m for m in model.modules() if isinstance(m, kinds)]
 
 
 class _Looked:
@@ -71,8 +99,19 @@ class _Looked:
     @property
     def weight(self) -> Tensor:
         """All rows, float32 [num_embeddings, embedding_dim], looked up now:
-        a loss that uses them trains them. To write to it changes nothing."""
-        return look_up(self.rows, torch.arange(self.num_embeddings))
+        a loss that uses them trains them. What writes into it raises
+        InvalidArgument; its ``requires_grad`` is the module's."""
+        return weight_of(self.rows, self.num_embeddings)
+
+    @weight.setter
+    def weight(self, value: Tensor) -> None:
+        raise refuse_write(self.rows, self.rows.tables[0].name)
+
+    def register_parameter(self, name: str, param: Any) -> None:
+        """As torch's; the weight is no parameter."""
+        if name == "weight":
+            raise refuse_write(self.rows, self.rows.tables[0].name)
+        super().register_parameter(name, param)  # type: ignore[misc]
 
     def extra_repr(self) -> str:
         """As torch's, and the name of the table."""
@@ -87,11 +126,33 @@ class _Looked:
             f"table={config.name!r}"
         )
 
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        weight = state_dict.get(f"{prefix}weight")
+        if isinstance(weight, Tensor):  # a state of torch's own module
+            weights = {self.rows.tables[0].name: weight}
+            self.rows.set_weights("load_state_dict", weights)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)  # type: ignore[misc]
+
     def reset_parameters(self) -> None:
-        """Rows have the initial values of their table."""
+        """Removes all rows of the table: they have its initial values again.
+        Those of a converted module are drawn anew, as torch draws them."""
+        name = self.rows.tables[0].name
+        store = self.rows.store
+        store.clear(name)
+        theirs: Any = self.__dict__.get("_torch_class")
+        if theirs is not None:
+            weight = torch.empty(self.num_embeddings, self.embedding_dim)
+            nn.init.normal_(weight)
+            if self.padding_idx is not None:
+                weight[self.padding_idx] = 0
+            store.set_rows(name, torch.arange(len(weight)), weight)
+        elif self.padding_idx is not None and isinstance(self, Embedding):
+            _zero(self.rows, self.padding_idx)
 
 
-class Embedding(_Looked, nn.Embedding):  # type: ignore[override]
+class Embedding(_Looked, nn.Embedding):
     """An ``nn.Embedding`` whose rows are in a table.
 
     Ids may be any 64-bit integers: ``num_embeddings`` bounds ``weight``
@@ -102,10 +163,12 @@ class Embedding(_Looked, nn.Embedding):  # type: ignore[override]
         num_embeddings: rows of ``weight``.
         embedding_dim: elements of a vector.
         padding_idx: an id without gradient.
-        name: of the table; the same store and name are the same rows.
+        name: of the table, by which checkpoints and servers find its rows;
+            always needed.
         store: where the rows go; None: as for
             :class:`persia.EmbeddingCollection`.
         optimizer: of that store.
+        share: as of :class:`persia.EmbeddingCollection`.
         options: further ones of :class:`persia.EmbeddingConfig`.
     """
 
@@ -115,18 +178,20 @@ class Embedding(_Looked, nn.Embedding):  # type: ignore[override]
         embedding_dim: int,
         padding_idx: int | None = None,
         *,
-        name: str = "table",
+        name: str | None = None,
         store: Store | None = None,
         optimizer: SparseOptimizer | None = None,
+        share: bool = False,
         **options: Any,
     ) -> None:
         nn.Module.__init__(self)
+        config = _config("Embedding", name, embedding_dim, options)
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.padding_idx = _padding(padding_idx, num_embeddings)
         self.max_norm, self.norm_type = None, 2.0
         self.scale_grad_by_freq, self.sparse = False, True
-        self.rows = make_rows(name, embedding_dim, store, optimizer, **options)
+        self.rows = make_rows(config, store, optimizer, share)
         if self.padding_idx is not None:
             _zero(self.rows, self.padding_idx)
 
@@ -154,7 +219,7 @@ class Embedding(_Looked, nn.Embedding):  # type: ignore[override]
             return look_up(self.rows, torch.tensor([padding]))
 
 
-class EmbeddingBag(_Looked, nn.EmbeddingBag):  # type: ignore[override]
+class EmbeddingBag(_Looked, nn.EmbeddingBag):
     """An ``nn.EmbeddingBag`` whose rows are in a table.
 
     Args:
@@ -163,10 +228,12 @@ class EmbeddingBag(_Looked, nn.EmbeddingBag):  # type: ignore[override]
         mode: "sum", "mean" or "max".
         include_last_offset: whether ``offsets`` ends with the number of ids.
         padding_idx: an id that takes no part.
-        name: of the table; the same store and name are the same rows.
+        name: of the table, by which checkpoints and servers find its rows;
+            always needed.
         store: where the rows go; None: as for
             :class:`persia.EmbeddingCollection`.
         optimizer: of that store.
+        share: as of :class:`persia.EmbeddingCollection`.
         options: further ones of :class:`persia.EmbeddingConfig`.
     """
 
@@ -178,19 +245,21 @@ class EmbeddingBag(_Looked, nn.EmbeddingBag):  # type: ignore[override]
         mode: str = "mean",
         include_last_offset: bool = False,
         padding_idx: int | None = None,
-        name: str = "table",
+        name: str | None = None,
         store: Store | None = None,
         optimizer: SparseOptimizer | None = None,
+        share: bool = False,
         **options: Any,
     ) -> None:
         nn.Module.__init__(self)
+        config = _config("EmbeddingBag", name, embedding_dim, options)
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.mode, self.include_last_offset = mode, include_last_offset
         self.padding_idx = _padding(padding_idx, num_embeddings)
         self.max_norm, self.norm_type = None, 2.0
         self.scale_grad_by_freq, self.sparse = False, True
-        self.rows = make_rows(name, embedding_dim, store, optimizer, **options)
+        self.rows = make_rows(config, store, optimizer, share)
 
     @leaf
     def forward(
@@ -234,12 +303,11 @@ class EmbeddingBag(_Looked, nn.EmbeddingBag):  # type: ignore[override]
 
 
 def _zero(rows: EmbeddingCollection, padding: int) -> None:
-    """The row of an id, if there is none yet: zeros."""
-    (config,) = rows.embedding_configs()
-    ids = torch.tensor([padding])
-    if not rows.store.contains(config.name, ids).any():
-        zeros = torch.zeros(1, config.embedding_dim)
-        rows.store.set_rows(config.name, ids, zeros)
+    """The row of an id: zeros."""
+    name = rows.tables[0].name
+    zeros = torch.zeros(1, rows.embedding_dim())
+    kept = set_absent(rows.store, name, torch.tensor([padding]), zeros)
+    warn_of_kept(rows.store, "padding_idx", {name: kept})
 
 
 def _padding(padding: int | None, rows: int) -> int | None:

@@ -80,6 +80,10 @@ class _Tables(TableRows):
             ],
             owner=calls[0].rows,
         )
+        self._anchors = {id(c.rows): c.rows.anchor for c in calls}
+
+    def _leaves(self) -> tuple[Tensor, ...]:
+        return tuple(self._anchors.values())
 
     def _connect(self) -> None:
         self.outputs = [

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from persia.base.check import kind, whole
 from persia.base.torch_private import constant_while_tracing
 from persia.data.ids import Ids, device_of, unpack
 from persia.data.jagged import JaggedBatch
+from persia.nn.anchor import Anchor
 from persia.nn.tracing import modules, numbers
 from persia.optim import SparseOptimizer
 from persia.store import Store
@@ -23,6 +23,7 @@ from persia.store.configs import (
     EmbeddingConfig,
     TableConfig,
     as_configs,
+    list_of,
     pooling_of,
 )
 from persia.store.default import default_store
@@ -35,9 +36,10 @@ from persia.store.operators import (
     typed,
     versions,
 )
+from persia.store.setting import set_absent, warn_of_kept
 from persia.store.state import check_state, state_of
 
-__all__ = ["Collection", "TableRows"]
+__all__ = ["Collection", "TableRows", "collections_of", "stores_of"]
 
 
 class Collection(nn.Module):
@@ -45,7 +47,6 @@ class Collection(nn.Module):
 
     _config_class: type[TableConfig]
     _kind: int
-    _frozen = False  # by requires_grad_(False)
     # TorchScript: the forward is Python's, so are these.
     __jit_ignored_attributes__ = (
         "_configs",
@@ -72,6 +73,7 @@ class Collection(nn.Module):
         device: torch.device | str | None,
         output_dtype: torch.dtype,
         padding_value: int | None,
+        share: bool | None,
     ) -> None:
         super().__init__()
         if store is not None and optimizer is not None:
@@ -79,6 +81,7 @@ class Collection(nn.Module):
                 "optimizer= is for a module with a store of its own; a Store "
                 "has its optimizer"
             )
+        tables = list_of(tables, self._config_class)
         configs = as_configs(tables, self._config_class)
         if not configs:
             raise errors.InvalidArgument(
@@ -96,32 +99,47 @@ class Collection(nn.Module):
                 f"output_dtype is {output_dtype!r}, need a floating dtype "
                 "such as torch.float32"
             )
-        if store is None:
-            store, configs = default_store(optimizer, configs)
-        self.store = kind("store", store, Store, "a persia.Store")
-        self._configs = configs
-        here = torch.get_default_device() if device is None else device
-        of_ids = device is None and here == torch.device("cpu")
-        self._device = None if of_ids else torch.device(here)
-        self._output_dtype = output_dtype
-        self._padding_value = padding_value
-        names = [c.name for c in self._configs]
+        names = [c.name for c in configs]
         if len(set(names)) != len(names):
             twice = sorted({n for n in names if names.count(n) > 1})
             raise errors.InvalidArgument(
                 f"tables {twice} occur more than once in one module"
             )
+        self._names_given = names
+        if share is not None:
+            kind("share", share, bool, "True or False")
+        if store is None:
+            if share:
+                raise errors.InvalidArgument(
+                    "share=True needs store=: a module without one has a "
+                    "store of its own"
+                )
+            store, configs = default_store(optimizer, configs)
+        self.store = kind("store", store, Store, "a persia.Store")
+        self._configs = configs
+        given = dict(zip((c.name for c in configs), tables, strict=True))
+        if share is False:
+            engine_of(self.store).check_free(given)
+        here = torch.get_default_device() if device is None else device
+        of_ids = device is None and here == torch.device("cpu")
+        self._device = None if of_ids else torch.device(here)
+        if share is not None:  # None: a part of another module
+            self._set_anchor(torch.empty(0, device=self.device))
+        self._output_dtype = output_dtype
+        self._padding_value = padding_value
         # (output name, feature, config) in the order of the output.
         features = [f for c in self._configs for f in c.feature_names]
         self.outputs = [
-            (f if features.count(f) == 1 else f"{f}@{c.name}", f, c)
-            for c in self._configs
+            (f if features.count(f) == 1 else f"{f}@{name}", f, c)
+            for name, c in zip(names, self._configs, strict=True)
             for f in c.feature_names
         ]
         self._names = [name for name, _, _ in self.outputs]
         self._dims = [c.embedding_dim for _, _, c in self.outputs]
         self.features = tuple(dict.fromkeys(f for _, f, _ in self.outputs))
         self._connect()
+        if share is not None:
+            engine_of(self.store).add_user(self, given)
 
     def _connect(self) -> None:
         """Declares the tables; plans for keys in the order of the configs."""
@@ -261,6 +279,7 @@ class Collection(nn.Module):
             plan,
             grad,
             way,
+            self._leaves(),
         )
 
     def _ticket_of(
@@ -301,6 +320,8 @@ class Collection(nn.Module):
             self._handle,
             plan,
             grad,
+            None,
+            self._leaves(),
         )
 
     def _shape_alone(self, ids: Ids) -> bool:
@@ -352,6 +373,8 @@ class Collection(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Collection:
         """``.to(device)`` moves the output; the tables stay."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if not isinstance(self.anchor, Anchor) or self.anchor.is_meta:
+            self._set_anchor(self.anchor)  # for torch has made another
         here = self.device
         meta = here.type == "meta"  # from where torch moves nothing
         there = fn(torch.zeros(0, device="cpu" if meta else here)).device
@@ -362,7 +385,19 @@ class Collection(nn.Module):
     @property
     def trains(self) -> bool:
         """Whether a lookup with gradient updates rows."""
-        return self._trainable and not self._frozen
+        return self._trainable and self.anchor.requires_grad
+
+    def _leaves(self) -> tuple[Tensor, ...]:
+        """The anchors of the modules whose rows these are."""
+        return (self.anchor,)
+
+    def _set_anchor(self, like: Tensor) -> None:
+        """A new one where ``like`` is; where that is no place, on the CPU."""
+        frozen = isinstance(like, nn.Parameter) and not like.requires_grad
+        if like.is_meta:
+            like = torch.empty(0, device="cpu")
+        self.anchor = Anchor(like, not frozen)
+        self.anchor.bind(engine_of(self.store))
 
     @property
     def device(self) -> torch.device:
@@ -375,6 +410,42 @@ class Collection(nn.Module):
         return self._configs
 
     # ---- state: the schema alone, rows are in the store
+
+    def _save_to_state_dict(
+        self, destination: Any, prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.pop(f"{prefix}anchor", None)  # it holds nothing
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        name = f"{prefix}anchor"
+        self._load_weights(state_dict, prefix)
+        state_dict[name] = self.anchor.detach()
+        try:
+            super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        finally:
+            del state_dict[name]
+
+    def _load_weights(self, state_dict: Any, prefix: str) -> None:
+        """A state of torchrec's module has weights."""
+        weights = {}
+        for name, config in zip(self._names_given, self._configs, strict=True):
+            for part in ("embedding_bags", "embeddings"):
+                weight = state_dict.get(f"{prefix}{part}.{name}.weight")
+                if isinstance(weight, Tensor):
+                    weights[config.name] = weight
+        self.set_weights("load_state_dict", weights)
+
+    def set_weights(self, what: str, weights: Mapping[str, Tensor]) -> None:
+        """Weights, by tables, become rows 0 to n - 1 where there are none
+        yet; warns of others. ``what`` does so."""
+        kept = {}
+        for table, weight in weights.items():
+            ids = torch.arange(len(weight), device="cpu")
+            kept[table] = set_absent(self.store, table, ids, weight)
+        warn_of_kept(self.store, what, kept)
 
     def get_extra_state(self) -> Tensor:
         """Which rows belong to the state, uint8 [n]: ``store.save`` saves
@@ -402,6 +473,9 @@ class Collection(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._connect()
+        given = {c.name: c for c in self._configs}
+        engine_of(self.store).add_user(self, given)
+        self.anchor.bind(engine_of(self.store))
 
     def extra_repr(self) -> str:
         return ", ".join(
@@ -410,27 +484,16 @@ class Collection(nn.Module):
         )
 
 
-def _freezing(
-    plain: Callable[[nn.Module, bool], nn.Module],
-) -> Callable[[nn.Module, bool], nn.Module]:
-    """torch's ``Module.requires_grad_`` that reaches the tables, too: they
-    are no parameters, and torch asks parameters alone."""
-
-    @functools.wraps(plain)
-    def requires_grad_(
-        self: nn.Module, requires_grad: bool = True
-    ) -> nn.Module:
-        for module in self.modules():
-            if isinstance(module, Collection):
-                module._frozen = not requires_grad
-        return plain(self, requires_grad)
-
-    return requires_grad_
+def collections_of(model: nn.Module) -> list[Collection]:
+    """All modules of a model that have tables, each once, in its order: of
+    wrapped and compiled models, and within converted modules, too."""
+    return [m for m in model.modules() if isinstance(m, Collection)]
 
 
-nn.Module.requires_grad_ = _freezing(  # type: ignore[method-assign,assignment]
-    nn.Module.requires_grad_
-)
+def stores_of(model: nn.Module) -> list[Store]:
+    """The stores of a model's tables, each once, in its order, which is the
+    same on all ranks."""
+    return list(dict.fromkeys(m.store for m in collections_of(model)))
 
 
 @constant_while_tracing
@@ -487,12 +550,17 @@ class TableRows(Collection):
             device=owner._device,
             output_dtype=torch.float32,
             padding_value=None,
+            share=None,
         )
 
     @property
     def trains(self) -> bool:
         owner = self._owner()
         return self._trainable and owner is not None and owner.trains
+
+    def _leaves(self) -> tuple[Tensor, ...]:
+        owner = self._owner()
+        return () if owner is None else owner._leaves()
 
     def look_up(self, features: JaggedBatch) -> Tensor:
         """float32 [n, the widest dim], in the order of the ids."""

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from persia.nn.weights import Weight
+
 if TYPE_CHECKING:
     from persia.nn.lookups import Collection
     from persia.store.configs import TableConfig
@@ -32,18 +34,23 @@ class TableView:
     @property
     def weight(self) -> Tensor:
         """Rows 0 to ``num_embeddings - 1`` as they are now, float32
-        [num_embeddings, embedding_dim]; a copy, without gradient."""
+        [num_embeddings, embedding_dim]; a copy, without gradient. What writes
+        into it raises InvalidArgument."""
         device = self._collection.device
         if device.type == "meta":
             shape = self.num_embeddings, self.embedding_dim
             return torch.empty(shape, device=device)
         ids = torch.arange(self.num_embeddings, device="cpu")
-        store = self._collection.store
-        return store.rows(self._config.name, ids).to(device)
+        name = self._config.name
+        rows = self._collection.store.rows(name, ids).to(device)
+        return Weight.of(rows, self._collection, name)
 
 
 def views_of(
-    collection: Collection, configs: Sequence[TableConfig]
+    collection: Collection, names: Sequence[str]
 ) -> dict[str, TableView]:
-    """One a table, by name."""
-    return {c.name: TableView(collection, c) for c in configs}
+    """One a table, by the name that the module was given."""
+    return {
+        name: TableView(collection, config)
+        for name, config in zip(names, collection.tables, strict=True)
+    }

@@ -81,8 +81,8 @@ class TableConfig:
     ``num_embeddings, embedding_dim, name, data_type, feature_names``.
 
     Attributes:
-        name: of the table; same store and name are the same rows. It decides
-            the initial values, together with the store's seed.
+        name: of the table; checkpoints and servers find its rows by it. It
+            decides the initial values, together with the store's seed.
         embedding_dim: elements of a vector, 1 to 4096.
         feature_names: keys of the batches; several features may share a table.
         num_embeddings: how many rows are expected, 0 or more. It is kept for
@@ -303,10 +303,15 @@ def as_config(config: Any, cls: type[TableConfig]) -> TableConfig:
 
 def as_configs(tables: Any, cls: type[TableConfig]) -> list[TableConfig]:
     """The configs that a module is given, as a list."""
+    return [as_config(c, cls) for c in list_of(tables, cls)]
+
+
+def list_of(tables: Any, cls: type[TableConfig]) -> list[Any]:
+    """What a module is given, ours or torchrec's, as a list."""
     need = f"a list of persia.{cls.__name__}"
     if not isinstance(tables, Iterable) or isinstance(tables, str):
         kind("tables", tables, (), need)
-    return [as_config(c, cls) for c in tables]
+    return list(tables)
 
 
 def float_rows(where: str, rows: Any, shape: tuple[int, ...]) -> torch.Tensor:

@@ -6,9 +6,12 @@ the engine of a store.
 
 from __future__ import annotations
 
+import gc
 import secrets
 import threading
+import time
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +22,7 @@ from persia import _core, errors
 from persia.admission import Admission
 from persia.base.check import real
 from persia.base.torch_private import in_backward, made_a_step
+from persia.base.warning import warn
 from persia.optim import add_table, factors_of, gradients_came
 from persia.store import norm
 from persia.store.ahead import Ahead
@@ -117,6 +121,7 @@ class Engine:
             Neither Parameter nor buffer: DDP, .to() and state_dict() do not
             know it. still: in its place where no gradient is wanted.
         device: of the values that a module gave out last.
+        seconds: that threads of the user have spent on updates.
         no_batch: the ticket of ids that no loader gave out, int64 [2].
     """
 
@@ -135,6 +140,8 @@ class Engine:
         SHAPES[self.handle] = {}
         weakref.finalize(self, SHAPES.pop, self.handle)
         self.tables: dict[str, Table] = {}
+        # Modules by their tables, each with the config that it was given.
+        self._users: dict[str, list[tuple[weakref.ref[Any], object]]] = {}
         self.ahead = Ahead()
         self.prefetch: bool | None = None
         self.counts = {"gradients_discarded": 0, "cuda_ids_copied": 0}
@@ -145,6 +152,8 @@ class Engine:
         self.saved: dict[str, int] = {}
         self.loading = False
         self._waiting = Waiting()
+        self._came: dict[int, weakref.ref[object]] = {}
+        self._zeroed = False  # all that waited was dropped so
         self._accumulation: Accumulation | None = None
         if arguments.update == "backward":
             self._accumulation = Accumulation()
@@ -160,6 +169,7 @@ class Engine:
             )
         self.still = _zeros(1)
         self.device = torch.device("cpu")
+        self.seconds = 0.0
         self.no_batch = torch.zeros(2, dtype=torch.int64, device="cpu")
 
     # ---- updates
@@ -179,8 +189,10 @@ class Engine:
 
     def apply(self, factors: list[float] | None, *, all_threads: bool) -> None:
         """Applies the gradients that are held as one update."""
+        began = time.perf_counter()
         with self._lock:
             self._apply_locked(factors, all_threads)
+        self.seconds += time.perf_counter() - began
 
     def _apply_locked(
         self, factors: list[float] | None, all_threads: bool
@@ -196,9 +208,15 @@ class Engine:
                     "store.optimizer.param_groups has no 'lr'; set one"
                 )
         held = HELD.get(self.handle, [])
-        changed = any(versions(*t) != version for t, version in held)
-        held.clear()
-        self._waiting.clear()
+        changed = any(versions(*h.tensors) != h.version for h in held)
+        if self._zeroed and not self.core.held(True):
+            warn(
+                "store.optimizer.step() has nothing to apply: the gradients "
+                "of the rows were dropped with those of the model, by "
+                "zero_grad() or grad = None. Call store.optimizer.step() "
+                "before"
+            )
+        self._forget_held()
         if changed:
             self.discard()
             raise errors.TicketError(
@@ -223,9 +241,36 @@ class Engine:
 
     def discard(self) -> None:
         """Drops all gradients that are held."""
+        self._forget_held()
+        self.counts["gradients_discarded"] += self.core.discard(True)
+
+    def _forget_held(self) -> None:
         HELD.get(self.handle, []).clear()
         self._waiting.clear()
-        self.counts["gradients_discarded"] += self.core.discard(True)
+        self._came.clear()
+        self._zeroed = False
+
+    def came(self, anchor: object) -> None:
+        """A backward has brought gradients of a module, by its anchor."""
+        self._came[id(anchor)] = weakref.ref(anchor)
+
+    def zeroed(self, anchor: object) -> None:
+        """The gradients of a module were zeroed: those that wait are dropped,
+        but for what other modules have a part in."""
+        if self._came.pop(id(anchor), None) is None:
+            return
+        alive = {key for key, of in self._came.items() if of() is not None}
+        if not alive:
+            self.discard()
+            self._zeroed = True
+            return
+        held = HELD[self.handle]
+        gone = [one.ticket for one in held if not one.leaves & alive]
+        held[:] = [one for one in held if one.leaves & alive]
+        self._waiting.left(held)
+        tickets = torch.tensor(gone, dtype=torch.int64, device="cpu")
+        dropped = self.core.discard(tickets.numpy())
+        self.counts["gradients_discarded"] += dropped
 
     def drop_unfinished(self) -> None:
         """Drops what a backward left that an exception ended.
@@ -297,6 +342,40 @@ class Engine:
             f", its servers have {sorted(names)}: describe one here first, by "
             "a module or store.add_table()"
         )
+
+    def add_user(self, module: object, configs: Mapping[str, object]) -> None:
+        """A module trains these tables: name, and config as it was given."""
+        with self._lock:
+            for name, config in configs.items():
+                user = weakref.ref(module), config
+                self._users.setdefault(name, []).append(user)
+
+    def check_free(self, configs: Mapping[str, object]) -> None:
+        """Raises if another module trains one of these tables, unless it was
+        given the same config object."""
+        for name, config in configs.items():
+            if self._users_beside(name, config):
+                gc.collect()  # they may be garbage already
+            others = self._users_beside(name, config)
+            if others:
+                raise errors.InvalidArgument(
+                    f"table {name!r} of this store is that of another "
+                    f"{type(others[0]).__name__} already. To train the same "
+                    "rows with both, pass share=True; for rows of its own, "
+                    "another name, or another store. A module that replaces "
+                    "one, as in a notebook: delete the old one before, or "
+                    f"remove its rows with store.drop({name!r})"
+                )
+
+    def _users_beside(self, table: str, config: object) -> list[object]:
+        """The modules that train a table, but for those of this config."""
+        alive = [
+            (user, module, mine)
+            for user, mine in self._users.get(table, [])
+            if (module := user()) is not None
+        ]
+        self._users[table] = [(user, mine) for user, _, mine in alive]
+        return [module for _, module, mine in alive if mine is not config]
 
     def declare(self, config: TableConfig) -> Table:
         """The table of a config, made if new; contradictions raise."""
@@ -392,6 +471,7 @@ class Engine:
             self.core.drop(number)
             self.rename_rows()
             del self.tables[table]
+            self._users.pop(table, None)
             group = self.optimizer.param_groups[number]
             group["table"] = f"{table} (dropped)"
 

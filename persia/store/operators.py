@@ -7,9 +7,9 @@ knows a graph by the names of its operators alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -51,10 +51,26 @@ _NAMES = ("ticket_v1", "pull_v1", "push_v1")
 # the fake kernels need to know. Filled where plans are made.
 SHAPES: dict[int, dict[int, tuple[int, int, int]]] = {}
 
-# Store handle -> tensors that the C core holds until optimizer.step(), and
-# their versions() at the backward. Only for stores with update="step": their
-# user could change a tensor before the step.
-HELD: dict[int, list[tuple[tuple[Tensor | None, ...], int]]] = {}
+
+class Held(NamedTuple):
+    """A gradient that the C core holds until optimizer.step().
+
+    Attributes:
+        tensors: that it consists of.
+        version: their versions() at the backward; a user could change one
+            before the step.
+        ticket: of its forward.
+        leaves: ids of the modules' anchors that it came through.
+    """
+
+    tensors: tuple[Tensor | None, ...]
+    version: int
+    ticket: int
+    leaves: frozenset[int]
+
+
+# By the handle of a store; only of stores with update="step".
+HELD: dict[int, list[Held]] = {}
 
 
 #: Whether compiled graphs may hold the operators.
@@ -172,6 +188,9 @@ class _Index:
             _drop(self.ticket, self.store)
 
 
+_NONE = (None,) * 5
+
+
 class _Pull(torch.autograd.Function):
     """The same in eager: no copy, and exceptions keep their types."""
 
@@ -185,8 +204,9 @@ class _Pull(torch.autograd.Function):
         ticket: Tensor,
         store: int,
         plan: int,
-        way: Way | None = None,
-        flight: Flight | None = None,
+        way: Way | None,
+        flight: Flight | None,
+        *leaves: Tensor,
     ) -> Tensor:
         with below_autograd():
             if way is None or flight is None:
@@ -198,7 +218,7 @@ class _Pull(torch.autograd.Function):
                     values, offsets, weights, anchor, ticket, store, plan
                 )
                 out = torch.zeros(1, device="cpu")
-        ctx.flight = flight
+        ctx.flight, ctx.leaves = flight, leaves
         ctx.save_for_backward(values, offsets, weights, rows)
         # Not saved as a tensor: a forward that torch.utils.checkpoint repeats
         # keeps the ticket, and with it the place in the sum, of the first one.
@@ -213,7 +233,7 @@ class _Pull(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         _refuse_double_backward()
         if grad is None:
-            return (None,) * 9
+            return (None,) * (9 + len(ctx.leaves))
         if ctx.pushed:  # torch may have freed what was saved
             raise errors.TicketError(
                 "second backward through one forward: its gradients were "
@@ -240,8 +260,11 @@ class _Pull(torch.autograd.Function):
         ctx.index.ticket = None  # the update has it
         if held is not None:
             tensors = (grad, values, offsets, weights)
-            held.append((tensors, versions(*tensors)))
-        return (None,) * 3 + (grad.new_zeros(1),) + (None,) * 5
+            leaves = frozenset(map(id, ctx.leaves))
+            ticket = int(ctx.ticket[0])
+            held.append(Held(tensors, versions(*tensors), ticket, leaves))
+        of_leaves = [torch.empty_like(leaf) for leaf in ctx.leaves]
+        return (*_NONE[:3], grad.new_zeros(1), *_NONE[:5], *of_leaves)
 
 
 class _Arrive(torch.autograd.Function):
@@ -292,9 +315,13 @@ def pull(
     plan: int,
     grad: bool,
     way: Way | None = None,
+    leaves: Sequence[Tensor] = (),
 ) -> Tensor:
     """One forward: the plan's output, float32 on the CPU, or as ``way`` says
     where; its backward pushes if ``grad``.
+
+    ``leaves`` are the anchors of the modules whose rows these are, without
+    elements: they get a gradient where the rows do.
 
     ``anchor`` is the store's: its gradient accumulates after all pushes of a
     backward. ``batch`` is the ticket of the ids, int64 [2]: the number of
@@ -303,6 +330,8 @@ def pull(
     """
     if torch.compiler.is_compiling():
         ticket = _ticket(batch, store, grad)
+        if grad and leaves:
+            anchor = torch.cat((anchor, *(leaf.to(anchor) for leaf in leaves)))
         out: Tensor = ops.pull_v1(
             values, offsets, weights, anchor, ticket, store, plan
         )[0]
@@ -315,10 +344,10 @@ def pull(
         ticket = _ticket(batch, store, grad)
         batch_of = values, offsets, weights, anchor, ticket, store, plan
         if grad and way is None:
-            out = _Pull.apply(*batch_of)  # type: ignore[no-untyped-call]
+            out = _Pull.apply(*batch_of, None, None, *leaves)  # type: ignore[no-untyped-call]
         elif grad and way is not None:
             flight = way.flight()
-            token = _Pull.apply(*batch_of, way, flight)  # type: ignore[no-untyped-call]
+            token = _Pull.apply(*batch_of, way, flight, *leaves)  # type: ignore[no-untyped-call]
             out = _Arrive.apply(token, flight)  # type: ignore[no-untyped-call]
         else:
             with below_autograd():

@@ -35,7 +35,8 @@ __all__ = ["Store"]
 class Store(Rows, Stats):
     """Embedding tables without bounds.
 
-    Modules that are given the same store and table name share rows. All
+    A table is that of one module; modules that are given the same store and
+    table name, and ``share=True``, share its rows. All
     methods may be called from any thread; backwards of several threads are
     updates of their own (``update="step"``: no other thread may be within a
     backward at the step). In a forked child every use of a table raises

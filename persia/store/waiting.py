@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from persia import errors
 from persia.base.warning import warn
+from persia.store.operators import Held
 
 __all__ = ["Accumulation", "Waiting"]
 
@@ -34,14 +35,18 @@ class Waiting:
         """A step has applied them, or they were dropped."""
         self._backwards = self._bytes = self._seen = 0
 
-    def add(self, held: list[tuple[tuple[Tensor | None, ...], int]]) -> None:
-        """One more backward; held: the tensors of all.
+    def left(self, held: Sequence[Held]) -> None:
+        """Some were dropped; held: what waits."""
+        self._seen = len(held)
+
+    def add(self, held: Sequence[Held]) -> None:
+        """One more backward; held: what waits of all.
 
         Raises:
             LimitReached: they hold more than 1 GiB in more than 64 backwards.
         """
-        for tensors, _ in held[self._seen :]:
-            self._bytes += sum(t.nbytes for t in tensors if t is not None)
+        for one in held[self._seen :]:
+            self._bytes += sum(t.nbytes for t in one.tensors if t is not None)
         self._seen = len(held)
         self._bytes += _BYTES_EACH
         self._backwards += 1

@@ -23,7 +23,7 @@ from persia.base.check import whole
 from persia.data.jagged import JaggedBatch, skip
 from persia.nn.embedding import tables_of
 from persia.nn.joined import Given, Joined
-from persia.nn.lookups import Collection
+from persia.nn.lookups import Collection, collections_of
 from persia.store.ahead import LookedUp
 from persia.store.engine import Engine, engine_of
 from persia.store.operators import TAKEN
@@ -149,10 +149,11 @@ class DataLoader(Generic[T]):
             raise errors.InvalidArgument(
                 f"prefetch is {prefetch!r}, need 'auto', True or False"
             )
-        if not any(isinstance(m, Collection) for m in model.modules()):
+        if not collections_of(model):
             raise errors.InvalidArgument(
-                "the model has no persia module (EmbeddingBagCollection, "
-                "EmbeddingCollection), so there is nothing to look up ahead"
+                "the model has no persia module (a collection, a "
+                "persia.nn.Embedding or a converted module), so there is "
+                "nothing to look up ahead"
             )
         self.batches = batches
         self.model = model
@@ -258,9 +259,7 @@ class _Pass(Iterator[T]):
         self._streams: list[tuple[int, int]] = []
         self._trains: list[Engine] | None = None  # those of a training pass
         self._joined: list[Engine] = []  # in steps of all ranks
-        self._modules = [
-            m for m in loader.model.modules() if isinstance(m, Collection)
-        ]
+        self._modules = collections_of(loader.model)
         engines = (engine_of(module.store) for module in self._modules)
         self._engines = {engine.handle: engine for engine in engines}
         self._find = _finder(loader.ids)

@@ -4,7 +4,6 @@ predicts, and what its tables hold."""
 from __future__ import annotations
 
 import html
-import math
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +20,13 @@ from persia.checkpoint import files
 from persia.checkpoint.manifest import Table
 from persia.checkpoint.rows import read_rows
 from persia.data.jagged import Batch
-from persia.metrics.clicks import auc_of, sigmoid
+from persia.metrics.clicks import (
+    as_arrays,
+    auc_of,
+    cross_entropy,
+    ratio,
+    sigmoid,
+)
 from persia.train.charts import STYLE, Points, bars, lines
 from persia.train.logs import read_csv
 from persia.train.saved import Trained, load
@@ -135,21 +140,23 @@ class _Samples:
     """The logits and labels of samples, and what slices go by.
 
     Attributes:
-        logits, labels: float64 [n].
+        logits, labels, weights: float64 [n].
         unseen: int64 [n], ids of a sample that have no row.
         features: the ids int64 [n] of features with one id a sample.
     """
 
     def __init__(self, trained: Trained, batches: Iterable[Batch]) -> None:
-        logits, labels, unseen = [], [], []
+        logits, labels, weights, unseen = [], [], [], []
         features: dict[str, list[Array] | None] = defaultdict(list)
         for batch in batches:
             if batch.label is None:
                 raise errors.InvalidArgument("the data have no label")
             with torch.no_grad():
                 out = trained.model(batch.dense, batch.ids)
-            logits.append(out.double().numpy())
-            labels.append((batch.label > 0.5).double().numpy())
+            x, y, w = as_arrays(out, batch.label, batch.weight)
+            logits.append(x)
+            labels.append(y)
+            weights.append(w)
             missing = torch.zeros(len(batch), dtype=torch.int64)
             bags = torch.arange(len(batch))
             for key in batch.ids:
@@ -166,6 +173,7 @@ class _Samples:
             unseen.append(missing.numpy())
         self.logits = np.concatenate([np.empty(0), *logits])
         self.labels = np.concatenate([np.empty(0), *labels])
+        self.weights = np.concatenate([np.empty(0), *weights])
         self.unseen = np.concatenate([np.empty(0, np.int64), *unseen])
         self.features = {
             key: np.concatenate(ids) for key, ids in features.items() if ids
@@ -175,17 +183,17 @@ class _Samples:
 
 
 def _scores(samples: _Samples) -> str:
-    n, clicks = len(samples.labels), samples.labels.sum()
-    x, y = samples.logits, samples.labels
-    loss = np.logaddexp(0, np.where(y == 1, -x, x)).mean()
+    x, y, w = samples.logits, samples.labels, samples.weights
+    clicks = (w * y).sum()
+    loss = ratio(cross_entropy(x, y, w), w.sum())
     return _table(
         ("", ""),
         [
-            ("samples", f"{n:,}"),
-            ("clicks", f"{clicks / n:.2%}"),
-            ("AUC", f"{auc_of(x, y):.4f}"),
+            ("samples", f"{len(y):,}"),
+            ("clicks", f"{ratio(clicks, w.sum()):.2%}"),
+            ("AUC", f"{auc_of(x, y, w):.4f}"),
             ("log loss", f"{loss:.5f}"),
-            ("calibration", f"{_ratio(sigmoid(x).sum(), clicks):.3f}"),
+            ("calibration", f"{ratio((w * sigmoid(x)).sum(), clicks):.3f}"),
         ],
     )
 
@@ -197,8 +205,9 @@ def _calibration(samples: _Samples) -> str:
     for i, group in enumerate(np.array_split(order, 10)):
         if not len(group):
             continue
-        predicted = sigmoid(samples.logits[group]).mean()
-        clicked = samples.labels[group].mean()
+        w = samples.weights[group]
+        predicted = ratio((w * sigmoid(samples.logits[group])).sum(), w.sum())
+        clicked = ratio((w * samples.labels[group]).sum(), w.sum())
         points.append((float(predicted), float(clicked)))
         rows.append(
             (
@@ -206,7 +215,7 @@ def _calibration(samples: _Samples) -> str:
                 f"{len(group):,}",
                 f"{predicted:.4f}",
                 f"{clicked:.4f}",
-                f"{_ratio(predicted, clicked):.3f}",
+                f"{ratio(predicted, clicked):.3f}",
             )
         )
     heads = ("decile", "samples", "predicted", "clicked", "ratio")
@@ -226,9 +235,9 @@ def _slices(samples: _Samples, names: Sequence[str]) -> str:
     chosen = list(names) or sorted(some, key=lambda key: some[key])[:1]
     rows = []
     for name, which in _groups(samples, chosen):
-        y = samples.labels[which]
-        auc = auc_of(samples.logits[which], y) if len(y) else math.nan
-        share = y.mean() if len(y) else math.nan
+        y, w = samples.labels[which], samples.weights[which]
+        auc = auc_of(samples.logits[which], y, w)
+        share = ratio((w * y).sum(), w.sum())
         rows.append((name, f"{len(y):,}", f"{share:.2%}", f"{auc:.4f}"))
     return _table(("samples with", "samples", "clicks", "AUC"), rows)
 
@@ -318,7 +327,3 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     top = line(heads, "th") if any(heads) else ""
     body = "".join(line(cells, "td") for cells in rows)
     return f'<div class="wide"><table>{top}{body}</table></div>'
-
-
-def _ratio(a: float, b: float) -> float:
-    return a / b if b else math.nan

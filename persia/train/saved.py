@@ -74,7 +74,8 @@ class Trained:
 
     @torch.no_grad()
     def evaluate(self, batches: Any) -> Scores:
-        """Scores the model on batches with labels.
+        """Scores the model on batches with labels; a sample counts by its
+        weight, where the batches have weights.
 
         Raises:
             InvalidArgument: a batch has no label.
@@ -84,7 +85,8 @@ class Trained:
         for batch in batches:
             if batch.label is None:
                 raise errors.InvalidArgument("the data have no label")
-            metrics.update(self.model(batch.dense, batch.ids), batch.label)
+            logits = self.model(batch.dense, batch.ids)
+            metrics.update(logits, batch.label, batch.weight)
         scores = metrics.compute()
         if not scores.rows:
             raise errors.MalformedData(no_sample(batches))

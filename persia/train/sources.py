@@ -76,7 +76,7 @@ def open_data(
     held = config.eval_data
     told = held is not None or config.eval_split is not None
     data = read(config.data, config.table_schema)
-    _check_label(config, data)
+    _check_label(config, data.schema)
     wants_last = config.target_auc is not None and not told
     if wants_last and config.window is None and len(data.files) > 1:
         # As MLPerf has it: the last day is the test.
@@ -162,12 +162,27 @@ def no_sample(batches: Any) -> str:
     return text
 
 
-def _check_label(config: TrainConfig, data: Files) -> None:
-    if data.schema.label is None:
+def _check_label(config: TrainConfig, schema: Schema) -> None:
+    """Raises unless the label is one that models of clicks are trained on."""
+    label = schema.label
+    if label is None and config.table_schema is not None:
+        raise errors.InvalidArgument(
+            f"--schema {config.table_schema} has no label to train on: add "
+            "'label: COLUMN'"
+        )
+    if label is None:
         raise errors.InvalidArgument(
             f"no label was found in {config.data!r}: write its schema with "
             f"'persia schema {config.data} > data.yaml', add 'label: COLUMN', "
             "and pass --schema data.yaml"
+        )
+    if not label.is_click:
+        raise errors.InvalidArgument(
+            f"label {label.column!r} holds other numbers than 0 and 1, and "
+            "persia train predicts clicks: its loss and its scores need 0 or "
+            f"1. Write 'label: {{column: {label.column}, threshold: X}}' (or "
+            "values: of 0 and 1) in the schema; or train a number with a loss "
+            "and a loop of your own"
         )
 
 
@@ -255,10 +270,7 @@ def _kafka(
         shard=shard,
         **options,
     )
-    if data.schema.label is None:
-        raise errors.InvalidArgument(
-            f"--schema {config.table_schema} has no label to train on"
-        )
+    _check_label(config, data.schema)
     if config.eval_data is None:
         return data, None
     test = open_files(

@@ -29,7 +29,9 @@ from persia.data import Dataset, Kafka
 from persia.data.jagged import Batch
 from persia.distributed.ranks import side_group
 from persia.metrics import BinaryMetrics, Scores, StreamingAUC
-from persia.nn.collections import EmbeddingBagCollection
+from persia.nn.embedding import lookups_of
+from persia.nn.lookups import stores_of
+from persia.store.engine import engine_of
 from persia.train.loader import DataLoader
 from persia.train.stream import Stream
 from persia.train.windows import part_of
@@ -42,9 +44,9 @@ class Clock:
     """Seconds of wall time of training, by what they were spent on.
 
     ``data`` waits for the source of batches, ``lookup`` is the wait for
-    look-ups ahead and the forward of the embeddings, ``update`` their
-    backward with the update of the rows.  Compiled code cannot be told
-    apart: there forward and backward count as ``dense``.
+    lookups ahead and the forward of the embeddings, ``update`` the update of
+    the rows, without what other threads do meanwhile.  Compiled code cannot
+    be told apart: there forward and backward count as ``dense``.
     """
 
     total: float = 0.0
@@ -60,9 +62,10 @@ class Clock:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run is.  ``loss`` is the mean since the last report, ``auc``
-    that of the epoch so far, each batch scored before it was trained on; both
-    are of this rank, ``rows_per_second`` of all."""
+    """Where a run is.  ``loss`` is the mean of what was minimised since the
+    last report, ``auc`` that of the epoch so far, each batch scored before it
+    was trained on; in both a sample counts by its weight. They are of this
+    rank, ``rows_per_second`` of all."""
 
     epoch: int
     batch: int
@@ -128,11 +131,12 @@ class _Due:
 
 class Trainer:
     """Trains a click model: cross entropy of one logit a sample, times
-    ``batch.weight`` where there is one.
+    ``batch.weight`` where there is one. All scores count samples by it, too.
 
     Args:
         model: called as ``model(batch.dense, batch.ids)``, gives logits [B];
-            in DistributedDataParallel where there are several ranks.
+            in DistributedDataParallel where there are several ranks. Rows
+            of all its persia modules are trained, whatever their stores.
         optimizer: of the model's dense parameters.
         staleness: see :class:`persia.DataLoader`.
         compile: run the model through ``torch.compile``.
@@ -143,7 +147,8 @@ class Trainer:
             none.
         accumulate: batches an optimizer step. Their gradients are averaged;
             a step at the end of an epoch may have fewer batches, each with
-            the same weight. More than one needs ``Store(update="step")``.
+            the same weight. More than one needs ``Store(update="step")`` for
+            all tables.
         scheduler: of a dense learning rate; a step of it follows each
             optimizer step.
 
@@ -190,33 +195,26 @@ class Trainer:
             if isinstance(model, DistributedDataParallel)
             else 1
         )
-        self._stores = {
-            module.store
-            for module in model.modules()
-            if isinstance(module, EmbeddingBagCollection)
-        }
-        if accumulate > 1 and any(
-            store.update != "step" for store in self._stores
-        ):
+        self._stores = stores_of(model)
+        eager = [s for s in self._stores if s.update != "step"]
+        if accumulate > 1 and eager:
+            tables = sorted({name for s in eager for name in s.tables})
             raise errors.InvalidArgument(
-                f"accumulate is {accumulate}, but the store applies the "
-                'gradients of each backward; make it with update="step"'
+                f"accumulate is {accumulate}, but the store of tables "
+                f"{tables} applies the gradients of each backward; make it "
+                'with update="step"'
             )
         self._gathered = 0  # batches since the last optimizer step
-        self._scored: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._scored: list[tuple[torch.Tensor, ...]] = []
         self._auc = StreamingAUC()
         self._progress: Progress | None = None
         self._stop = False
-        self._lookup_began = 0.0
-        self._update_began = math.inf
+        self._lookups: list[float] = []  # when those that run now began
+        self._training = False  # a batch is, so its lookups count
+        self._compiles = compile
         self._forward: Callable[..., torch.Tensor] = model
         if compile:
             self._forward = torch.compile(model)
-        else:
-            for module in model.modules():
-                if isinstance(module, EmbeddingBagCollection):
-                    module.register_forward_pre_hook(self._before_lookup)
-                    module.register_forward_hook(self._after_lookup)
 
     def fit(
         self,
@@ -239,41 +237,49 @@ class Trainer:
             False if :meth:`stop` ended it before.
 
         Raises:
+            InvalidArgument: a batch has no label, or one that is not 0 or 1.
             NonFiniteGradient: the loss became NaN or infinite.
         """
         self._stop = False
         self.model.train()
         due = _Due(hooks, self.step)
-        while self.epoch < epochs:
-            if hasattr(dataset, "set_epoch"):
-                dataset.set_epoch(self.epoch)
-            elif hasattr(dataset, "epoch"):
-                dataset.epoch = self.epoch
-            if not self._fit_epoch(dataset, on_progress, every, due):
-                return False
-            self.epoch, self.offset = self._next_epoch(dataset), 0
-            if not isinstance(dataset, Kafka):  # that continues
-                self.batch = 0
+        with self._lookups_timed():
+            while self.epoch < epochs:
+                if hasattr(dataset, "set_epoch"):
+                    dataset.set_epoch(self.epoch)
+                elif hasattr(dataset, "epoch"):
+                    dataset.epoch = self.epoch
+                if not self._fit_epoch(dataset, on_progress, every, due):
+                    return False
+                self.epoch, self.offset = self._next_epoch(dataset), 0
+                if not isinstance(dataset, Kafka):  # that continues
+                    self.batch = 0
         return True
 
     def progress(self) -> Progress | None:
         """Where the epoch is, and its scores; None before its first batch.
 
         Raises:
+            InvalidArgument: a label on a device is not 0 or 1.
             NonFiniteGradient: the loss became NaN or infinite.
         """
         if not self._scored:
             return self._progress
-        logits, labels = map(torch.cat, zip(*self._scored, strict=True))
+        logits, labels, weights = map(
+            torch.cat, zip(*self._scored, strict=True)
+        )
         self._scored.clear()
-        loss = float(binary_cross_entropy_with_logits(logits, labels))
+        _check_clicks(labels)
+        loss = float(
+            binary_cross_entropy_with_logits(logits, labels, weight=weights)
+        )
         if not math.isfinite(loss):
             raise errors.NonFiniteGradient(
                 f"the loss became {loss} before batch {self.batch} of "
                 f"epoch {self.epoch}; are all dense features finite?  "
                 "Else lower the learning rates"
             )
-        self._auc.update(logits.cpu(), labels.cpu())
+        self._auc.update(logits.cpu(), labels.cpu(), weights.cpu())
         speed = self._ranks * self.rows / self.clock.total
         position = (self.epoch, self.batch, self.rows)
         self._progress = Progress(*position, speed, loss, self._auc.compute())
@@ -292,7 +298,12 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self, dataset: Iterable[Batch]) -> Scores:
         """Scores the model on all batches of ``dataset``, of all ranks
-        together: each brings its share; in eval mode, for as long."""
+        together: each brings its share; in eval mode, for as long. A sample
+        counts by its weight, where the batches have weights.
+
+        Raises:
+            InvalidArgument: a batch has no label, or one that is not 0 or 1.
+        """
         model: Any = self.model
         if self._ranks > 1:
             model = self.model.module
@@ -308,7 +319,9 @@ class Trainer:
                 batch = self._moved(batch)
                 with self._mixed():
                     logits = model(batch.dense, batch.ids)
-                metrics.update(logits.float().cpu(), _label(batch).cpu())
+                metrics.update(
+                    logits.float().cpu(), _label(batch).cpu(), batch.weight
+                )
         finally:
             model.train(training)
         if self._ranks > 1:
@@ -416,25 +429,41 @@ class Trainer:
     def _train(self, batch: Batch) -> torch.Tensor:
         """Forward and backward, and the optimizers' step where it is due;
         the labels."""
+        label = _label(batch)
+        if label.device.type == "cpu":  # others are on their way meanwhile
+            _check_clicks(label)
         batch = self._moved(batch)
         label = _label(batch)
+        spent = self._spent()
         if not self._gathered:
             self.optimizer.zero_grad(set_to_none=True)
         last = self._gathered + 1 == self.accumulate
         with self._kept_apart(last):
-            with self._mixed():
-                logits = self._forward(batch.dense, batch.ids)
+            self._training = True
+            try:
+                with self._mixed():
+                    logits = self._forward(batch.dense, batch.ids)
+            finally:
+                self._training = False
+                self._lookups.clear()
             loss = binary_cross_entropy_with_logits(
                 logits.float(), label, weight=batch.weight
             )
-            self._update_began = math.inf
             (loss / self.accumulate).backward()  # type: ignore[no-untyped-call]
-        self.clock.update += max(0.0, time.perf_counter() - self._update_began)
         self._gathered += 1
         if last:
             self._update()
-        self._scored.append((logits.detach().float(), label))
+        if not self._compiles:
+            self.clock.update += self._spent() - spent
+        weight = torch.ones_like(label)
+        if batch.weight is not None:
+            weight = batch.weight
+        self._scored.append((logits.detach().float(), label, weight))
         return label
+
+    def _spent(self) -> float:
+        """Seconds that this process has spent on updates of the rows."""
+        return sum(engine_of(store).seconds for store in self._stores)
 
     def _moved(self, batch: Batch) -> Batch:
         if self.device.type == "cpu":
@@ -468,20 +497,30 @@ class Trainer:
         self._gathered = 0
         self.step += 1
 
-    # Autograd runs backwards what ran first in the forward last: a model
-    # that begins with its look-up ends its backward with the update.
+    @contextlib.contextmanager
+    def _lookups_timed(self) -> Iterator[None]:
+        """Meanwhile lookups are timed; compiled ones cannot be."""
+        with contextlib.ExitStack() as hooks:
+            for module in [] if self._compiles else lookups_of(self.model):
+                before = module.register_forward_pre_hook(self._before_lookup)
+                after = module.register_forward_hook(self._after_lookup)
+                hooks.callback(before.remove)
+                hooks.callback(after.remove)
+            yield
+
+    # A module of torch's kind looks up by another within it: of both the
+    # outer one counts.
 
     def _before_lookup(self, module: nn.Module, args: Any) -> None:
-        self._lookup_began = time.perf_counter()
+        if self._training:
+            self._lookups.append(time.perf_counter())
 
     def _after_lookup(self, module: nn.Module, args: Any, out: Any) -> None:
-        self.clock.lookup += time.perf_counter() - self._lookup_began
-        values = out.values()
-        if values.requires_grad:
-            values.register_hook(self._before_update)
-
-    def _before_update(self, grad: torch.Tensor) -> None:
-        self._update_began = min(self._update_began, time.perf_counter())
+        if not self._lookups:
+            return
+        began = self._lookups.pop()
+        if not self._lookups:
+            self.clock.lookup += time.perf_counter() - began
 
 
 def _label(batch: Batch) -> torch.Tensor:
@@ -491,6 +530,19 @@ def _label(batch: Batch) -> torch.Tensor:
             "without"
         )
     return batch.label
+
+
+def _check_clicks(label: torch.Tensor) -> None:
+    """Raises unless all labels are 0 or 1."""
+    wrong = ((label != 0) & (label != 1)).nonzero()
+    if len(wrong):
+        first = int(wrong[0, 0])
+        raise errors.InvalidArgument(
+            f"label {first} of a batch is {float(label[first]):g}: a Trainer "
+            "trains cross entropy, which needs 0 or 1. Make them of a number "
+            "by a threshold ('label: {column: ..., threshold: 4}' in a "
+            "schema), or train with a loss and a loop of your own"
+        )
 
 
 def _skip_rest(batch: Batch | None, batches: Iterator[Batch]) -> None:

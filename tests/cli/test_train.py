@@ -753,3 +753,25 @@ def test_the_best_lies_beside_a_uri() -> None:
 def test_training_options_that_do_not_fit(options: dict[str, object]) -> None:
     with pytest.raises(errors.InvalidArgument):
         resolve(options)
+
+
+@pytest.mark.parametrize(
+    "label",
+    ["number: true", "values: {'1': 1, '2': 2}", "values: {'1': 0, '2': -1}"],
+)
+def test_labels_that_are_no_clicks_are_refused_at_the_start(
+    tmp_path: Path, label: str
+) -> None:
+    (tmp_path / "a.csv").write_text("id,price\n1,1\n2,2\n" * 60)
+    (tmp_path / "a.yaml").write_text(
+        f"categorical: [id]\nlabel: {{column: price, {label}}}\n"
+    )
+    schema = ["--schema", str(tmp_path / "a.yaml")]
+    file = str(tmp_path / "a.csv")
+    for options in (
+        [file, "--eval-split", "0"],
+        [file, "--target-auc", "0.9"],
+        ["kafka://localhost:1/topic?group=g"],
+    ):
+        with pytest.raises(errors.InvalidArgument):
+            run(*options, *schema)

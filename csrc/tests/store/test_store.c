@@ -141,6 +141,31 @@ static void threads_hold_for_themselves(void **state)
     assert_int_equal(released, 6);
 }
 
+static void gradients_of_forwards_are_dropped(void **state)
+{
+    (void)state;
+    uint64_t handle;
+    store *s;
+    assert_int_equal(open_store(1, &handle), PERSIA_OK);
+    assert_int_equal(persia_store_get(handle, "test", &s, NULL), PERSIA_OK);
+    released = 0;
+    uint64_t tickets[4];
+    for (int i = 0; i < 4; i++) {
+        tickets[i] = persia_store_ticket(s);
+        store_grad g = grad_of(tickets[i]);
+        assert_int_equal(persia_store_add_grad(s, &g), PERSIA_OK);
+    }
+    assert_int_equal(persia_store_discard_of(s, tickets, 0), 0);
+    assert_int_equal(persia_store_discard_of(s, tickets + 1, 2), 2);
+    assert_int_equal(released, 2);
+    assert_int_equal(persia_store_discard_of(s, tickets + 1, 2), 0);
+    assert_int_equal(persia_store_discard_of(s, tickets, 4), 2);
+    assert_int_equal(persia_store_pending_grads(s, STORE_ALL), 0);
+    persia_store_put(s);
+    persia_store_close(handle);
+    assert_int_equal(released, 4);
+}
+
 static void held_gradients_are_bounded(void **state)
 {
     (void)state;
@@ -250,6 +275,7 @@ int main(void)
         cmocka_unit_test(handles_have_generations),
         cmocka_unit_test(tickets_come_back_once),
         cmocka_unit_test(threads_hold_for_themselves),
+        cmocka_unit_test(gradients_of_forwards_are_dropped),
         cmocka_unit_test(held_gradients_are_bounded),
         cmocka_unit_test(copies_are_whole),
         cmocka_unit_test(a_forked_child_is_refused),
