@@ -80,9 +80,11 @@ class FeedConfig(pydantic.BaseModel):
     )
     job: str | None = Field(
         None,
-        description="A loader with this name that is started again, with the "
-        "same options, continues where the servers are; of kafka:// with "
-        "--parts alone (default: PERSIA_RUN_ID, which persia launch sets).",
+        min_length=1,
+        description="Name of the job: persia train --job NAME trains its "
+        "batches. A loader of it that is started again, with the same "
+        "options, continues where the servers are; of kafka:// with --parts "
+        "alone (default: PERSIA_RUN_ID, which persia launch sets).",
     )
     timeout: float = Field(
         60.0,
@@ -226,18 +228,22 @@ def _sender(config: FeedConfig, part: str | None = None) -> Sender:
         config.workers,
         namespace=config.namespace,
         name=config.name(part),
+        job=config.job_name,
         timeout=config.timeout,
         move_after=config.move_after,
     )
 
 
-def _send(loader: Loader, config: FeedConfig, index: int, count: int) -> None:
-    """Sends one share of the batches."""
+def _send(
+    loader: Loader, config: FeedConfig, index: int, count: int
+) -> Dataset | None:
+    """Sends one share of the batches; what was read, if it is all."""
     from persia.train.sources import open_data
 
     source, _ = open_data(_options(config), (index, count))
     print(f"sending {config.data} to embedding workers", flush=True)
     loader.send(source, _sender(config))
+    return source if count == 1 else None
 
 
 def _send_parts(
