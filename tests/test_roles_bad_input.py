@@ -64,15 +64,19 @@ def clients(
 def test_a_feature_that_no_batch_has(
     servers: Servers, workers: Workers
 ) -> None:
-    """The loader sent it before the model was declared: an error of the
-    trainer, which names it; the batch is counted."""
+    """The loader sent it before the model was declared: it is the loader's
+    error, which names the feature; the trainer has the other batches."""
     trainer = Trainer(servers, workers)
     ids = persia.JaggedBatch(["user"], torch.arange(8))
     with Sender(workers.addresses, timeout=10) as sender:
         sender.send(persia.Batch(None, ids))
+        sender.send(next(batches(1)))
+        sender.end()
+        trainer.epoch()
         with pytest.raises(errors.MissingFeature, match="item"):
-            trainer.epoch()
-        sender.flush(10)
+            sender.flush(10)
+        assert sender.stats()["failed"] == 1
+        sender.flush(10)  # once
     assert workers.stats("failed") == 1
     serves(servers, workers)
 
@@ -289,7 +293,8 @@ def test_a_rank_that_takes_and_never_returns(servers: Servers) -> None:
 def test_gradients_that_are_none_of_the_batch(
     servers: Servers, workers: Workers
 ) -> None:
-    """Errors that name the feature; the batch is counted as failed."""
+    """Errors that name the feature; the batch is offered again, and after
+    four times its loader gets the error."""
     (rank,), loader = clients(servers, workers)
 
     def grads(back: Any) -> Any:
@@ -312,23 +317,24 @@ def test_gradients_that_are_none_of_the_batch(
         back.grads.add(no=0, dim=DIM, values=bytes(8 * DIM))
         return back
 
-    for number, (make, error, text) in enumerate(
-        (
-            (another_width, "ShapeError", "user"),
-            (no_feature, "ShapeError", "feature"),
-            (no_rows, "ShapeError", "table 0"),
-            (fewer, "ShapeError", "user"),
-            (grads, "InvalidArgument", "hyper-parameters of 0 tables"),
-        ),
-        1,
-    ):
+    kinds = (
+        (another_width, "ShapeError", "user"),
+        (no_feature, "ShapeError", "feature"),
+        (no_rows, "ShapeError", "table 0"),
+        (fewer, "ShapeError", "user"),
+        (grads, "InvalidArgument", "hyper-parameters of 0 tables"),
+    )
+    for number, (make, error, text) in enumerate(kinds, 1):
         submit(loader, number)
-        lease = rank.take(number).lease
-        back = make(pb.ReturnRequest(caller=rank.caller, lease=lease, t=1))
-        name, found = refusal(rank.call.Return, back, timeout=20)
-        assert name == error
-        assert text in found
-        assert workers.stats("failed") == number
+        for n in range(4):
+            assert workers.stats("failed") == number - 1
+            got = rank.take(10 * number + n)
+            assert got.number == number
+            back = pb.ReturnRequest(caller=rank.caller, lease=got.lease, t=1)
+            name, found = refusal(rank.call.Return, make(back), timeout=20)
+            assert name == error
+            assert text in found
+        assert workers.stats("failed") == workers.stats("given_up") == number
     wait_for(lambda: workers.stats("bytes") == 0)
     assert workers.stats("trained") == 0
 

@@ -255,25 +255,6 @@ def test_gradients_wait_for_their_batch(servers: Servers) -> None:
         assert trainer.stream.stats()["late"] == 0
 
 
-def test_a_batch_that_is_never_returned_is_given_up(servers: Servers) -> None:
-    """After four leases; it is counted, and the loader need not keep it."""
-    with contextlib.closing(Workers(servers.addresses, lease=0.3)) as workers:
-        trainer = Trainer(servers, workers)
-        with Sender(workers.addresses, timeout=20) as sender:
-            sender.send(next(batches(1)))
-            loader = iter(
-                persia.DataLoader(trainer.stream, trainer.model, staleness=8)
-            )
-            batch = next(loader)  # others of its Takes get it again
-            wait_for(lambda: workers.stats("given_up") == 1)
-            loader.close()
-            del batch
-            sender.flush(20)
-        assert workers.stats("given_up") == 1
-        assert workers.stats("queued") == workers.stats("leased") == 0
-        assert trainer.store.updates == 0
-
-
 def test_metrics_and_status_of_a_worker(servers: Servers) -> None:
     """Where batches wait: each is in one state."""
     with contextlib.closing(Workers(servers.addresses)) as workers:

@@ -215,6 +215,3 @@ def test_tables_travel_as_the_plan_says() -> None:
                 [("user", 0, 0, True, True), ("item", 0, 0, True, False)],
                 False,
             )
-        iter(persia.DataLoader(stream, model)).close()
-        with pytest.raises(errors.SchemaMismatch):
-            rank.declare([table], [("user", 0, 0, True, True)], False)

@@ -310,8 +310,6 @@ static PyObject *py_store_flush(PyObject *self, PyObject *arg)
         return NULL;
     BEGIN(self, "Store.flush");
     Py_BEGIN_ALLOW_THREADS rc = persia_store_flush(s, timeout);
-    if (!rc)
-        rc = persia_client_check_lost(c);
     END();
     Py_END_ALLOW_THREADS
     if (rc)
@@ -334,6 +332,7 @@ static PyObject *py_store_flush(PyObject *self, PyObject *arg)
 WAITING_METHOD(finish, "Store.close", persia_store_finish(s))
 WAITING_METHOD(settle, "Store", persia_store_settle(s))
 WAITING_METHOD(look, "Store.save", persia_client_look(c))
+WAITING_METHOD(check_lost, "Store.flush", persia_client_check_lost(c))
 
 static PyObject *py_store_counts(PyObject *self, PyObject *unused)
 {
@@ -723,6 +722,8 @@ static PyMethodDef methods[] = {
     METHOD(set_t, METH_O, "set_t(base): updates have a higher t from now on"),
     METHOD(stats, METH_O, "stats(table) -> dict"),
     METHOD(look, METH_NOARGS, "look(): raises what servers have lost, once"),
+    METHOD(check_lost, METH_NOARGS,
+           "check_lost(): the same, of what embedding workers made"),
     METHOD(memory, METH_NOARGS, "memory() -> (used, maximum) bytes"),
     METHOD(state_floats, METH_O, "state_floats(table) -> floats a row"),
     METHOD(get, METH_VARARGS, "get(table, ids, vectors, state, found)"),

@@ -367,8 +367,8 @@ static void give_back(role_service *s, uint64_t client)
         next = o->next;
         if (o->client != client)
             continue;
-        if (o->state == OFFER_LEASED)
-            offer_again(s, o, 1);
+        if (o->state == OFFER_LEASED) /* its end is not the batch's fault */
+            offer_again(s, o, 0);
         else
             o->expires = 0;
     }

@@ -270,15 +270,14 @@ int link_pause(uint64_t ns)
 int link_retry(const role_client *c, role_link *l, int rc, uint64_t until)
 {
     char text[512];
-    if ((!may_be_away(rc) && rc != PERSIA_ESTALE) ||
-        persia_clock_ns() >= until)
-        return rc;
-    snprintf(text, sizeof text, "%s", persia_err_text());
-    if (may_be_away(rc))
-        return link_pause(PAUSE_NS);
-    rc = link_hello(c, l, HELLO_NS);
-    return !rc || may_be_away(rc) ? PERSIA_OK
-                                  : persia_err_set(rc, "%s", text);
+    const int late = persia_clock_ns() >= until;
+    if (rc == PERSIA_ESTALE) {
+        snprintf(text, sizeof text, "%s", persia_err_text());
+        rc = link_hello(c, l, HELLO_NS);
+        if (!rc)
+            return late ? persia_err_set(PERSIA_ESTALE, "%s", text) : rc;
+    }
+    return late || !may_be_away(rc) ? rc : link_pause(PAUSE_NS);
 }
 
 /* ---- the thread ---- */

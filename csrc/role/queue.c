@@ -777,7 +777,7 @@ void service_tick(role_service *s)
         next = o->next;
         if (o->state == OFFER_LEASED && o->expires <= now) {
             o->expired = now;
-            offer_again(s, o, 1);
+            offer_again(s, o, rank_find(s, o->client) != NULL);
         }
     }
     streams_tick(s, now);

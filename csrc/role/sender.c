@@ -6,60 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "role/link.h"
-#include "role/private.h"
-
-#define BEAT_NS ((uint64_t)5 * 1000000000)
-
-/* A batch that may have to be sent again: all before it are not done. */
-typedef struct kept {
-    struct kept *next;
-    uint64_t number;
-    size_t at;     /* link that has it */
-    uint64_t boot; /* of the worker there */
-    void *bytes;
-    size_t bytes_n;
-} kept;
-
-struct role_sender {
-    role_client c;
-    uint64_t stream;
-    pthread_mutex_t sending; /* one batch of the caller's at a time */
-    pthread_mutex_t lock; /* guards all below; not held during calls */
-    pthread_cond_t heard; /* of a worker */
-    kept *kept, **kept_end;
-    uint64_t pin;         /* number of the batch that is being sent again */
-    uint64_t number;      /* of the last batch */
-    uint64_t before;      /* of the last one of earlier epochs */
-    uint64_t first;       /* what ranks call its first epoch; 0: not known */
-    uint64_t epoch;       /* of the next batch, from 1 */
-    uint64_t ends[WIRE_EPOCHS_MAX]; /* [ends_n] last batches of the epochs
-                             before: of the first some batch is not done */
-    size_t ends_n;
-    int waits;            /* the caller, until all are done */
-    uint64_t unsure;      /* numbers up to it an earlier process may have
-                             sent */
-    int claimed;          /* workers know that it has the stream */
-    int broken;           /* the last one may have arrived or not */
-    uint64_t none_first, none; /* numbers that have no batch: the last ones
-                             that were skipped */
-    uint64_t lineage;     /* of the rows that have what is done */
-    window done;
-    uint64_t ring[ROLE_WINDOW / 64];
-    acks acked;           /* those of done that servers have, as far as it
-                             knows */
-    acks lost;            /* of acked, those that were counted */
-    uint64_t servers, compared; /* as workers say now; when the ledgers were
-                                   compared last */
-    int failed;           /* a batch's error that no flush has raised; or 0 */
-    char failed_text[WIRE_TEXT_MAX + 64];
-    sender_counts counts;
-};
+#include "role/sender.h"
 
 /* ---- what is kept ---- */
 
-/* Batches up to the number need not be kept. */
-static void forget(role_sender *s, uint64_t number)
+void sender_forget(role_sender *s, uint64_t number)
 {
     while (s->kept && s->kept->number <= number &&
            (!s->pin || s->kept->number < s->pin)) {
@@ -118,7 +69,7 @@ static void note_done(role_sender *s, const wire_submit_reply *m,
     s->servers = m->servers ? m->servers : s->servers;
     s->first = s->first ? s->first : m->first;
     window_advance(&s->done);
-    forget(s, s->done.watermark);
+    sender_forget(s, s->done.watermark);
     size_t n = 0;
     while (n < s->ends_n && s->ends[n] <= s->done.watermark)
         n++;
@@ -280,7 +231,7 @@ static kept *pin_next(role_sender *s, size_t at)
         k = k->next;
     s->pin = k ? k->number : 0;
     if (!k)
-        forget(s, s->done.watermark);
+        sender_forget(s, s->done.watermark);
     pthread_mutex_unlock(&s->lock);
     return k;
 }
@@ -342,7 +293,7 @@ static int beat_as(role_sender *s, role_link *l, int leaves, uint64_t claims,
         persia_wire_out_free(&o);
         return rc;
     }
-    rc = link_call(&s->c, l, ROLE_HEARTBEAT, &o, 1, BEAT_NS, &answer);
+    rc = link_call(&s->c, l, ROLE_HEARTBEAT, &o, 1, SENDER_BEAT_NS, &answer);
     if (!rc)
         rc = persia_wire_get_submit_reply(answer.bytes.data, answer.bytes.n,
                                           &answer.memory, &reply);
@@ -354,7 +305,7 @@ static int beat_as(role_sender *s, role_link *l, int leaves, uint64_t claims,
     }
     link_answer_free(&answer);
     if (rc == PERSIA_ESTALE)
-        (void)link_hello(&s->c, l, BEAT_NS);
+        (void)link_hello(&s->c, l, SENDER_BEAT_NS);
     else if (rc)
         (void)link_failed(&s->c, l, rc);
     return rc;
@@ -365,44 +316,6 @@ static int beat(role_sender *s, role_link *l, int leaves)
     uint32_t status;
     int rc = beat_as(s, l, leaves, 0, &status);
     return rc == PERSIA_ESTALE ? beat_as(s, l, leaves, 0, &status) : rc;
-}
-
-static int compare_with(role_sender *s, const acks *before, uint64_t servers,
-                        const wire_hello_reply *m)
-{
-    acks lost;
-    int rc = acks_like(before, &lost);
-    if (rc)
-        return rc;
-    acks_lacking(before, &m->ledger, &lost);
-    pthread_mutex_lock(&s->lock);
-    if (m->lineage == s->lineage) { /* else: see fall_back() */
-        (void)acks_count(&s->acked, &lost, &s->lost, &s->counts.lost);
-        s->compared = servers;
-    }
-    pthread_mutex_unlock(&s->lock);
-    acks_free(&lost);
-    return PERSIA_OK;
-}
-
-/* Servers may have been started again without what they had.  Asks a worker
- * that is there; if it cannot tell, a later call finds out. */
-static void compare(role_sender *s)
-{
-    wire_hello_reply reply;
-    acks before;
-    pthread_mutex_lock(&s->lock);
-    const uint64_t servers = s->servers;
-    int rc = acks_copy(&s->acked, &before);
-    pthread_mutex_unlock(&s->lock);
-    int asked = 0;
-    for (size_t i = 0; i < s->c.links_n && !rc && !asked; i++) {
-        role_link *l = &s->c.links[i];
-        asked = !link_is_away(l) && !link_ask(&s->c, l, s->stream, &reply);
-    }
-    if (asked)
-        (void)compare_with(s, &before, servers, &reply);
-    acks_free(&before);
 }
 
 /* Whether workers are to know of it. */
@@ -421,97 +334,18 @@ static void tick(void *owner)
     for (size_t i = 0; i < s->c.links_n; i++) {
         role_link *l = &s->c.links[i];
         if (!link_is_away(l)) /* before it begins it only learns of a load */
-            (void)(begun ? beat(s, l, 0) : link_hello(&s->c, l, BEAT_NS));
+            (void)(begun ? beat(s, l, 0)
+                         : link_hello(&s->c, l, SENDER_BEAT_NS));
     }
     tend(s);
     pthread_mutex_lock(&s->lock);
     const int changed = s->servers != s->compared;
     pthread_mutex_unlock(&s->lock);
     if (changed)
-        compare(s);
-}
-
-/* ---- what servers have ---- */
-
-/* Batches up to this number, which are not kept, that it lacks. */
-static uint64_t count_lost(const role_sender *s, const wire_ledger *l,
-                           uint64_t last)
-{
-    uint64_t lost = 0;
-    for (uint64_t n = l->watermark + 1; n <= last; n++)
-        lost += !ledger_lists(l, n) && (n < s->none_first || n > s->none);
-    return lost;
-}
-
-/* A checkpoint was loaded into the servers: batches that were done are not, or
- * those are lost that it need not keep any more.  The lock is held. */
-static void fall_back(role_sender *s, const wire_hello_reply *m)
-{
-    const uint64_t settled = s->done.watermark < s->number ? s->done.watermark
-                                                           : s->number;
-    if (m->lineage == s->lineage)
-        return;
-    s->lineage = m->lineage;
-    s->counts.lost = count_lost(s, &m->ledger, settled);
-    memset(s->ring, 0, sizeof s->ring);
-    window_init(&s->done, s->ring, ROLE_WINDOW / 64);
-    window_settle(&s->done, settled);
-    ledger_add_to(&s->done, &m->ledger);
-    (void)acks_read(&s->acked, &m->ledger);
-    acks_free(&s->lost);
-    forget(s, s->done.watermark);
-}
-
-static int meet(void *owner, role_link *l, const wire_hello_reply *m)
-{
-    role_sender *s = owner;
-    wire_hello_reply reply;
-    pthread_mutex_lock(&s->lock);
-    const int same = m->lineage == s->lineage;
-    pthread_mutex_unlock(&s->lock);
-    int rc = same ? PERSIA_OK : link_ask(&s->c, l, s->stream, &reply);
-    if (same || rc)
-        return rc;
-    pthread_mutex_lock(&s->lock);
-    fall_back(s, &reply);
-    pthread_mutex_unlock(&s->lock);
-    return PERSIA_OK;
+        sender_compare(s);
 }
 
 /* ---- life ---- */
-
-/* What an earlier process with this name has sent. */
-static void learn_done(role_sender *s, const wire_ledger *l)
-{
-    ledger_add_to(&s->done, l);
-    if (window_top(&s->done))
-        s->unsure = window_top(&s->done) + WIRE_BATCHES_MAX;
-}
-
-/* That, and its epoch: as an earlier process began, or the one that is open.
- * If no worker knows when that process began, it was with the others. */
-static int learn(role_sender *s, uint64_t stream)
-{
-    uint64_t first = 0, open = 0;
-    int known = 0, rc = PERSIA_OK;
-    for (size_t i = 0; i < s->c.links_n; i++) {
-        wire_hello_reply reply;
-        role_link *l = &s->c.links[i];
-        if (link_is_away(l) || (rc = link_ask(&s->c, l, stream, &reply)))
-            continue;
-        if (stream && !known) {
-            learn_done(s, &reply.ledger);
-            (void)acks_read(&s->acked, &reply.ledger);
-        }
-        if (!known)
-            s->lineage = reply.lineage;
-        known = 1;
-        first = reply.first > first ? reply.first : first;
-        open = reply.epoch > open ? reply.epoch : open;
-    }
-    s->first = first ? first : window_top(&s->done) ? 1 : open;
-    return known ? PERSIA_OK : rc;
-}
 
 int persia_sender_open(const role_client_config *config, role_sender **out)
 {
@@ -532,9 +366,9 @@ int persia_sender_open(const role_client_config *config, role_sender **out)
     s->epoch = 1;
     s->stream = config->stream ? config->stream : s->c.client;
     s->counts.stream = s->stream;
-    rc = learn(s, config->stream);
+    rc = sender_learn(s, config->stream);
     if (!rc)
-        rc = role_client_start(&s->c, tick, meet, s);
+        rc = role_client_start(&s->c, tick, sender_meet, s);
     if (rc) {
         persia_sender_close(s, 0);
         return rc;
@@ -552,7 +386,7 @@ void persia_sender_close(role_sender *s, int leaves)
         if (!link_is_away(&s->c.links[i]))
             (void)beat(s, &s->c.links[i], 1);
     role_client_close(&s->c);
-    forget(s, UINT64_MAX);
+    sender_forget(s, UINT64_MAX);
     acks_free(&s->acked);
     acks_free(&s->lost);
     pthread_cond_destroy(&s->heard);
@@ -670,9 +504,7 @@ static int check_away(const role_sender *s)
         if (!away || now - away < s->c.timeout_ns)
             return PERSIA_OK;
     }
-    return persia_err_set(PERSIA_EUNAVAILABLE,
-                          "no embedding worker can be reached, %s among them",
-                          s->c.links[0].address);
+    return sender_all_away(s);
 }
 
 /* How many of those that are kept are not done. */
@@ -731,14 +563,17 @@ int persia_sender_flush(role_sender *s, uint64_t timeout_ns)
     role_client_wake(&s->c); /* it tells workers */
     if (rc)
         return rc;
-    compare(s);
+    sender_compare(s);
     return tell_failed(s);
 }
 
-int persia_sender_claim(role_sender *s, uint64_t epochs, uint32_t *status)
+/* Of the workers that are there.  *heard: one of them has answered. */
+static int claim_once(role_sender *s, uint64_t epochs, uint32_t *status,
+                      int *heard)
 {
-    int heard = 0, rc = PERSIA_OK;
+    int rc = PERSIA_OK;
     *status = SUBMIT_QUEUED;
+    *heard = 0;
     for (size_t i = 0; i < s->c.links_n && *status == SUBMIT_QUEUED; i++) {
         role_link *l = &s->c.links[i];
         if (link_is_away(l))
@@ -746,10 +581,20 @@ int persia_sender_claim(role_sender *s, uint64_t epochs, uint32_t *status)
         rc = beat_as(s, l, 0, epochs, status);
         if (rc == PERSIA_ESTALE)
             rc = beat_as(s, l, 0, epochs, status);
-        heard += !rc;
+        *heard |= !rc;
     }
-    if (!heard)
-        return rc ? rc : check_away(s);
+    return *heard ? PERSIA_OK : rc ? rc : sender_all_away(s);
+}
+
+int persia_sender_claim(role_sender *s, uint64_t epochs, uint32_t *status)
+{
+    const uint64_t until = persia_clock_ns() + s->c.timeout_ns;
+    int heard, rc;
+    do
+        rc = claim_once(s, epochs, status, &heard);
+    while (rc && !(rc = link_retry(&s->c, &s->c.links[0], rc, until)));
+    if (rc)
+        return rc;
     pthread_mutex_lock(&s->lock);
     s->claimed = *status == SUBMIT_QUEUED;
     pthread_mutex_unlock(&s->lock);

@@ -251,10 +251,11 @@ static const wire_field push_fields[] = {
     [10] = F(wire_push, t, U64, "t"),
     [13] = F(wire_push, group, FIXED64, "group"),
     [14] = F(wire_push, skips, U32, "skips", .limit = 1),
+    [16] = F(wire_push, own, U32, "own", .limit = 1),
 };
 static const wire_type push_type = {
     .name = "PushRequest", .size = sizeof(wire_push), .fields = push_fields,
-    .fields_n = 14, .dtype = 8, .check = at_check_push
+    .fields_n = 16, .dtype = 8, .check = at_check_push
 };
 
 static const wire_field push_reply_fields[] = {

@@ -56,14 +56,15 @@ class Sender:
             its batches. Default: PERSIA_RUN_ID, which ``persia launch`` sets,
             else none.
         timeout: seconds after which it is an error that no worker can be
-            reached.
+            reached or, with a name, that a server cannot.
         move_after: seconds after which the batches of a worker that cannot be
             reached go to others. Default: a sixth of ``timeout``.
         security: TLS and tokens; default: as the environment says, see
             :meth:`persia.distributed.Security.from_environment`.
 
     Raises:
-        Unavailable: no worker can be reached.
+        Unavailable: no worker can be reached within the timeout; or, with a
+            name, a server.
         SchemaMismatch: a worker is of another namespace.
         AccessDenied: a token or certificate is missing.
     """
@@ -161,7 +162,7 @@ class Sender:
             or all of them are trained ("ended").
 
         Raises:
-            Unavailable: no worker can be reached.
+            Unavailable: no worker can be reached within the timeout.
         """
         answer = self._core.claim(whole("epochs", epochs, 1, 2**31 - 1))
         return {0: "own", 2: "held", 3: "ended"}[answer]

@@ -256,6 +256,7 @@ class Store(Rows, Stats):
         engine = self._engine
         engine.drop_unfinished()
         engine.core.flush(timeout)
+        engine.core.check_lost()
         engine.connection.inherit(timeout)
 
     # ---- tables

@@ -95,8 +95,7 @@ def claim(sender: Sender) -> object:
     return None
 
 
-@pytest.mark.parametrize("shard", [0, 1])
-@pytest.mark.parametrize(
+CALLS = pytest.mark.parametrize(
     "what",
     [
         pytest.param(claim, id="claim"),
@@ -108,6 +107,10 @@ def claim(sender: Sender) -> object:
         pytest.param(lambda sender: sender.close(), id="close"),
     ],
 )
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+@CALLS
 def test_what_a_named_sender_does_then(
     servers: Kept,
     workers: Workers,
@@ -147,6 +150,77 @@ def test_a_sender_meets_a_load_while_a_server_is_away(
         assert sender.stats()["lost"] == N
 
 
+@contextlib.contextmanager
+def gone(workers: Workers) -> Iterator[None]:
+    """All workers are, and one comes back while the block runs."""
+    for worker in workers.workers:
+        worker.close()
+    timer = threading.Timer(AWAY / 3, workers.restart, [0])
+    timer.start()
+    yield
+    timer.join()
+
+
+@CALLS
+def test_what_a_sender_does_while_all_workers_are_away(
+    servers: Kept, workers: Workers, what: Callable[[Sender], object]
+) -> None:
+    """Each call succeeds when one of them is there again."""
+    sender = make(workers)
+    with gone(workers):
+        what(sender)
+    sender.close(ended=False)
+
+
+def test_a_claim_is_never_made_up(servers: Kept, workers: Workers) -> None:
+    """What another loader has is not had because no worker can say so."""
+    with contextlib.closing(make(workers)) as first:
+        assert first.claim() == "own"
+        send(first, 0, 1)
+        with make(workers) as second:
+            for worker in workers.workers:
+                worker.close()
+            timer = threading.Timer(AWAY / 3, workers.restart, [0])
+            timer.start()
+            assert second.claim() == "held"
+            timer.join()
+            second.close(ended=False)
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+@pytest.mark.parametrize("rows", [False, True])
+def test_a_pass_begins_while_a_server_is_away(
+    servers: Kept, workers: Workers, shard: int, rows: bool
+) -> None:
+    """A trainer waits for it, too, to declare tables and to look up."""
+    with make(workers) as sender:
+        send(sender, 0, 2 * N)
+        trainer = Trainer(servers, workers, rows=rows, timeout=20)  # type: ignore[arg-type]
+        with away(servers, shard):
+            trainer.open()
+            assert trainer.train(N) == N
+        with away(servers, shard):
+            assert trainer.train(N) == N
+        sender.flush(8)
+        trainer.close()
+        trainer.store.close()
+
+
+def test_a_pass_begins_while_all_workers_are_away(
+    servers: Kept, workers: Workers
+) -> None:
+    """And while they are, it continues when one is there again."""
+    trainer = Trainer(servers, workers, timeout=20)  # type: ignore[arg-type]
+    with make(workers) as sender:
+        with gone(workers):
+            trainer.open()
+        send(sender, 0, N)
+        assert trainer.train(N) == N
+        sender.flush(8)
+    trainer.close()
+    trainer.store.close()
+
+
 def test_a_server_that_stays_away_is_an_error(
     servers: Kept, workers: Workers
 ) -> None:
@@ -154,6 +228,21 @@ def test_a_server_that_stays_away_is_an_error(
     servers.kill(1)
     with pytest.raises(persia.errors.Unavailable):
         Sender(workers.addresses, name="a", timeout=1)
+
+
+@pytest.mark.parametrize(
+    "what", [claim, lambda sender: sender.end()], ids=["claim", "end"]
+)
+def test_workers_that_stay_away_are_an_error(
+    servers: Kept, workers: Workers, what: Callable[[Sender], object]
+) -> None:
+    """Within the timeout."""
+    sender = Sender(workers.addresses, name="a", timeout=1)
+    for worker in workers.workers:
+        worker.close()
+    with pytest.raises(persia.errors.Unavailable):
+        what(sender)
+    sender.close(ended=False)
 
 
 # ---- persia feed -----------------------------------------------------------
