@@ -162,8 +162,9 @@ class StaleLineage(PersiaError, RuntimeError):
 class UpdatesLost(PersiaError, RuntimeError):
     """A server lost updates that it had acknowledged.
 
-    It tells of earlier ones: that of a ``backward()`` which raises it is
-    applied.
+    They are earlier ones. A ``backward()`` that raises it is applied; a
+    forward is to be called again. ``persia.data.Sender.flush()`` raises it for
+    a batch that trainers took too often without returning gradients.
     """
 
 

@@ -229,6 +229,7 @@ _WORKER_GAUGES = {
     "bytes_limit": "Bytes of batches that it may have.",
     "oldest_ns": "Since the first of its batches came.",
     "ranks": "Ranks that have said Hello.",
+    "jobs": "Jobs that have data loaders.",
     "streams": "Data loaders that have sent batches.",
     "loaders_gone": "Data loaders that are taken for dead.",
 }
@@ -241,8 +242,8 @@ _WORKER_COUNTERS = {
     "again": "Leases that ended without gradients: offered again.",
     "had": "Batches that were not offered, for all servers had them.",
     "late": "Gradients whose lease had ended.",
-    "given_up": "Batches that were offered too often without gradients.",
-    "failed": "Batches that could not be looked up or applied.",
+    "given_up": "Of the failed: offered too often without gradients.",
+    "failed": "Batches that ended without an update: their loader has why.",
     "restores": "Times that servers had the rows of another checkpoint.",
 }
 
@@ -353,18 +354,23 @@ _LOADER = {
 
 
 class StoreCollector:
-    """The counters of a store's look-ahead; asks no server."""
+    """The counters of a store's look-ahead, and of the updates that it knows
+    to be lost; asks no server."""
 
     def __init__(self, store: Store, rank: str = "0") -> None:
         from persia.store.engine import engine_of
 
         self._handle: int = engine_of(store).handle
+        self._remote = store.remote
         self._rank = rank
 
     def collect(self) -> Iterator[Metric]:
         """All metrics; none once the store was closed."""
         try:
             stats, rank = _core.prefetch_stats(self._handle), [self._rank]
+            client: dict[str, int] = (
+                _core.cluster_counts(self._handle) if self._remote else {}
+            )
         except Closed:
             return
         for name, text in _LOADER.items():
@@ -380,6 +386,13 @@ class StoreCollector:
         for name in _ENDS:
             ends.add_metric([*rank, name], stats[name])
         yield ends
+        lost = CounterMetricFamily(
+            "persia_updates_lost",
+            "Updates that servers had, and lost; of each server.",
+            labels=["rank"],
+        )
+        lost.add_metric(rank, client.get("lost", 0))
+        yield lost
         yield self._staleness(stats["staleness"])
 
     def _staleness(self, seen: dict[int, int]) -> Metric:

@@ -207,7 +207,7 @@ def test_tables_travel_as_the_plan_says() -> None:
             contextlib.closing(Workers(servers.addresses))
         )
         store = open_store(servers.text)
-        model = Mixed(store)
+        Mixed(store)
         stream = Stream(workers.addresses)
         rank = stream._connect(store)
         table = engine_of(store).native(store.tables["t"])

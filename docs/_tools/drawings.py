@@ -303,9 +303,12 @@ def machines() -> dict[str, str]:
             },
             {"DONE"},
             {"DONE"},
-            bends={("QUEUED", "RETURNING"): 34.0},
+            bends={
+                ("QUEUED", "RETURNING"): 34.0,
+                ("RETURNING", "QUEUED"): -64.0,
+            },
             note="The event end leads from LOOKING, LEASED and RETURNING to "
-            "DONE: trained, skipped, or given up.",
+            "DONE: trained, skipped, or failed.",
         ),
     }
 

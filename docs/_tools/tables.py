@@ -47,8 +47,9 @@ VARIABLES = {
     "`persia.prometheus.export`",
     "PERSIA_SHARD": "index of this server, for `persia serve ps --shard auto`",
     "PERSIA_SHARDS": "number of servers, for `persia serve ps`",
-    "PERSIA_RUN_ID": "name of the run of `persia launch`; a `Store` without "
-    "`job=` belongs to it",
+    "PERSIA_RUN_ID": "name of the run of `persia launch`: the job of a "
+    "`Store`, a `Stream`, a `Sender`, `persia train` and `persia feed` that "
+    "name none",
     "PERSIA_DEBUG": "`1`: the command shows tracebacks, as with `--debug`",
 }
 

@@ -15,12 +15,12 @@ from pydantic import Field
 from persia.base.memory import keep_memory
 from persia.base.options import validated
 from persia.cli.flags import positional, with_flags
-from persia.errors import InvalidArgument
+from persia.errors import InvalidArgument, MalformedData
 from persia.train.config import TrainConfig, of_train, resolve
 
 if TYPE_CHECKING:
     from persia.cli.feed_loader import Loader
-    from persia.data import Sender
+    from persia.data import Dataset, Sender
 
 __all__ = ["command"]
 
@@ -80,9 +80,11 @@ class FeedConfig(pydantic.BaseModel):
     )
     job: str | None = Field(
         None,
-        description="A loader with this name that is started again, with the "
-        "same options, continues where the servers are; of kafka:// with "
-        "--parts alone (default: PERSIA_RUN_ID, which persia launch sets).",
+        min_length=1,
+        description="Name of the job: persia train --job NAME trains its "
+        "batches. A loader of it that is started again, with the same "
+        "options, continues where the servers are; of kafka:// with --parts "
+        "alone (default: PERSIA_RUN_ID, which persia launch sets).",
     )
     timeout: float = Field(
         60.0,
@@ -140,7 +142,8 @@ def command(
 
     They are those that persia train makes with the same options. What that
     holds out to score on is not sent. With --job a loader that was killed can
-    be started again: it continues with what servers do not have.
+    be started again: it continues with what servers do not have. The exit
+    status is 1 if a batch ended without an update.
 
     persia feed clicks.parquet --workers worker0:8889
     """
@@ -168,7 +171,7 @@ def command(
     if config.metrics_port is not None:
         _show(loader, config)
     send = _send_parts if config.parts else _send
-    send(loader, config, index, count)
+    source = send(loader, config, index, count)
     sent, epochs = loader.counts(), config.epochs
     print(
         f"sent {sent['sent']:,} batches, {sent['samples']:,} samples, {epochs}"
@@ -184,10 +187,10 @@ def command(
         )
     if sent["lost"]:
         print(
-            f"a checkpoint was loaded into the servers meanwhile: "
-            f"{sent['lost']:,} batches that were trained are not in it; the "
-            "same command sends them again"
-            + ("" if config.job_name else ", if it has --job"),
+            f"lost: {sent['lost']:,} batches that were trained are not in the "
+            "rows of the servers any more: a server was started again without "
+            "them, or a checkpoint was loaded. After a load the same command "
+            "sends them again" + ("" if config.job_name else ", with --job"),
             flush=True,
         )
     if sent["passed"]:
@@ -196,6 +199,37 @@ def command(
             "sent",
             flush=True,
         )
+    if sent["failed"]:
+        print(
+            f"failed: {sent['failed']:,} batches ended without an update",
+            flush=True,
+        )
+    if loader.failure is not None:
+        raise type(loader.failure)(
+            f"{sent['failed']:,} of {sent['sent']:,} batches ended without an "
+            f"update: {loader.failure}"
+        )
+    if sent["streams"] and not sent["samples"]:
+        _check_some(config, source)
+
+
+def _check_some(config: FeedConfig, source: Dataset | None) -> None:
+    """Nothing was sent: an error if there is nothing in the files, not if
+    this is one loader of more than there are batches.
+
+    Args:
+        config: of the command.
+        source: what was read; None: a share, or parts.
+    """
+    from persia.data import Files
+    from persia.train.sources import no_sample, open_data
+
+    some = None
+    if source is None:
+        source, _ = open_data(_options(config))
+        some = next(iter(source), None)
+    if isinstance(source, Files) and some is None:
+        raise MalformedData(f"nothing to send: {no_sample(source)}")
 
 
 def _show(loader: Loader, config: FeedConfig) -> None:
@@ -226,18 +260,22 @@ def _sender(config: FeedConfig, part: str | None = None) -> Sender:
         config.workers,
         namespace=config.namespace,
         name=config.name(part),
+        job=config.job_name,
         timeout=config.timeout,
         move_after=config.move_after,
     )
 
 
-def _send(loader: Loader, config: FeedConfig, index: int, count: int) -> None:
-    """Sends one share of the batches."""
+def _send(
+    loader: Loader, config: FeedConfig, index: int, count: int
+) -> Dataset | None:
+    """Sends one share of the batches; what was read, if it is all."""
     from persia.train.sources import open_data
 
     source, _ = open_data(_options(config), (index, count))
     print(f"sending {config.data} to embedding workers", flush=True)
     loader.send(source, _sender(config))
+    return source if count == 1 else None
 
 
 def _send_parts(

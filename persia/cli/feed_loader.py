@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 from persia import errors
 from persia.data import Batch, Dataset, Kafka, Sender
@@ -46,10 +47,16 @@ def parts_of(source: Dataset, n: int) -> dict[str, Dataset]:
 class _Stream:
     """The batches of a share, or of a part, and what sends them."""
 
-    def __init__(self, source: Dataset, sender: Sender) -> None:
+    def __init__(
+        self, source: Dataset, sender: Sender, part: str = ""
+    ) -> None:
         self.source = source
         self.sender = sender
+        self.part = part
         self.samples = 0
+        self.failure: errors.PersiaError | None = None
+        """Of the first batch that ended without an update."""
+        self.shown = 0  # how many of these were printed
         self._alone = isinstance(source, Kafka) and source.whole
         self._last = 0  # the number of the last batch
         self._committed = time.monotonic()
@@ -64,7 +71,7 @@ class _Stream:
         """Sends the batches that follow the last one; whether there are."""
         before = self._last
         for number, batch in self._numbered():
-            self.sender.skip(number - 1)
+            self._wait(partial(self.sender.skip, number - 1))
             self.sender.send(batch)
             self._last = number
             self.samples += len(batch)
@@ -99,8 +106,22 @@ class _Stream:
 
     @property
     def trained(self) -> bool:
-        """Whether all batches so far are."""
+        """Whether all batches so far are, or ended without an update."""
         return self.sender.position >= self._last
+
+    def flush(self) -> None:
+        """Waits until all are trained. Batches that failed are remembered,
+        and do not keep others from being sent."""
+        self._wait(self.sender.flush)
+
+    def _wait(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except errors.PersiaError as error:
+            if not self.trained:
+                raise  # of the connection, not of a batch
+            self.failure = self.failure or error
+            call()
 
 
 class Loader:
@@ -110,6 +131,8 @@ class Loader:
     """
 
     def __init__(self, epochs: int) -> None:
+        self.failure: errors.PersiaError | None = None
+        """Of the first batch that ended without an update."""
         self._epochs = epochs
         self._open: list[_Stream] = []
         self._ended: Counter[str] = Counter()
@@ -165,6 +188,7 @@ class Loader:
                 pass
             while True:
                 sent = [one.send_new() for one in self._open]
+                self._show_failures()
                 now = time.monotonic()
                 if now - asked >= _ASK:
                     self._claim(left[0], sender, 0)
@@ -199,7 +223,7 @@ class Loader:
             sender = make(name)
             state = sender.claim(self._epochs)
             if state == "own":
-                one = _Stream(left.pop(name), sender)
+                one = _Stream(left.pop(name), sender, name)
                 self._open.append(one)
                 for epoch in range(epochs):
                     one.send(epoch)
@@ -219,13 +243,28 @@ class Loader:
 
     def _close(self, one: _Stream) -> None:
         """Waits until all is trained."""
-        one.sender.flush()
+        one.flush()
         one.commit()
+        self.failure = self.failure or one.failure
         with self._lock:
             self._ended += _counts(one)
             self._ended["streams"] += 1
             self._open.remove(one)
             one.sender.close()
+
+    def _show_failures(self) -> None:
+        """Of streams without an end, where no later error reports them."""
+        for one in self._open:
+            failed = one.sender.stats()["failed"]
+            if failed > one.shown:
+                one.shown = failed
+                one.flush()
+                print(
+                    f"{one.part}: {failed:,} batches ended without an update "
+                    f"so far: {one.failure}",
+                    flush=True,
+                )
+                one.failure = None
 
     @contextmanager
     def _abandoned(self) -> Iterator[None]:

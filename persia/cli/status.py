@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         EmbeddingStatus,
         ServerStatus,
         TableStatus,
+        WorkerStatus,
     )
 
 __all__ = ["command"]
@@ -160,6 +161,8 @@ def _look(
             _show(_embedding(between))
         if any(not w.error for w in trainers):
             _show(_staleness(stale))
+        if any(w.lost for w in trainers):
+            _show(_lost(trainers))
         for name, error in failed:
             console.print(Text.assemble(name, ": ", (error, "red")))
     return not failed
@@ -302,6 +305,14 @@ def _staleness(found: dict[int, int]) -> Table:
     )
     table.columns[-1].justify = "left"
     return table
+
+
+def _lost(trainers: list[WorkerStatus]) -> Table:
+    return _table(
+        "updates that servers had, and lost",
+        "trainer, lost",
+        [[w.url, f"{w.lost:,}"] for w in trainers if w.lost],
+    )
 
 
 def _bytes(value: float) -> str:

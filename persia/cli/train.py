@@ -133,6 +133,8 @@ def command(
             if not finished:
                 raise
             failed = error  # the result is told all the same
+    for line in run.losses():
+        console.print(line)
     if not finished:
         if run.config.save is not None:
             console.print(f"go on: persia train --resume {run.config.save}")

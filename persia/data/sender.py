@@ -186,7 +186,7 @@ class Sender:
             DeadlineExceeded: no batch was trained for ``timeout``.
             Unavailable: no worker can be reached for the timeout of the
                 sender.
-            MissingFeature, LimitReached, NonFinite, ...: a batch ended
+            MissingFeature, LimitReached, NonFiniteGradient: a batch ended
                 without an update for that reason, since the last call; the
                 text has its number. ``stats()["failed"]`` counts all of them.
             UpdatesLost: the same, as trainers took a batch four times and

@@ -56,9 +56,11 @@ class ServerStatus:
 @dataclasses.dataclass
 class WorkerStatus:
     """One worker, by the URL of its metrics. ``staleness``: how many look-ups
-    had which; ``error`` where it could not be asked."""
+    had which; ``lost``: its updates that servers had, and lost; ``error``
+    where it could not be asked."""
 
     url: str
+    lost: int = 0
     staleness: dict[int, int] = dataclasses.field(default_factory=dict)
     error: str = ""
 
@@ -277,9 +279,13 @@ def _look(status: WorkerStatus, timeout: float) -> None:
                 f"the store was closed; need a URL such as {_EXAMPLE}"
             )
         found: dict[int, int] = {}
+        lost = 0
         for family in families:
             if family.name == "persia_staleness":
                 _add_buckets(family.samples, found)
+            if family.name == "persia_updates_lost":
+                values = {s.name: s.value for s in family.samples}
+                lost = int(values.get("persia_updates_lost_total", 0))
     except TimeoutError:
         return
     except http.client.BadStatusLine:
@@ -287,7 +293,7 @@ def _look(status: WorkerStatus, timeout: float) -> None:
     except Exception as error:  # the page may be anything
         status.error = f"no metrics: {ascii(str(error))[1:-1]}"
     else:
-        status.staleness, status.error = found, ""
+        status.staleness, status.lost, status.error = found, lost, ""
 
 
 def staleness(workers: Sequence[WorkerStatus]) -> dict[int, int]:

@@ -40,6 +40,7 @@ _PLACES = {
     "servers": "PERSIA_SERVERS",
     "namespace": "PERSIA_NAMESPACE",
     "workers": "PERSIA_WORKERS",
+    "job": "PERSIA_RUN_ID",
 }
 
 
@@ -199,6 +200,18 @@ class TrainConfig(pydantic.BaseModel):
         description="Take the batches from these embedding workers, host:port "
         "with commas between; persia feed sends them, with the same options "
         "of the data (default: PERSIA_WORKERS).",
+    )
+    job: str | None = Field(
+        None,
+        min_length=1,
+        description="With --workers: train the batches of the data loaders "
+        "of this job, persia feed --job (default: PERSIA_RUN_ID, which persia "
+        "launch sets, else the job that has loaders).",
+    )
+    lost: Literal["raise", "continue"] = Field(
+        "raise",
+        description="About updates that servers had and lost, as they were "
+        "started again: raise an error, or continue and count them.",
     )
     save: str | None = Field(
         None,
@@ -438,11 +451,14 @@ def check_used(
     """
     synthetic = is_made(config.data)
     tables = "with tables on servers or ranks (--servers)"
+    workers = config.workers or os.environ.get(_PLACES["workers"])
     goes = {
         "samples": (synthetic, "with --data synthetic; files are read whole"),
         "shuffle": (not synthetic, f"with files, not with {config.data}"),
         "namespace": (remote, tables),
         "wire_dtype": (remote, tables),
+        "lost": (remote, tables),
+        "job": (workers, "with batches from embedding workers (--workers)"),
         "best_by": (config.seeks_best, "with --early-stop or --keep-best"),
     }
     for name in given:

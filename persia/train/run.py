@@ -13,12 +13,13 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import persia
-from persia import checkpoint, errors, prometheus
+from persia import _core, checkpoint, errors, prometheus
 from persia.base.options import seconds_of
 from persia.checkpoint import files
 from persia.data import Files, Kafka
 from persia.datasets import ClickStream, Dataset, SyntheticCTR
 from persia.metrics import Scores
+from persia.store.engine import engine_of
 from persia.train import position
 from persia.train.best import METRICS, Best
 from persia.train.config import TrainConfig, resolve
@@ -101,6 +102,7 @@ class Run:
             servers=config.servers,
             namespace=config.namespace,
             wire_dtype=config.wire_dtype,
+            lost=config.lost,
             update="step" if config.accumulate > 1 else "backward",
         )
         prometheus.export(self.store)
@@ -129,7 +131,7 @@ class Run:
         self._log = _open_log(config.log) if self.rank == 0 else None
         workers = config.workers or os.environ.get("PERSIA_WORKERS")
         self.source: Dataset | persia.Stream = (
-            persia.Stream(workers) if workers else self.train
+            persia.Stream(workers, job=config.job) if workers else self.train
         )
         self._last: Progress | None = None
         self._windows: list[Scores] = []
@@ -568,6 +570,33 @@ class Run:
         if self.ranks > 1:
             torch.distributed.all_reduce(rows)
         return int(rows)
+
+    def losses(self) -> list[str]:
+        """A line for batches that ended without an update, and one for
+        updates that servers lost, if there were any; of all ranks."""
+        lost = failed = torch.tensor(0)
+        if self.store.remote:
+            client = _core.cluster_counts(engine_of(self.store).handle)
+            lost = torch.tensor(client["lost"])
+        if isinstance(self.source, persia.Stream):
+            failed = torch.tensor(self.source.stats()["failed"])
+        if self.ranks > 1:
+            torch.distributed.all_reduce(lost)
+            # Each rank has the number of the job, as far as it knows.
+            most = torch.distributed.ReduceOp.MAX
+            torch.distributed.all_reduce(failed, most)
+        lines = []
+        if failed:
+            lines.append(
+                f"failed: {int(failed):,} batches of the data loaders ended "
+                "without an update; persia feed prints why"
+            )
+        if lost:
+            lines.append(
+                f"lost: {int(lost):,} updates that servers had, counted for "
+                "each server that was started again without them"
+            )
+        return lines
 
     def close(self) -> None:
         """Ends the store and leaves the other ranks."""

@@ -1,4 +1,4 @@
-"""Short rounds of random kills; ``make test-long`` has more and longer ones."""
+"""Short rounds of random kills; ``make test-long`` has more of them."""
 
 from __future__ import annotations
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import pytest
 import torch
 
 import persia
 from persia.data import Sender
+from persia.train.stream import Taking
 from tests.remote import Servers
 from tests.roles import Workers
 from tests.system.processes import shard_of
@@ -206,6 +209,21 @@ def cluster(
         contextlib.closing(Workers(some.addresses, workers, **more)) as over,
     ):
         yield some, over
+
+
+@contextlib.contextmanager
+def waiting_trainer() -> Iterator[threading.Event]:
+    """Set when a trainer of this process has asked for a batch."""
+    asked = threading.Event()
+    receive = Taking.receive
+
+    def replaced(taking: Taking, *args: Any) -> Any:
+        asked.set()
+        return receive(taking, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Taking, "receive", replaced)
+        yield asked
 
 
 @contextlib.contextmanager

@@ -189,6 +189,36 @@ def test_launch_with_torchrun(staleness: int) -> None:
         assert found == [("4", "0"), ("4", "0")]
 
 
+@pytest.mark.timeout(180)
+def test_jobs_in_a_row_and_at_once() -> None:
+    """Of 2 and 3 epochs, by the commands: without names one after the other,
+    then beside each other with the names of their jobs."""
+
+    def run(servers: str, workers: str, epochs: int, *job: str) -> list[Any]:
+        flags = ["--samples", "3000", "--eval-split", "0", *job]
+        flags += ["--epochs", str(epochs), "--workers", workers]
+        train = ["--servers", servers, "--model", "dcn", "--threads", "1"]
+        return [
+            start("-m", "persia", "feed", "synthetic", *flags),
+            start("-m", "persia", "train", "synthetic", *flags, *train),
+        ]
+
+    with cluster(1, 1) as (servers, workers):
+        store = persia.Store(servers=servers, read_only=True)
+        done = 0
+        for jobs in [(2, ())], [(3, ())], [(2, ("a",)), (3, ("b",))]:
+            processes = [
+                run(servers, workers, n, *(["--job", *job] if job else []))
+                for n, job in jobs
+            ]
+            for feed, train in processes:
+                finish(train)
+                assert "failed" not in finish(feed)
+            done += sum(3 * n for n, _ in jobs)
+            assert store.updates == done
+        store.close()
+
+
 def updates(store: persia.Store, least: int) -> None:
     """Waits for so many."""
     wait_until(lambda: store.updates >= least)
