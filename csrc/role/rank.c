@@ -506,6 +506,13 @@ static void drop(void *source)
     persia_taken_put(source);
 }
 
+void persia_taken_give_back(role_taken *t)
+{
+    if (atomic_exchange(&t->has_lease, 0))
+        give_back(t, RETURN_UNUSED);
+    pass_drop(t);
+}
+
 void persia_taken_put(role_taken *t)
 {
     if (atomic_fetch_sub(&t->references, 1) != 1)

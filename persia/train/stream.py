@@ -309,9 +309,12 @@ class Taking(Iterator[_core.Taken]):
         self._keys = list(rows | dict.fromkeys(f.name for f in features))
         self._zeros = torch.zeros(0, dtype=torch.int64, device="cpu")
         self.closed = False
+        self._asked: set[_core.Taken] = set()  # and not received
 
     def __next__(self) -> _core.Taken:
-        return self._rank.next()
+        taken = self._rank.next()
+        self._asked.add(taken)
+        return taken
 
     def look_up(self, taken: _core.Taken, number: int) -> None:
         """It is asked for when the bound of the store's pass allows."""
@@ -324,6 +327,7 @@ class Taking(Iterator[_core.Taken]):
             self._look()
             return None
         taken.use()
+        self._asked.discard(taken)
         tensors = {
             name: _tensor(taken, type_, shape, offset, size)
             for name, type_, shape, offset, size in taken.tensors()
@@ -378,6 +382,9 @@ class Taking(Iterator[_core.Taken]):
         if not self.closed:
             self.closed = True
             self._rank.cancel()
+            # The traceback of an error may keep them.
+            while self._asked:
+                self._asked.pop().give_back()
 
 
 def _array(data: bytearray, dtype: torch.dtype) -> Tensor:
