@@ -354,6 +354,12 @@ void persia_role_close(role_service *s)
     service_leave(s);
 }
 
+void persia_role_interrupt(role_service *s)
+{
+    persia_sched_interrupt(s->jobs);
+    persia_sched_interrupt(s->waiting);
+}
+
 static void free_streams(role_stream *t)
 {
     while (t) {

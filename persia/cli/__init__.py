@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import sys
 
+from persia.base.signals import end_on_sigterm
+
 __all__ = ["main"]
 
 
 def main() -> None:
     """Runs a command. Where a part of the installation cannot be loaded, that
     is one line, and ``persia doctor`` works all the same."""
+    end_on_sigterm()  # before what takes a while to import
     try:
         from persia.cli.app import main as run
     except ImportError as error:

@@ -13,6 +13,7 @@ from rich.text import Text
 import persia
 from persia import errors
 from persia.base.requirements import source_tree
+from persia.base.signals import ended
 from persia.cli import (
     certs,
     checkpoint,
@@ -81,7 +82,7 @@ def _persia(
 
     Each option is also a variable of the environment: PERSIA_TRAIN_DIM=32 is
     persia train --dim 32. The exit code is 0, 1 after an error of Persia, 2
-    after a wrong option, and 130 after Ctrl-C.
+    after a wrong option, 130 after Ctrl-C and 143 after SIGTERM.
     """
     if debug:  # also in the processes that the command starts
         os.environ[_DEBUG] = "1"
@@ -110,12 +111,18 @@ def main() -> None:
     """Runs a command; an error of Persia is one line, not a traceback."""
     try:
         app()
-    except errors.PersiaError as e:
-        _fail(e, errors.line_of(e))
-    except ImportError as e:  # of what commands import when they need it
-        text = " ".join(str(e).splitlines())
-        line = f"persia: error[{type(e).__name__}]: {text}"
-        _fail(e, f"{line}; persia doctor examines all parts")
+    except BaseException as e:
+        number = ended()
+        if number is not None:
+            sys.last_value = e  # its stores do not wait for other ranks
+            sys.exit(128 + number)
+        if isinstance(e, errors.PersiaError):
+            _fail(e, errors.line_of(e))
+        if isinstance(e, ImportError):  # of what commands import themselves
+            text = " ".join(str(e).splitlines())
+            line = f"persia: error[{type(e).__name__}]: {text}"
+            _fail(e, f"{line}; persia doctor examines all parts")
+        raise
 
 
 def _fail(error: Exception, text: str) -> NoReturn:

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from persia.base.memory import keep_memory
 from persia.base.options import validated
+from persia.base.signals import Ending
 from persia.cli.flags import positional, with_flags
 from persia.errors import InvalidArgument
 from persia.train.config import TrainConfig, of_train, resolve
@@ -98,6 +99,13 @@ class FeedConfig(pydantic.BaseModel):
         description="Seconds after which the batches of a worker that cannot "
         "be reached go to others (default: a sixth of --timeout).",
     )
+    grace: float = Field(
+        30.0,
+        ge=0,
+        le=86400,
+        description="Seconds from SIGTERM until it has ended, whatever it "
+        "waits for.",
+    )
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="Prometheus metrics; 0: any port."
     )
@@ -160,6 +168,12 @@ def command(
         config.parts and config.data.startswith("kafka://")
     ):
         raise InvalidArgument("--follow is for kafka:// with --parts")
+    with Ending(config.grace) as ending:
+        ending.what = "what was sent and is not trained is not waited for"
+        _run(config, index, count)
+
+
+def _run(config: FeedConfig, index: int, count: int) -> None:
     keep_memory()
     began = time.monotonic()
     from persia.cli.feed_loader import Loader

@@ -4,9 +4,7 @@ it ends."""
 from __future__ import annotations
 
 import ipaddress
-import os
 import resource
-import signal
 import sys
 from pathlib import Path
 from typing import Self
@@ -15,6 +13,7 @@ import pydantic
 from pydantic import Field
 
 from persia import _core
+from persia.base.signals import Ending
 from persia.distributed.addresses import namespace_of
 from persia.distributed.security import Security
 
@@ -99,7 +98,8 @@ class Listening(pydantic.BaseModel):
         30.0,
         ge=0,
         le=86400,
-        description="Seconds that admitted requests have at SIGTERM.",
+        description="Seconds from SIGTERM until it has ended, whatever it "
+        "waits for: requests in hand, other servers, files.",
     )
 
     @pydantic.model_validator(mode="after")
@@ -187,38 +187,22 @@ class Stopped(BaseException):
     """A signal came before anything was served."""
 
 
-class Signals:
-    """SIGTERM and SIGINT: the first is told, the next is fatal.
+class Signals(Ending):
+    """SIGTERM and SIGINT of what serves: the first is told, another one is
+    fatal, and so is the end of the grace."""
 
-    The handlers take no lock, as the main thread may hold it.
-    """
-
-    NUMBERS = (signal.SIGTERM, signal.SIGINT)
-
-    def __init__(self) -> None:
-        self._kept = False
-        self._receive, self._send = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        os.set_blocking(self._receive, True)
-        self._before = {n: signal.signal(n, self._take) for n in self.NUMBERS}
-        self._old = signal.set_wakeup_fd(self._send, warn_on_full_buffer=False)
-
-    def _take(self, number: int, frame: object) -> None:
-        for n in self.NUMBERS:
-            signal.signal(n, signal.SIG_DFL)
-        if not self._kept:
-            raise Stopped
+    def __init__(self, grace: float) -> None:
+        super().__init__(grace, _stop)
+        self.status = 0
 
     def keep(self) -> None:
         """From now on one waits for :meth:`wait`; so far it raises."""
-        self._kept = True
+        self.first = _nothing
 
-    def wait(self) -> None:
-        """Until there was one."""
-        os.read(self._receive, 1)
 
-    def close(self) -> None:
-        signal.set_wakeup_fd(self._old)
-        for n, handler in self._before.items():
-            signal.signal(n, handler)
-        os.close(self._receive)
-        os.close(self._send)
+def _stop(number: int) -> None:
+    raise Stopped
+
+
+def _nothing(number: int) -> None:
+    pass

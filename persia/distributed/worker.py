@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from typing import Any
 
 import pydantic
@@ -24,6 +25,9 @@ from persia.distributed.serving import (
     warn_of,
 )
 from persia.errors import InvalidArgument
+
+# Seconds after the grace until requests in hand were told that they ended.
+_CANCELLED = 0.1
 
 __all__ = ["Worker", "WorkerConfig", "serve_worker"]
 
@@ -153,9 +157,15 @@ class Worker:
         """Its counters: see WorkerStats in persia.proto."""
         return self._core.stats()
 
-    def stop(self) -> None:
-        """No more requests; those under way have their grace."""
-        self._core.stop(self.config.grace)
+    def stop(self, grace: float) -> None:
+        """No more requests; those in hand have so many seconds. Then nothing
+        waits for parameter servers any longer."""
+        over = threading.Timer(grace + _CANCELLED, self._core.interrupt)
+        over.daemon = True
+        over.start()
+        self._core.stop(grace)
+        over.cancel()
+        self._core.interrupt()
 
     def close(self) -> None:
         """Ends it. Batches that were not trained are gone."""
@@ -164,7 +174,7 @@ class Worker:
 
 def serve_worker(config: WorkerConfig) -> None:
     """Serves until SIGTERM or SIGINT; a second one ends it at once."""
-    with contextlib.closing(Signals()) as signals:
+    with Signals(config.grace) as signals:
         try:
             with contextlib.closing(Worker(config)) as worker:
                 signals.keep()
@@ -190,8 +200,9 @@ def _run(worker: Worker, signals: Signals) -> None:
         f"serving an embedding worker of {worker.servers} servers on {address}"
     )
     signals.wait()
+    signals.what = "batches that were in hand are offered again"
     say("stopping")
-    worker.stop()
+    worker.stop(min(0.8 * config.grace, signals.left))
     counts = worker.stats()
     left = counts["queued"] + counts["leased"]
     say(

@@ -264,6 +264,13 @@ class TrainConfig(pydantic.BaseModel):
     seed: int = Field(
         0, ge=0, lt=2**64, description="Decides all that is random."
     )
+    grace: float = Field(
+        30.0,
+        ge=0,
+        le=86400,
+        description="Seconds from SIGTERM until it has ended, its checkpoint "
+        "saved or not.",
+    )
     threads: int | None = Field(
         None,
         ge=1,
