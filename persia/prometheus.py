@@ -27,6 +27,7 @@ from prometheus_client.core import (
 )
 
 from persia import _core
+from persia.base.environment import variable
 from persia.errors import Closed, InvalidArgument
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def export(
     """
     rank = os.environ.get("RANK", "0")
     if port is None:
-        given = os.environ.get(PORT)
+        given = variable(PORT)
         if not given:
             return None
         if not given.isdecimal():

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import os
 import shutil
 import tempfile
 import urllib.parse
@@ -24,6 +23,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
+from persia.base.environment import variable
 from persia.checkpoint.files import (
     LATEST,
     STAGING,
@@ -62,7 +62,7 @@ class RemoteRoot:
 
     @property
     def shared(self) -> bool:
-        return bool(os.environ.get(STAGING))
+        return bool(variable(STAGING))
 
     @contextlib.contextmanager
     def _calls(self, what: str) -> Iterator[None]:
@@ -105,7 +105,7 @@ class RemoteRoot:
             above, _, name = self._path.rpartition("/")
             if STEP.fullmatch(name):  # of that root
                 name = above.rpartition("/")[2] or name
-            return Path(os.environ[STAGING]) / name
+            return Path(variable(STAGING) or "") / name
         return Path(tempfile.gettempdir())
 
     def above(self, found: Found | None) -> Path:

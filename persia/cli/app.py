@@ -12,6 +12,7 @@ from rich.text import Text
 
 import persia
 from persia import errors
+from persia.base.environment import drop_links, variable
 from persia.base.requirements import source_tree
 from persia.base.signals import ended
 from persia.cli import (
@@ -84,6 +85,7 @@ def _persia(
     persia train --dim 32. The exit code is 0, 1 after an error of Persia, 2
     after a wrong option, 130 after Ctrl-C and 143 after SIGTERM.
     """
+    drop_links()  # before the options of a command look there
     if debug:  # also in the processes that the command starts
         os.environ[_DEBUG] = "1"
 
@@ -109,6 +111,7 @@ app.command("launch", context_settings=_REST)(launch.command)
 
 def main() -> None:
     """Runs a command; an error of Persia is one line, not a traceback."""
+    drop_links()
     try:
         app()
     except BaseException as e:
@@ -126,7 +129,7 @@ def main() -> None:
 
 
 def _fail(error: Exception, text: str) -> NoReturn:
-    if os.environ.get(_DEBUG, "0") not in ("", "0"):
+    if (variable(_DEBUG) or "0") != "0":
         raise error
     console = Console(stderr=True, emoji=False)
     line = Text(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ import pydantic
 import typer
 from pydantic import Field
 
+from persia.base.environment import variable
 from persia.base.memory import keep_memory
 from persia.base.options import validated
 from persia.base.signals import Ending
@@ -117,7 +117,7 @@ class FeedConfig(pydantic.BaseModel):
 
     @property
     def job_name(self) -> str | None:
-        return self.job or os.environ.get("PERSIA_RUN_ID")
+        return self.job or variable("PERSIA_RUN_ID")
 
     def name(self, part: str | None = None) -> str | None:
         """What these batches are called, if they can be made again; those of

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 import socket
 from collections.abc import Sequence
 
 from persia import errors
 from persia.base.check import kind
+from persia.base.environment import variable
 from persia.distributed.security import Security
 
 __all__ = [
@@ -33,14 +33,14 @@ def namespace_of(given: str | None = None) -> str:
     """What was given, else that of the environment, else "default"."""
     if given is not None:
         return kind("namespace", given, str, "a string")
-    return os.environ.get("PERSIA_NAMESPACE") or "default"
+    return variable("PERSIA_NAMESPACE") or "default"
 
 
 def job_of(given: str | None = None) -> int:
     """The number by which embedding workers know a job: of the name that was
     given, else of the run of ``persia launch`` (PERSIA_RUN_ID); 0: it has
     none."""
-    name = os.environ.get("PERSIA_RUN_ID") if given is None else given
+    name = variable("PERSIA_RUN_ID") if given is None else given
     if not name:
         return 0
     text = kind("job", name, str, "a string").encode()
@@ -58,7 +58,7 @@ def resolve_workers(
         security: None: as the environment says.
     """
     if workers is None:
-        workers = os.environ.get("PERSIA_WORKERS")
+        workers = variable("PERSIA_WORKERS")
     if not workers:
         raise errors.InvalidArgument(
             "workers: no address of an embedding worker; give some, or "

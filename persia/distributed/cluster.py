@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from persia import _core, errors
 from persia.base.check import kind, number
+from persia.base.environment import variable
 from persia.base.patience import saying_so
 from persia.distributed.addresses import (
     MESSAGE_LIMIT,
@@ -165,7 +166,7 @@ def _job_here(restarts: int) -> str:
     calls it, else a random name, the same for all ranks."""
     run = os.environ.get("TORCHELASTIC_RUN_ID", "")
     if run in ("", "none"):  # torchrun's word for: it was given none
-        run = os.environ.get(RUN_ID, "")
+        run = variable(RUN_ID) or ""
     if run:
         return run
     if group_here() is None:
@@ -235,7 +236,7 @@ class Settings:
         """
         servers = self.servers
         if servers is None:
-            servers = os.environ.get("PERSIA_SERVERS") or None
+            servers = variable("PERSIA_SERVERS")
         if servers is None:
             job = Job.here(self.rank, self.world)
             servers = "ranks" if job.world > 1 else "embedded"

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from persia.base.environment import variable
 from persia.base.warning import warn
 from persia.errors import InvalidArgument, StorageError
 
@@ -126,14 +127,12 @@ class Security:
         ``PERSIA_TOKEN``, ``PERSIA_ADMIN_TOKEN`` or, with ``_FILE``, the files
         of these, and ``PERSIA_INSECURE`` (1: addresses other than loopback
         without TLS and token)."""
-        if environment is None:
-            environment = os.environ
         given: dict[str, Any] = {
-            keyword: environment[name]
+            keyword: value
             for name, keyword in VARIABLES.items()
-            if environment.get(name)
+            if (value := variable(name, environment))
         }
-        insecure = environment.get("PERSIA_INSECURE", "0") not in ("", "0")
+        insecure = variable("PERSIA_INSECURE", environment) not in (None, "0")
         return cls.load(**given, insecure=insecure)
 
     def arguments(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ import pydantic
 from pydantic import Field
 
 from persia import _core
+from persia.base.environment import variable
 from persia.checkpoint import files
 from persia.checkpoint import manifest as manifests
 from persia.checkpoint.snapshot import SNAPSHOT, Snapshot
@@ -142,7 +143,7 @@ def find_shard(
     if index == "auto":
         index = _auto_index(environment, host or socket.gethostname())
     if not count and shards is None:
-        count = environment.get("PERSIA_SHARDS", "")
+        count = variable("PERSIA_SHARDS", environment) or ""
     elif not count:
         count = str(shards)
     elif shards is not None and count != str(shards):
@@ -164,8 +165,8 @@ def find_shard(
 
 def _auto_index(environment: Mapping[str, str], host: str) -> str:
     for name in ("PERSIA_SHARD", "JOB_COMPLETION_INDEX"):
-        if environment.get(name):
-            return environment[name]
+        if value := variable(name, environment):
+            return value
     pod = environment.get("POD_NAME") or host
     found = re.search(r"-([0-9]+)$", pod.partition(".")[0])
     if not found:

@@ -15,6 +15,7 @@ import pydantic
 from pydantic import Field
 
 from persia import _core
+from persia.base.environment import variable
 from persia.distributed.addresses import WIRE_DTYPES, resolve
 from persia.distributed.security import Security
 from persia.distributed.serving import (
@@ -106,7 +107,7 @@ class Worker:
 
     def __init__(self, config: WorkerConfig) -> None:
         self.config = config
-        servers = config.servers or os.environ.get("PERSIA_SERVERS")
+        servers = config.servers or variable("PERSIA_SERVERS")
         if not servers:
             raise InvalidArgument(
                 "an embedding worker needs the addresses of its parameter "

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import persia
 from persia import checkpoint, errors, prometheus
+from persia.base.environment import variable
 from persia.base.options import seconds_of
 from persia.checkpoint import files
 from persia.data import Files, Kafka
@@ -127,7 +128,7 @@ class Run:
             accumulate=config.accumulate,
         )
         self._log = _open_log(config.log) if self.rank == 0 else None
-        workers = config.workers or os.environ.get("PERSIA_WORKERS")
+        workers = config.workers or variable("PERSIA_WORKERS")
         self.source: Dataset | persia.Stream = (
             persia.Stream(workers) if workers else self.train
         )
