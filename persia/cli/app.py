@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, NoReturn
+import threading
+import traceback
+from types import TracebackType
+from typing import Annotated, Any, NoReturn
 
 import typer
+import typer.core
 from rich.console import Console
 from rich.text import Text
 
 import persia
 from persia import errors
+from persia.base.arguments import hide_secrets
 from persia.base.environment import drop_links, variable
 from persia.base.requirements import source_tree
 from persia.base.signals import ended
@@ -32,13 +37,27 @@ from persia.cli import (
     status,
     train,
 )
+from persia.redaction import shown
 
 __all__ = ["app", "main"]
 
 _DEBUG = "PERSIA_DEBUG"
 
+
+class _Commands(typer.core.TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        """An error of the command line may quote a URL."""
+        try:
+            return super().invoke(ctx)
+        except Exception as e:
+            if isinstance(text := getattr(e, "message", None), str):
+                e.message = shown(text)  # type: ignore[attr-defined]
+            raise
+
+
 app = typer.Typer(
     name="persia",
+    cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={
@@ -109,9 +128,21 @@ _REST = {"allow_interspersed_args": False}
 app.command("launch", context_settings=_REST)(launch.command)
 
 
+def _show_traceback(
+    kind: type[BaseException],
+    error: BaseException | None,
+    trace: TracebackType | None,
+) -> None:
+    text = "".join(traceback.format_exception(kind, error, trace))
+    print(shown(text), end="", file=sys.stderr)
+
+
 def main() -> None:
     """Runs a command; an error of Persia is one line, not a traceback."""
+    sys.excepthook = _show_traceback
+    threading.excepthook = lambda e: _show_traceback(*e[:3])
     drop_links()
+    hide_secrets()
     try:
         app()
     except BaseException as e:

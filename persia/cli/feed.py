@@ -17,7 +17,7 @@ from persia.base.options import validated
 from persia.base.signals import Ending
 from persia.cli.flags import positional, with_flags
 from persia.errors import InvalidArgument
-from persia.train.config import TrainConfig, of_train, resolve
+from persia.train.config import TrainConfig, Url, of_train, resolve
 
 if TYPE_CHECKING:
     from persia.cli.feed_loader import Loader
@@ -36,14 +36,17 @@ class FeedConfig(pydantic.BaseModel):
     """The options of ``persia feed``; their names are those of the flags."""
 
     model_config = pydantic.ConfigDict(
-        extra="forbid", frozen=True, protected_namespaces=()
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+        protected_namespaces=(),
     )
 
-    data: str = of_train("data")
-    table_schema: str | None = of_train("table_schema")
+    data: Url = of_train("data")
+    table_schema: Url | None = of_train("table_schema")
     samples: int = of_train("samples")
     shuffle: int = of_train("shuffle")
-    eval_data: str | None = of_train("eval_data")
+    eval_data: Url | None = of_train("eval_data")
     eval_split: float | None = of_train("eval_split")
     batch_size: int = of_train("batch_size")
     epochs: int = of_train("epochs")
@@ -131,6 +134,10 @@ class FeedConfig(pydantic.BaseModel):
         if part is None:
             of.add("shard")
         options = self.model_dump(mode="json", include=of)
+        for field in of & {"data", "eval_data"}:
+            # Of a URL all but the user and the password tells it from others.
+            if given := getattr(self, field):
+                options[field] = [str(given), given.partition("?")[2]]
         if part is not None:
             options["part"] = part
         return json.dumps([self.job_name, options], sort_keys=True)

@@ -11,7 +11,7 @@ import os
 import re
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +20,9 @@ from pyarrow import fs
 from persia import errors
 from persia.base.check import kind
 from persia.base.requirements import install
+from persia.base.urls import whole
 from persia.data.magic import HEAD_BYTES, compression_of
+from persia.redaction import Location, clean
 
 __all__ = ["File", "Paths", "find_files", "suffix_of", "unread"]
 
@@ -37,6 +39,11 @@ _ARROW_SCHEMES = {"s3", "gs", "gcs", "hdfs", "viewfs", "file", "abfs", "abfss"}
 _WEB = {"http", "https"}
 _RETRY_S = 20
 _LINES_BYTES = 1 << 20  # in which the end of a line is looked for
+_DENIED = re.compile(
+    r"access.?denied|expired|forbidden|unauthorized|\b40[13]\b|no credentials"
+    r"|credentials? (not|could not)",
+    re.IGNORECASE,
+)
 _GLOB = re.compile(r"[*?\[]")
 
 
@@ -52,9 +59,9 @@ class File:
     """
 
     name: str
-    path: str
+    path: str = field(repr=False)  # it may have a key in it
     size: int | None
-    system: Any = None
+    system: Any = field(default=None, repr=False)
 
     @property
     def suffix(self) -> str:
@@ -75,7 +82,7 @@ class File:
     @contextlib.contextmanager
     def open(self) -> Iterator[Any]:
         """Its bytes as they are, for reading at any place."""
-        with _opening(self.name):
+        with _opening(self.name, self.system):
             system = self.system or fs.LocalFileSystem()
             file = system.open_input_file(self.path)
         with file:
@@ -90,7 +97,7 @@ class File:
         lines: of one that grows, the whole lines that it had when it was
         found.
         """
-        with _opening(self.name):
+        with _opening(self.name, self.system):
             system = self.system or fs.LocalFileSystem()
             if self.size is None:  # a pipe
                 raw = system.open_input_stream(self.path, compression=None)
@@ -112,7 +119,7 @@ class File:
             ends: Iterator[int] | None = None
             if self.system is None and self.size and source is raw:
                 ends = self._ends(raw, lines)
-            yield Stream(self.name, raw, source, encoding, ends)
+            yield Stream(self.name, raw, source, encoding, ends, self.system)
 
     def _ends(self, raw: Any, lines: bool) -> Iterator[int]:
         """Up to where it may be read: once that is, up to where then."""
@@ -144,15 +151,22 @@ class File:
 
 
 @contextlib.contextmanager
-def _opening(name: str) -> Iterator[None]:
+def _opening(name: str, system: Any) -> Iterator[None]:
     try:
         yield
     except errors.PersiaError:
         raise
-    except (OSError, pa.ArrowException) as error:
+    except _failures(system) as error:
         raise errors.StorageError(
             f"cannot open {name!r}: {_remedied(error)}"
-        ) from error
+        ) from clean(error)
+
+
+def _failures(system: Any) -> tuple[type[Exception], ...]:
+    """What a file system raises: those of fsspec anything."""
+    if isinstance(system, fs.PyFileSystem):
+        return (Exception,)
+    return (OSError, pa.ArrowException)
 
 
 def unread(name: str, error: ValueError) -> errors.StorageError:
@@ -164,9 +178,11 @@ def unread(name: str, error: ValueError) -> errors.StorageError:
 
 def _remedied(error: BaseException) -> str:
     text = (str(error) or type(error).__name__).splitlines()[0]
-    low = text.lower()
-    if any(w in low for w in ("access_denied", "access denied", "expired")):
-        text += "; renew the credentials of this storage"
+    if _DENIED.search(text):
+        text += (
+            "; give the keys of this storage in the environment, or in the "
+            "URL (checkpoints keep none), or renew them"
+        )
     return text
 
 
@@ -185,7 +201,9 @@ class Stream(io.RawIOBase):
         source: Any,
         encoding: str | None,
         ends: Iterator[int] | None = None,
+        system: Any = None,
     ) -> None:
+        self._failures = _failures(system)
         self._ends = ends
         self._end = 0
         self._name = name
@@ -225,9 +243,13 @@ class Stream(io.RawIOBase):
         except (OSError, pa.ArrowException) as error:
             raise errors.CorruptFile(
                 f"cannot read {self._name!r}: {_remedied(error)}"
-            ) from error
+            ) from clean(error)
         except ValueError as error:
-            raise unread(self._name, error) from error
+            raise unread(self._name, error) from clean(error)
+        except self._failures as error:
+            raise errors.StorageError(
+                f"cannot read {self._name!r}: {_remedied(error)}"
+            ) from clean(error)
 
     def _bytes(self, n: int) -> bytes:
         if self._ends is None:
@@ -339,37 +361,51 @@ def _wanted(pattern: str) -> Callable[[str], bool]:
 
 
 def _remote(url: str) -> list[File]:
+    url = whole(url)
     scheme = urllib.parse.urlsplit(url).scheme
-    shown = re.sub(r"//[^/@]*@", "//", url).partition("?")[0]
-    with _opening(shown):
+    shown = str(Location(url)).partition("?")[0]
+    with _opening(shown, None):
         system, path = _system(url, scheme)
-        # What follows the path of http:// is no pattern: a signature.
-        plain = path.partition("?")[0] if scheme in _WEB else path
-        mark = _GLOB.search(plain)
-        if not mark:
-            info = system.get_file_info(path)
-            if info.type == fs.FileType.Directory:
-                raise errors.StorageError(
-                    f"{shown!r} is a folder; pass a glob such as {shown}/*"
-                )
-            if info.type == fs.FileType.NotFound:
-                silent = ", or no answer" if scheme in _WEB else ""
-                raise errors.StorageError(f"no file at {shown!r}{silent}")
-            return [File(shown, path, info.size, system)]
-        base = path[: mark.start()].rpartition("/")[0]
-        select = fs.FileSelector(base, recursive="/" in path[mark.start() :])
-        infos = [
-            info
-            for info in system.get_file_info(select)
-            if info.is_file and _matches(info.path, path)
-        ]
-        infos = [info for info in infos if _wanted(path)(info.path)]
+    with _opening(shown, system):
+        return _found(url, scheme, shown, system, path)
+
+
+def _found(
+    url: str, scheme: str, shown: str, system: Any, path: str
+) -> list[File]:
+    """The files of a file system that a URL names."""
+    # What follows the path of http:// is no pattern: a signature.
+    plain = path.partition("?")[0] if scheme in _WEB else path
+    mark = _GLOB.search(plain)
+    if not mark:
+        info = system.get_file_info(path)
+        if info.type == fs.FileType.Directory:
+            raise errors.StorageError(
+                f"{shown!r} is a folder; pass a glob such as {shown}/*"
+            )
+        if info.type == fs.FileType.NotFound:
+            silent = ", or no answer" if scheme in _WEB else ""
+            raise errors.StorageError(f"no file at {shown!r}{silent}")
+        return [File(shown, path, info.size, system)]
+    base = path[: mark.start()].rpartition("/")[0]
+    select = fs.FileSelector(base, recursive="/" in path[mark.start() :])
+    infos = [
+        info
+        for info in system.get_file_info(select)
+        if info.is_file and _matches(info.path, path)
+    ]
+    infos = [info for info in infos if _wanted(path)(info.path)]
     if not infos:
         raise errors.StorageError(f"no file at {shown!r}")
     infos.sort(key=lambda info: _natural(info.path))
     root = f"{scheme}://" + "/" * (scheme == "file")
     return [
-        File(root + info.path.lstrip("/"), info.path, info.size, system)
+        File(
+            str(Location(root + info.path.lstrip("/"))),
+            info.path,
+            info.size,
+            system,
+        )
         for info in infos
     ]
 
@@ -410,12 +446,12 @@ def _system(url: str, scheme: str) -> tuple[Any, str]:
         ) from None
     try:
         system, path = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
+    except Exception as error:  # whatever the library of the scheme raises
         remedy = ""
         if isinstance(error, ImportError):  # of what fsspec needs itself
             remedy = f": {install(extra='remote')}"
         raise errors.StorageError(
-            f"cannot read {scheme}://: {error}{remedy}"
+            f"cannot read {scheme}://: {_remedied(error)}{remedy}"
         ) from None
     return fs.PyFileSystem(fs.FSSpecHandler(system)), path
 

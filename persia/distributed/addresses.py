@@ -19,6 +19,7 @@ __all__ = [
     "bracketed",
     "job_of",
     "namespace_of",
+    "no_user",
     "resolve",
     "resolve_workers",
 ]
@@ -108,8 +109,22 @@ def resolve(
     return addresses, security
 
 
+def no_user(address: str) -> str:
+    """The address, which has no user or token before an "@".
+
+    Raises:
+        InvalidArgument: it has.
+    """
+    if "@" in address:
+        raise errors.InvalidArgument(
+            f"...@{address.rpartition('@')[2]} has a user or token in it: "
+            "give host:port, and tokens in PERSIA_TOKEN_FILE"
+        )
+    return address
+
+
 def _split(address: str) -> tuple[str, int]:
-    host, separator, port = address.rpartition(":")
+    host, separator, port = no_user(address).rpartition(":")
     bare = host.strip("[]")
     if (
         not separator

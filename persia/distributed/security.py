@@ -152,10 +152,17 @@ class Security:
 def _read(what: str, path: str | os.PathLike[str] | None) -> str | None:
     if path is None:
         return None
+    if "-----BEGIN" in os.fspath(path):
+        raise InvalidArgument(
+            f"{what}: need the path of a PEM file, not what it holds"
+        )
     try:
         return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise StorageError(f"{what}: {path} cannot be read: {error}") from None
+    except OSError as error:
+        why = error.strerror
+    except UnicodeDecodeError:
+        why = "it is no text"
+    raise StorageError(f"{what}: {path} cannot be read: {why}")
 
 
 def _check_mode(what: str, path: str | os.PathLike[str] | None) -> None:

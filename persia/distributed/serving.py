@@ -35,7 +35,9 @@ _FILES, _BURST = 65536, 4096
 class Listening(pydantic.BaseModel):
     """The options of all that serves: where it listens, and to whom."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+    model_config = pydantic.ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True
+    )
 
     host: str = Field(
         "127.0.0.1", description="Address to listen on; 0.0.0.0: on all."
@@ -74,7 +76,7 @@ class Listening(pydantic.BaseModel):
         description="Connections at once; more are closed. Each also needs a "
         "file descriptor (ulimit -n).",
     )
-    token: str | None = Field(
+    token: pydantic.SecretStr | None = Field(
         None,
         description="Clients must show it (needs TLS but on the loopback).",
     )
@@ -118,7 +120,9 @@ class Listening(pydantic.BaseModel):
             cert=self.tls_cert,
             key=self.tls_key,
             mutual=self.mutual_tls,
-            token=self.token,
+            token=None
+            if self.token is None
+            else self.token.get_secret_value(),
             token_file=self.token_file,
             insecure=self.insecure,
             admin_token_file=admin_token_file,

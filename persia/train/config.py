@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import Field
 
 from persia import _core, admission, errors, eviction
 from persia.base.options import seconds_of, validated
+from persia.redaction import Location
 
 __all__ = [
     "TrainConfig",
@@ -43,6 +44,9 @@ _PLACES = {
 }
 
 
+Url = Annotated[str, pydantic.AfterValidator(Location)]
+
+
 class TrainConfig(pydantic.BaseModel):
     """The options of a run; their names are those of the flags."""
 
@@ -50,17 +54,18 @@ class TrainConfig(pydantic.BaseModel):
         allow_inf_nan=False,
         extra="forbid",
         frozen=True,
+        hide_input_in_errors=True,
         protected_namespaces=(),
     )
 
-    data: str = Field(
+    data: Url = Field(
         "synthetic",
         description="A file, glob or URL (Parquet, CSV, JSON lines, Arrow, "
         "TFRecord, Criteo's TSV), topics (kafka://BROKER:PORT/TOPIC?group="
         "NAME), NAME:PATH for the logs avazu, criteo and taobao, or a made "
         "click log: synthetic, drift, kwai-video, criteo-syn:100T.",
     )
-    table_schema: str | None = Field(
+    table_schema: Url | None = Field(
         None,
         alias="schema",
         description="Columns of the files: a YAML file (persia schema FILE "
@@ -78,7 +83,7 @@ class TrainConfig(pydantic.BaseModel):
         description="Lines of a file to read at a time and give out in "
         "random order.",
     )
-    eval_data: str | None = Field(
+    eval_data: Url | None = Field(
         None, description="A file or glob to score the model on."
     )
     eval_split: float | None = Field(
@@ -200,7 +205,7 @@ class TrainConfig(pydantic.BaseModel):
         "with commas between; persia feed sends them, with the same options "
         "of the data (default: PERSIA_WORKERS).",
     )
-    save: str | None = Field(
+    save: Url | None = Field(
         None,
         description="Checkpoint root, a folder or URI: a checkpoint is "
         "written there at the end and at Ctrl-C.",
@@ -245,7 +250,7 @@ class TrainConfig(pydantic.BaseModel):
     best_by: Literal["auc", "logloss"] = Field(
         "auc", description="The score that decides which model is best."
     )
-    log: str | None = Field(
+    log: Url | None = Field(
         None,
         description="A .csv file, or a folder for TensorBoard: loss, AUC and "
         "what the tables do.",
@@ -383,10 +388,15 @@ class TrainConfig(pydantic.BaseModel):
         return ALGORITHMS[self.optimizer]().defaults
 
     def options(self) -> dict[str, Any]:
-        """What :func:`resolve` makes this configuration of again."""
-        return self.model_dump(by_alias=True, exclude_none=True) | (
-            {"staleness": "async"} if self.staleness is None else {}
-        )
+        """What :func:`resolve` makes this configuration of again. The keys in
+        URLs are left out."""
+        options = self.model_dump(by_alias=True, exclude_none=True)
+        if self.staleness is None:
+            options["staleness"] = "async"
+        return {
+            name: str(value) if isinstance(value, Location) else value
+            for name, value in options.items()
+        }
 
 
 def is_made(data: str) -> bool:

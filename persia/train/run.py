@@ -150,9 +150,9 @@ class Run:
             self._load(resume)
         self.trainer.scheduler = self._scheduler()
         if self.must_save:
-            checkpoint.check(self.store, str(config.save))
+            checkpoint.check(self.store, config.save or "")
         if config.keep_best:
-            checkpoint.check(self.store, best_root(str(config.save)))
+            checkpoint.check(self.store, best_root(config.save or ""))
 
     @property
     def batches(self) -> int | None:
@@ -341,7 +341,7 @@ class Run:
         self._judged = step
         if self.best.update(scores, step):
             if self.config.keep_best and self._is_best():
-                root = best_root(str(self.config.save))
+                root = best_root(self.config.save or "")
                 self._save(root, 1, self._place())
         elif self.best.stalled:
             self._gave_up = True
