@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from typing import Self
 from urllib.parse import unquote
 
 __all__ = ["MARK", "Location", "clean", "shown"]
@@ -55,6 +56,11 @@ class Location(str):
     leaves that out; what opens it has it whole."""
 
     __slots__ = ()
+
+    def __new__(cls, text: str) -> Self:
+        """Of a Location the whole."""
+        given = text.whole if isinstance(text, Location) else text
+        return super().__new__(cls, given)
 
     def __str__(self) -> str:
         scheme, mark, rest = self.whole.partition("://")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import pickle
 import secrets
 import traceback
 import urllib.parse
@@ -31,6 +33,7 @@ from persia.distributed.worker import WorkerConfig
 from persia.redaction import MARK, Location, clean, shown
 from persia.train.config import resolve as options_of
 from persia.train.saved import Trained
+from persia.train.sources import open_data
 
 SECRET = secrets.token_hex(12)
 
@@ -93,6 +96,9 @@ def test_a_location_shows_none(url: str) -> None:
     ):
         assert SECRET not in text
     assert place.whole == url and place == url
+    assert Location(place).whole == url
+    copied = pickle.loads(pickle.dumps(place))
+    assert type(copied) is Location and copied.whole == url
     assert SECRET not in shown(f"cannot open {url!r}: 403, url={url}, no")
     assert str(Location(str(place))) == str(place)
 
@@ -392,11 +398,31 @@ def test_errors_of_a_file_system(
 ) -> None:
     monkeypatch.setattr(Showing, "fails", call)
     monkeypatch.setattr(Showing, "kind", kind)
-    url = form(f"showing://me:{{}}@host/a.{end}?sig={{}}")
+    url = form(f"showing://me:{{}}@host/a.{end}")
     with pytest.raises(errors.PersiaError) as info:
         for _ in Files(url, batch_size=2):
             pass
     assert SECRET not in all_of(info.value)
+
+
+@pytest.mark.usefixtures("showing")
+@pytest.mark.parametrize("prefix", ["", "avazu:"])
+def test_what_is_opened_is_whole(
+    monkeypatch: pytest.MonkeyPatch, prefix: str
+) -> None:
+    """A file system gets all of the URL."""
+    asked: list[str] = []
+    monkeypatch.setattr(Showing, "_fail", lambda _, call, at: asked.append(at))
+    url = form("showing://me:{}@host/a.csv")
+    for config in (
+        options_of({"data": prefix + url}),
+        options_of({"data": options_of({"data": prefix + url}).data}),
+        FeedConfig(data=prefix + url),
+    ):
+        asked.clear()
+        with contextlib.suppress(errors.PersiaError):
+            open_data(options_of({"data": config.data}))
+        assert asked and set(asked) == {url}
 
 
 def test_a_cause_without_a_secret_stays() -> None:

@@ -22,7 +22,7 @@ from persia.base.check import kind
 from persia.base.requirements import install
 from persia.base.urls import whole
 from persia.data.magic import HEAD_BYTES, compression_of
-from persia.redaction import Location, clean
+from persia.redaction import Location, clean, shown
 
 __all__ = ["File", "Paths", "find_files", "suffix_of", "unread"]
 
@@ -82,7 +82,7 @@ class File:
     @contextlib.contextmanager
     def open(self) -> Iterator[Any]:
         """Its bytes as they are, for reading at any place."""
-        with _opening(self.name, self.system):
+        with _opening(self.name):
             system = self.system or fs.LocalFileSystem()
             file = system.open_input_file(self.path)
         with file:
@@ -97,7 +97,7 @@ class File:
         lines: of one that grows, the whole lines that it had when it was
         found.
         """
-        with _opening(self.name, self.system):
+        with _opening(self.name):
             system = self.system or fs.LocalFileSystem()
             if self.size is None:  # a pipe
                 raw = system.open_input_stream(self.path, compression=None)
@@ -112,14 +112,15 @@ class File:
                 )
             source, compression = raw, self.compression
             if not compression and self.size:
-                compression = compression_of(raw.read(HEAD_BYTES))
-                raw.seek(0)
+                with _opening(self.name):
+                    compression = compression_of(raw.read(HEAD_BYTES))
+                    raw.seek(0)
             if compression:
                 source = pa.CompressedInputStream(raw, compression)
             ends: Iterator[int] | None = None
             if self.system is None and self.size and source is raw:
                 ends = self._ends(raw, lines)
-            yield Stream(self.name, raw, source, encoding, ends, self.system)
+            yield Stream(self.name, raw, source, encoding, ends)
 
     def _ends(self, raw: Any, lines: bool) -> Iterator[int]:
         """Up to where it may be read: once that is, up to where then."""
@@ -151,22 +152,17 @@ class File:
 
 
 @contextlib.contextmanager
-def _opening(name: str, system: Any) -> Iterator[None]:
+def _opening(name: str) -> Iterator[None]:
     try:
         yield
     except errors.PersiaError:
         raise
-    except _failures(system) as error:
+    except (OSError, pa.ArrowException) as error:
         raise errors.StorageError(
             f"cannot open {name!r}: {_remedied(error)}"
         ) from clean(error)
-
-
-def _failures(system: Any) -> tuple[type[Exception], ...]:
-    """What a file system raises: those of fsspec anything."""
-    if isinstance(system, fs.PyFileSystem):
-        return (Exception,)
-    return (OSError, pa.ArrowException)
+    except ValueError as error:
+        raise unread(name, error) from clean(error)
 
 
 def unread(name: str, error: ValueError) -> errors.StorageError:
@@ -201,9 +197,7 @@ class Stream(io.RawIOBase):
         source: Any,
         encoding: str | None,
         ends: Iterator[int] | None = None,
-        system: Any = None,
     ) -> None:
-        self._failures = _failures(system)
         self._ends = ends
         self._end = 0
         self._name = name
@@ -246,10 +240,6 @@ class Stream(io.RawIOBase):
             ) from clean(error)
         except ValueError as error:
             raise unread(self._name, error) from clean(error)
-        except self._failures as error:
-            raise errors.StorageError(
-                f"cannot read {self._name!r}: {_remedied(error)}"
-            ) from clean(error)
 
     def _bytes(self, n: int) -> bytes:
         if self._ends is None:
@@ -363,15 +353,14 @@ def _wanted(pattern: str) -> Callable[[str], bool]:
 def _remote(url: str) -> list[File]:
     url = whole(url)
     scheme = urllib.parse.urlsplit(url).scheme
-    shown = str(Location(url)).partition("?")[0]
-    with _opening(shown, None):
+    name = str(Location(url)).partition("?")[0]
+    with _opening(name):
         system, path = _system(url, scheme)
-    with _opening(shown, system):
-        return _found(url, scheme, shown, system, path)
+        return _found(url, scheme, name, system, path)
 
 
 def _found(
-    url: str, scheme: str, shown: str, system: Any, path: str
+    url: str, scheme: str, name: str, system: Any, path: str
 ) -> list[File]:
     """The files of a file system that a URL names."""
     # What follows the path of http:// is no pattern: a signature.
@@ -381,12 +370,12 @@ def _found(
         info = system.get_file_info(path)
         if info.type == fs.FileType.Directory:
             raise errors.StorageError(
-                f"{shown!r} is a folder; pass a glob such as {shown}/*"
+                f"{name!r} is a folder; pass a glob such as {name}/*"
             )
         if info.type == fs.FileType.NotFound:
             silent = ", or no answer" if scheme in _WEB else ""
-            raise errors.StorageError(f"no file at {shown!r}{silent}")
-        return [File(shown, path, info.size, system)]
+            raise errors.StorageError(f"no file at {name!r}{silent}")
+        return [File(name, path, info.size, system)]
     base = path[: mark.start()].rpartition("/")[0]
     select = fs.FileSelector(base, recursive="/" in path[mark.start() :])
     infos = [
@@ -396,7 +385,7 @@ def _found(
     ]
     infos = [info for info in infos if _wanted(path)(info.path)]
     if not infos:
-        raise errors.StorageError(f"no file at {shown!r}")
+        raise errors.StorageError(f"no file at {name!r}")
     infos.sort(key=lambda info: _natural(info.path))
     root = f"{scheme}://" + "/" * (scheme == "file")
     return [
@@ -453,7 +442,56 @@ def _system(url: str, scheme: str) -> tuple[Any, str]:
         raise errors.StorageError(
             f"cannot read {scheme}://: {_remedied(error)}{remedy}"
         ) from None
-    return fs.PyFileSystem(fs.FSSpecHandler(system)), path
+    return fs.PyFileSystem(_Handler(system)), path
+
+
+class _Handler(fs.FSSpecHandler):  # type: ignore[misc]
+    """A file system of fsspec. Those raise anything, with whole URLs in it:
+    here they raise OSError, or ValueError while they read."""
+
+    def get_file_info(self, paths: list[str]) -> Any:
+        with _as(OSError):
+            return super().get_file_info(paths)
+
+    def get_file_info_selector(self, selector: fs.FileSelector) -> Any:
+        with _as(OSError):
+            return super().get_file_info_selector(selector)
+
+    def open_input_file(self, path: str) -> Any:
+        with _as(OSError):
+            if not self.fs.isfile(path):
+                raise FileNotFoundError(path)
+            file = self.fs.open(path, mode="rb")
+        return pa.PythonFile(_Reading(file), mode="r")
+
+    open_input_stream = open_input_file
+
+
+class _Reading:
+    """A file of fsspec."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._file, name)
+
+        def call(*args: Any) -> Any:
+            with _as(OSError, ValueError):
+                return found(*args)
+
+        return call if callable(found) else found
+
+
+@contextlib.contextmanager
+def _as(*kinds: type[Exception]) -> Iterator[None]:
+    """Errors as one of these, without the secrets of URLs."""
+    try:
+        yield
+    except Exception as error:
+        kind_of = next((k for k in kinds if isinstance(error, k)), kinds[0])
+        text = str(error) or type(error).__name__
+        raise kind_of(shown(text)) from clean(error)
 
 
 def _natural(name: str) -> list[tuple[int, int | str]]:

@@ -42,7 +42,7 @@ class Registry:
         self._unknown: dict[int, tuple[float, str]] = {}
         if isinstance(place, Mapping) or "://" in os.fspath(place):
             config = place if isinstance(place, Mapping) else {"url": place}
-            self._where = str(Location(config.get("url")))
+            self._where = str(Location(str(config.get("url"))))
             self._client = _client(config)
             self._text = self._served
             return
