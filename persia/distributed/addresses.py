@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import socket
 from collections.abc import Sequence
 
-from persia import errors
+from persia import _core, errors
 from persia.base.check import kind
 from persia.base.environment import variable
 from persia.distributed.security import Security
@@ -22,12 +23,16 @@ __all__ = [
     "no_user",
     "resolve",
     "resolve_workers",
+    "why_away",
+    "why_workers_away",
 ]
 
 #: In the order of Dtype in persia.proto.
 WIRE_DTYPES = ("fp32", "fp16", "bf16")
 
 MESSAGE_LIMIT = 256 << 20  # bytes
+
+_ANSWER = 2.0  # seconds
 
 
 def namespace_of(given: str | None = None) -> str:
@@ -121,6 +126,47 @@ def no_user(address: str) -> str:
             "give host:port, and tokens in PERSIA_TOKEN_FILE"
         )
     return address
+
+
+def why_away(
+    addresses: Sequence[str], namespace: str, security: Security
+) -> str:
+    """What is wrong with the first server that does not answer within two
+    seconds; "": all answer."""
+    for address in addresses:
+        try:
+            channel = _core.Channel(
+                address, security.arguments(), MESSAGE_LIMIT, _ANSWER
+            )
+            with contextlib.closing(channel):
+                channel.hello(namespace, 0)
+        except errors.PersiaError as error:
+            return str(error)
+    return ""
+
+
+def why_workers_away(
+    addresses: Sequence[str], namespace: str, security: Security
+) -> str:
+    """The same of embedding workers."""
+    config = {
+        "namespace": namespace,
+        "rank": 0,
+        "world": 0,
+        "timeout": _ANSWER,
+        "message_limit": MESSAGE_LIMIT,
+        "dtype": 0,
+        "lost": 0,
+        "security": security.arguments(),
+        "move_after": _ANSWER,
+        "stream": 0,
+    }
+    for address in addresses:
+        try:
+            _core.worker_stats(config | {"addresses": [address]})
+        except errors.PersiaError as error:
+            return str(error)
+    return ""
 
 
 def _split(address: str) -> tuple[str, int]:

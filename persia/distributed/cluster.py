@@ -20,13 +20,14 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from persia import _core, errors
 from persia.base.check import kind, number
 from persia.base.environment import variable
-from persia.base.patience import saying_so
+from persia.base.patience import saying_so, watching
 from persia.distributed.addresses import (
     MESSAGE_LIMIT,
     WIRE_DTYPES,
@@ -34,6 +35,7 @@ from persia.distributed.addresses import (
     bracketed,
     namespace_of,
     resolve,
+    why_away,
 )
 from persia.distributed.job_security import secure_job
 from persia.distributed.ranks import (
@@ -303,13 +305,15 @@ class Settings:
                 "lost": _LOST.index(self.lost),
                 "security": security.arguments(),
             }
-            with saying_so(addresses, self.timeout):
+            cause = partial(why_away, addresses, self.namespace, security)
+            with saying_so(addresses, self.timeout, cause):
                 core = _core.Store(threads, 0, arguments)
             if job.world > 1 and not self.read_only:
                 _agree_on_t(core, key, job.restarts)
         except BaseException:
             _drop_stream(key)
             raise
+        watching(partial(_core.cluster_held, core.handle), cause)
         return Connection(
             core, job, addresses, key, hosting, self.timeout, self.read_only
         )

@@ -251,9 +251,10 @@ class Server:
         )
         return prometheus.listen(collector, port, self.config.metrics_host)
 
-    def stop(self, grace: float) -> None:
-        """No more requests; those in hand have so many seconds."""
-        self._core.stop(grace)
+    def stop(self, grace: float | None = None) -> None:
+        """No more requests; those in hand have so many seconds (default: the
+        grace)."""
+        self._core.stop(self.config.grace if grace is None else grace)
 
     def close(self) -> None:
         """Frees the rows."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from functools import partial
 from typing import Any
 
 import pydantic
@@ -16,7 +17,8 @@ from pydantic import Field
 
 from persia import _core
 from persia.base.environment import variable
-from persia.distributed.addresses import WIRE_DTYPES, resolve
+from persia.base.patience import saying_so, watching
+from persia.distributed.addresses import WIRE_DTYPES, resolve, why_away
 from persia.distributed.security import Security
 from persia.distributed.serving import (
     Listening,
@@ -114,9 +116,19 @@ class Worker:
                 "servers: give --servers, or PERSIA_SERVERS"
             )
         addresses, theirs = resolve(servers, Security.from_environment())
+        cause = partial(why_away, addresses, config.namespace, theirs)
         self._threads = config.threads or len(os.sched_getaffinity(0))
         self._security = config.security()
-        self._core = _core.EmbeddingWorker(
+        with saying_so(addresses, config.timeout, cause):
+            self._core = self._connect(addresses, theirs)
+        watching(self._core.held, cause)
+        self.servers = len(addresses)
+
+    def _connect(
+        self, addresses: list[str], theirs: Security
+    ) -> _core.EmbeddingWorker:
+        config = self.config
+        return _core.EmbeddingWorker(
             servers={
                 "addresses": addresses,
                 "own": None,
@@ -138,7 +150,6 @@ class Worker:
             silence=config.loader_silence,
             loaders=config.loaders,
         )
-        self.servers = len(addresses)
 
     def start(self) -> str:
         """Listens, and says that it is healthy; the address."""
