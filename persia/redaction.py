@@ -23,7 +23,7 @@ _URL = re.compile(
 )
 # The path of a URL alone, as some libraries name it, and its options.
 _PATH = re.compile(r"""(/[^\s"'?]*)\?([^\s"'?]*=[^\s"']*)""")
-_HOST = r"(?:[^:@\[\],]*|\[[^\]]*\])(?::\d*)?"
+_HOST = r"(?:[^:@\[\],]*|\[[^\]]*\])(?::\d+)?"
 _HOSTS = re.compile(rf"{_HOST}(?:,{_HOST})*")
 
 # Options of URLs that are no secret, as far as their values have no user.
@@ -89,30 +89,32 @@ def _rest(scheme: str, rest: str) -> str:
     """What follows ``scheme://``."""
     kind = scheme.removesuffix("://").rpartition(":")[2].lower()
     # A "?" may be of a glob, but not in the URL of a web server.
-    web = kind in ("http", "https")
-    query = re.search(r"\?" if web else r"\?(?=[^?]*=)", rest)
-    at = _user_end(rest[: query.start()] if query else rest)
-    if not at and not _HOSTS.fullmatch(re.split("[/?#]", rest)[0]):
-        at = rest.rfind("@") + 1  # its secret is not quoted as it should be
+    begin = r"\?" if kind in ("http", "https") else r"\?(?=[^?]*=)"
+    path, query = _cut(begin, rest)
+    host = re.split("[/?#]", rest)[0]
+    # A key may have a "/" that is not quoted: KEY:SEC/RET@bucket.
+    at = (path if ":" in host else host).rfind("@") + 1
+    if not at and not _HOSTS.fullmatch(host):
+        at = rest.rfind("@") + 1  # or another sign
         if not at:
             return MARK
-    user = rest[:at].rpartition("@")[0].partition(":")[0]
-    rest = rest[at:]
-    query = re.search(query.re, rest) if query else None
-    options = f"?{_options(rest[query.end() :])}" if query else ""
-    path = rest[: query.start()] if query else rest
+    elif not at and ":" in host and "@" in query and kind != "kafka":
+        return MARK  # a port, or a password with a "?"
+    user = rest[: at - 1].partition(":")[0] if at else ""
+    path, query = _cut(begin, rest[at:])
     path, mark, fragment = path.partition("#")
     if "=" in fragment:
         fragment = MARK
     kept = f"{user}@" if user and kind in _USERS else ""
-    return f"{kept}{path}{mark}{fragment}{options}"
+    asked = f"?{_options(query[1:])}" if query else ""
+    return f"{kept}{path}{mark}{fragment}{asked}"
 
 
-def _user_end(rest: str) -> int:
-    """Where the user and the password of a URL without options end."""
-    host = re.split("[/?#]", rest)[0]
-    # A key with a "/" in it: KEY:SEC/RET@bucket.
-    return (rest if ":" in host else host).rfind("@") + 1
+def _cut(begin: str, text: str) -> tuple[str, str]:
+    """(before, the rest with it)."""
+    found = re.search(begin, text)
+    at = found.start() if found else len(text)
+    return text[:at], text[at:]
 
 
 def _options(query: str) -> str:

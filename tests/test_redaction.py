@@ -46,6 +46,8 @@ FORMS = [
     "s3://key:1/{}@bucket/a.csv",
     "s3://key:a?{}@bucket/a.csv",
     "s3://key:a#{}@bucket/a.csv",
+    "https://key:/{}?@host",
+    "https://key:1/{}?a@host/a.csv",
     "s3://key:{}",
     "s3://bucket/a.csv?access_key={}",
     "s3://bucket/part-?.csv?region=eu&session_token={}",
