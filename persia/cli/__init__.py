@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
+from persia.base.environment import variable
 from persia.base.signals import end_on_sigterm
 
 __all__ = ["main"]
@@ -21,7 +21,7 @@ def main() -> None:
             from persia import doctor
 
             sys.exit(doctor.main("--json" in sys.argv))
-        if os.environ.get("PERSIA_DEBUG", "0") not in ("", "0"):
+        if (variable("PERSIA_DEBUG") or "0") != "0":
             raise
         text = " ".join(str(error).splitlines())
         line = f"persia: error[{type(error).__name__}]: {text}"

@@ -156,10 +156,10 @@ def why_workers_away(
         "timeout": _ANSWER,
         "message_limit": MESSAGE_LIMIT,
         "dtype": 0,
-        "lost": 0,
         "security": security.arguments(),
         "move_after": _ANSWER,
         "stream": 0,
+        "job": 0,
     }
     for address in addresses:
         try:

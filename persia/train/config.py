@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
@@ -11,6 +10,7 @@ import pydantic
 from pydantic import Field
 
 from persia import _core, admission, errors, eviction
+from persia.base.environment import variable
 from persia.base.options import seconds_of, validated
 from persia.redaction import Location
 
@@ -432,12 +432,12 @@ def give_way(
         given: names of options that are given now.
     """
     lines = []
-    for name, variable in _PLACES.items():
-        here, there = os.environ.get(variable), saved.get(name)
+    for name, said in _PLACES.items():
+        here, there = variable(said), saved.get(name)
         if here and there not in (None, here) and name not in given:
             lines.append(
                 f"--{name} {there} of the run that is continued gives way to "
-                f"{variable}={here}"
+                f"{said}={here}"
             )
             saved = {k: v for k, v in saved.items() if k != name}
     return saved, lines

@@ -181,7 +181,7 @@ class Run:
             and self.config.servers != "ranks"
             and (
                 self.config.servers is not None
-                or bool(os.environ.get("PERSIA_SERVERS"))
+                or bool(variable("PERSIA_SERVERS"))
             )
         )
 
