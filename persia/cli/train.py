@@ -144,7 +144,7 @@ def _train(
     gc.freeze()  # what was imported need not be searched for garbage again
     was_finished = run.finished
     ending.what = "its batch did not end; nothing was saved"
-    at_once, ending.first = ending.first, lambda number: run.trainer.stop()
+    at_once, ending.first = ending.first, lambda _: run.trainer.interrupt()
     with _progress(run) as show:
         finished = run.fit(show, console.print)
     if finished and not was_finished and not run.trainer.rows:

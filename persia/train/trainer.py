@@ -207,6 +207,7 @@ class Trainer:
         self._auc = StreamingAUC()
         self._progress: Progress | None = None
         self._stop = False
+        self._waits = False  # for a batch
         self._lookup_began = 0.0
         self._update_began = math.inf
         self._forward: Callable[..., torch.Tensor] = model
@@ -241,7 +242,19 @@ class Trainer:
         Raises:
             NonFiniteGradient: the loss became NaN or infinite.
         """
-        self._stop = False
+        try:
+            return self._fit(dataset, epochs, on_progress, every, hooks)
+        finally:
+            self._stop = False
+
+    def _fit(
+        self,
+        dataset: Iterable[Batch] | Stream,
+        epochs: int,
+        on_progress: Callable[[Progress], object] | None,
+        every: float,
+        hooks: Sequence[Every],
+    ) -> bool:
         self.model.train()
         due = _Due(hooks, self.step)
         while self.epoch < epochs:
@@ -285,9 +298,32 @@ class Trainer:
         return self._gathered > 0
 
     def stop(self) -> None:
-        """Makes :meth:`fit` return after the batch it is at, in all ranks
-        (for a signal handler)."""
+        """Makes :meth:`fit` return after the batch it is at, or the next one
+        at once, in all ranks."""
         self._stop = True
+
+    def interrupt(self) -> None:
+        """The same for the handler of a signal: it does not wait for another
+        batch either."""
+        self._stop = True
+        if self._waits:
+            raise _Stopped
+
+    def _unless_stopped(self, what: Callable[[], Any]) -> Any:
+        """What a call that may wait for data returns; None: it was stopped."""
+        if self._stop:
+            return None
+        try:
+            return self._waiting(what)
+        except _Stopped:
+            return None
+
+    def _waiting(self, what: Callable[[], Any]) -> Any:
+        self._waits = True
+        try:
+            return what()
+        finally:
+            self._waits = False
 
     @torch.no_grad()
     def evaluate(self, dataset: Iterable[Batch]) -> Scores:
@@ -348,13 +384,18 @@ class Trainer:
             staleness=self.staleness,
             prefetch=self.prefetch,
         )
-        with contextlib.closing(iter(loader)) as batches:
+        opened = self._unless_stopped(lambda: iter(loader))
+        if opened is None:
+            return False
+        with contextlib.closing(opened) as batches:
             while True:
-                batch = next(batches, None)
+                batch = self._unless_stopped(lambda: next(batches, None))
                 waited = time.perf_counter() - before
                 clock.lookup += waited - (clock.data - data)
                 ended, stopped, *now_due = self._agree(
-                    batch is None, self._stop, *due.find(self)
+                    batch is None and not self._stop,
+                    self._stop,
+                    *due.find(self),
                 )
                 before += self._call(due, now_due)
                 if ended and isinstance(dataset, Stream):
@@ -498,6 +539,10 @@ def _skip_rest(batch: Batch | None, batches: Iterator[Batch]) -> None:
     while batch is not None:
         batch.skip()
         batch = next(batches, None)
+
+
+class _Stopped(BaseException):
+    """A signal came while the loop waited for a batch."""
 
 
 def _without(batches: Iterator[Batch], samples: int) -> Iterator[Batch]:

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from persia import _core
+from persia.distributed.status import ask_embedding
 from tests.system.processes import environment, wait_until
 
 if not _core.GRPC[0].isdigit():
@@ -282,3 +283,25 @@ def test_launch_ends_what_does_not_end(tmp_path: Path, shim: Path) -> None:
         status, messages = launch.end(signal.SIGTERM)
         assert status in (137, 143)
         assert re.search(r"killing job\n(.*\n)*.*killing ps0", messages)
+
+
+def test_a_trainer_that_waits_for_a_batch(tmp_path: Path) -> None:
+    """No loader sends any. It saves what it has at once."""
+    root = tmp_path / "out"
+    flags = ["--port", "0", "--checkpoints", str(tmp_path)]
+    with role("serve", "ps", *flags) as server:
+        servers = server.line(r"on (\S+)$")
+        flags = ["--port", "0", "--servers", servers]
+        with role("serve", "worker", *flags) as worker:
+            workers = worker.line(r"on (\S+)$")
+            flags = ["--servers", servers, "--workers", workers]
+            flags += ["--save", str(root), "--grace", FOREVER]
+            with role("train", "synthetic", *flags) as trainer:
+
+                def waits() -> bool:
+                    (found,) = ask_embedding([workers], interval=0)
+                    return bool(found.stats and found.stats["ranks"])
+
+                wait_until(waits)
+                assert trainer.end(signal.SIGTERM)[0] == 143
+    assert (root / "LATEST").exists()
