@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from persia.redaction import shown
+
 __all__ = [
     "AccessDenied",
     "CapacityReached",
@@ -52,6 +54,12 @@ class PersiaError(Exception):
     """
 
     code: ClassVar[str] = "PersiaError"
+
+    def __init__(self, *args: object) -> None:
+        """Texts lose the keys and passwords of URLs."""
+        super().__init__(
+            *(shown(one) if isinstance(one, str) else one for one in args)
+        )
 
     def __init_subclass__(cls) -> None:
         if cls.__module__ == __name__:

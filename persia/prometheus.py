@@ -27,6 +27,7 @@ from prometheus_client.core import (
 )
 
 from persia import _core
+from persia.base.environment import variable
 from persia.errors import Closed, InvalidArgument
 
 if TYPE_CHECKING:
@@ -93,6 +94,18 @@ class _Http(socketserver.ThreadingMixIn, wsgiref.simple_server.WSGIServer):
         """A client that went away or said nothing is no error of ours."""
 
 
+def _only_metrics(app: Any) -> Any:
+    """A probe that asks for another page must not take it for healthy."""
+
+    def answer(environ: dict[str, Any], start: Any) -> Any:
+        if environ["PATH_INFO"] == "/metrics":
+            return app(environ, start)
+        start("404 Not Found", [("Content-Type", "text/plain")])
+        return [b"metrics are at /metrics\n"]
+
+    return answer
+
+
 def listen(collector: _Collector, port: int, host: str) -> int:
     """Answers Prometheus on threads of its own; the port (0 takes any)."""
     registry = CollectorRegistry()
@@ -105,7 +118,7 @@ def listen(collector: _Collector, port: int, host: str) -> int:
             f"metrics cannot be served on port {port} of {host}: "
             f"{error.strerror}"
         ) from None
-    http.set_app(make_wsgi_app(registry))
+    http.set_app(_only_metrics(make_wsgi_app(registry)))
     threading.Thread(
         target=http.serve_forever, name="persia-metrics", daemon=True
     ).start()
@@ -129,7 +142,7 @@ def export(
     """
     rank = os.environ.get("RANK", "0")
     if port is None:
-        given = os.environ.get(PORT)
+        given = variable(PORT)
         if not given:
             return None
         if not given.isdecimal():

@@ -31,6 +31,15 @@ class Spy(Keys):
 
     def __init__(self) -> None:
         self._store: Any = torch.distributed.HashStore()
+        self._sent: list[str] = []
+
+    def set(self, key: str, value: str) -> None:
+        self._sent.append(value)
+        super().set(key, value)
+
+    def sent(self) -> str:
+        """All that went through the store, in clear."""
+        return "\n".join(self._sent)
 
     def text(self, key: str) -> str:
         return bytes(self._store.get(key)).decode()
@@ -75,33 +84,42 @@ def test_the_file_of_a_token_is_its_users_alone(
     assert modes == [0o600] * WORLD
 
 
-def test_several_machines_share_certificates() -> None:
+@pytest.mark.parametrize("rank", range(WORLD))
+def test_several_machines_need_a_secret(rank: int) -> None:
+    """Each rank raises by itself; none waits for another."""
+    keys = Spy()
+    with pytest.raises(InvalidArgument, match=JOB_SECRET):
+        secure_job(keys, Job(0, WORLD, 0), False, None)
+    with pytest.raises(InvalidArgument, match=JOB_SECRET):
+        secure_job(keys, Job(rank, WORLD, 0), False, None)
+
+
+def test_a_rank_with_a_secret_hears_that_the_first_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys = Spy()
+    with pytest.raises(InvalidArgument):
+        secure_job(keys, Job(0, WORLD, 0), False, None)
+    monkeypatch.setenv(JOB_SECRET, "plum")
+    with pytest.raises(InvalidArgument, match=JOB_SECRET):
+        secure_job(keys, Job(1, WORLD, 0), False, None)
+
+
+def test_a_secret_seals_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(JOB_SECRET, "plum")
     keys = Spy()
     first, other = on_ranks(lambda job: secure_job(keys, job, False, None))
     assert first == other
     assert first.ca and first.cert and first.key and first.mutual
-
-
-def test_a_secret_seals_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(JOB_SECRET, "plum")
-    keys = Spy()
-    first, other = on_ranks(lambda job: secure_job(keys, job, False, None))
-    assert first == other and first.key is not None
-    assert "PRIVATE" not in keys.text("security")
+    assert first.token and first.admin_token
+    sent = keys.sent()
+    assert sent
+    for secret in (first.key, first.cert, first.token, first.admin_token):
+        assert not any(part in sent for part in secret.split("\n") if part)
     for secret in ("pear", ""):
         monkeypatch.setenv(JOB_SECRET, secret)
         with pytest.raises(InvalidArgument, match=JOB_SECRET):
             secure_job(keys, Job(1, WORLD, 0), False, None)
-
-
-def test_a_rank_with_a_secret_takes_nothing_unsealed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    keys = Spy()
-    secure_job(keys, Job(0, WORLD, 0), False, None)
-    monkeypatch.setenv(JOB_SECRET, "plum")
-    with pytest.raises(InvalidArgument, match=JOB_SECRET):
-        secure_job(keys, Job(1, WORLD, 0), False, None)
 
 
 def test_what_the_user_gives_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import re
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import persia
 from persia import JaggedBatch, errors
 from persia.base import patience
 from persia.distributed.server import ServeConfig, Server
+from tests.system.processes import wait_until
 
 
 class Shards:
@@ -240,6 +242,38 @@ def test_a_store_says_what_it_waits_for(
         address = f"127.0.0.1:{closed.getsockname()[1]}"
     with pytest.raises(persia.errors.Unavailable):
         persia.Store(servers=address, timeout=1.0)
-    (record,) = caplog.records
+    record = caplog.records[0]
     assert record.levelname == "WARNING" and record.name == "persia"
+    # Which, and why.
     assert address in record.getMessage()
+    assert "cannot be reached" in record.getMessage()
+
+
+def test_a_store_says_that_a_server_is_away(
+    shards: Callable[[int], Shards],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """In the middle of a training, which goes on when the server is back."""
+    monkeypatch.setattr(patience, "_SAY_AFTER", 0.05)
+    monkeypatch.setattr(patience, "_SAY_AGAIN", 1000.0)
+    where = shards(2)
+    job = Job(where)
+    looking = threading.Thread(target=lambda: job.store.rows("t", [1, 2, 3]))
+    job.store.rows("t", [1, 2, 3])
+    where.servers[1].stop()
+    where.servers[1].close()
+    looking.start()
+
+    def said(text: str) -> bool:
+        return any(text in one.getMessage() for one in caplog.records)
+
+    wait_until(lambda: said(where.addresses[1]))
+    assert len(caplog.records) == 1
+    where.servers[1] = where._make(
+        "1/2", int(where.addresses[1].rpartition(":")[2])
+    )
+    where.servers[1].start()
+    looking.join()
+    wait_until(lambda: said("answer again"))
+    assert len(caplog.records) == 2

@@ -112,6 +112,12 @@ const char *persia_client_address(const ps_client *c, uint32_t shard)
     return shard < c->servers_n ? c->servers[shard]->address : NULL;
 }
 
+uint64_t persia_client_held(ps_client *c)
+{
+    const uint64_t at = atomic_load(&c->held_at), now = persia_clock_ns();
+    return atomic_load(&c->held) && now > at ? now - at : 0;
+}
+
 void persia_client_get_counts(const ps_client *c, client_counts *out)
 {
     *out = (client_counts){.pulls = c->counts.pulls,

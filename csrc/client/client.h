@@ -280,6 +280,10 @@ typedef struct client_counts {
 PERSIA_API void persia_client_get_counts(const ps_client *c,
                                          client_counts *out);
 
+/* For how long calls have been waiting for servers, in ns, without a moment in
+ * which none was; 0: none waits for as much as a second. */
+PERSIA_API uint64_t persia_client_held(ps_client *c);
+
 /* The number that a shard has for a table, for requests of the caller's. */
 PERSIA_API uint32_t persia_client_shard_table(const ps_client *c,
                                               uint32_t shard, uint32_t no);

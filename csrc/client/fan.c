@@ -14,6 +14,9 @@
  * is given this much longer. */
 #define GRACE_NS (1000 * MS)
 
+/* Then a call waits for long. */
+#define HELD_NS (1000 * MS)
+
 enum { REPAIRS = 8 /* of one request: then it is a bug */ };
 
 /* ---- calls ---- */
@@ -373,10 +376,21 @@ static void note_failed(call *k)
     }
 }
 
-int fan_run(call *k, const fan *f, uint64_t deadline)
+/* A call that began at `at` waits for long; returns 1. */
+static int hold(ps_client *r, uint64_t at)
 {
+    if (!atomic_fetch_add(&r->held, 1))
+        atomic_store(&r->held_at, at);
+    return 1;
+}
+
+static int run(call *k, const fan *f, uint64_t deadline, int *held)
+{
+    const uint64_t began = persia_clock_ns();
     for (;;) {
         int rc = PERSIA_OK;
+        if (!*held && persia_clock_ns() > began + HELD_NS)
+            *held = hold(k->r, began);
         start_due(k, f, deadline);
         pthread_mutex_lock(&k->lock);
         fan_state s = look(k);
@@ -410,4 +424,13 @@ int fan_run(call *k, const fan *f, uint64_t deadline)
             return rc;
         }
     }
+}
+
+int fan_run(call *k, const fan *f, uint64_t deadline)
+{
+    int held = 0;
+    const int rc = run(k, f, deadline, &held);
+    if (held)
+        atomic_fetch_sub(&k->r->held, 1);
+    return rc;
 }

@@ -237,6 +237,8 @@ struct ps_client {
     _Atomic(int) loading;      /* see persia_client_set_loading() */
     _Atomic(int) ends;         /* enum client_end; 0: it does not */
     _Atomic(uint64_t) updates; /* of shard 0 */
+    _Atomic(unsigned) held;    /* calls that have waited for HELD_NS */
+    _Atomic(uint64_t) held_at; /* when the first of them began */
     /* Updates of an earlier life of the rank that servers do not have, nor
      * will have: the next update sends empty ones in the place of those that
      * others have, then they count as lost. */

@@ -179,6 +179,17 @@ static PyObject *py_leave(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *py_held(PyObject *module, PyObject *arg)
+{
+    (void)module;
+    unsigned long long handle = PyLong_AsUnsignedLongLong(arg);
+    uint64_t ns;
+    if (PyErr_Occurred())
+        return NULL;
+    WITH_STORE(handle, ns = persia_client_held(c));
+    return PyFloat_FromDouble((double)ns * 1e-9);
+}
+
 static PyObject *py_counts(PyObject *module, PyObject *arg)
 {
     (void)module;
@@ -309,6 +320,9 @@ static PyMethodDef functions[] = {
      "cluster_leave(handle, settle)\n--\n\nLeaves the steps of all ranks."},
     {"cluster_counts", py_counts, METH_O,
      "cluster_counts(handle)\n--\n\nWhat the client of a store counted."},
+    {"cluster_held", py_held, METH_O,
+     "cluster_held(handle)\n--\n\nFor how many seconds calls have been "
+     "waiting for servers; 0.0: for less than one."},
     {"cluster_stats", py_shard_stats, METH_VARARGS,
      "cluster_stats(handle, shard)\n--\n\nAs Channel.stats()."},
     {"cluster_repair", py_repair, METH_VARARGS,

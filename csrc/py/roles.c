@@ -128,6 +128,24 @@ static PyObject *service_stop(PyObject *self, PyObject *arg)
     Py_RETURN_NONE;
 }
 
+static PyObject *service_held(PyObject *self, PyObject *unused)
+{
+    service_object *s = (service_object *)self;
+    (void)unused;
+    if (!s->service)
+        return py_closed("the worker");
+    return PyFloat_FromDouble((double)persia_role_held(s->service) * 1e-9);
+}
+
+static PyObject *service_interrupt(PyObject *self, PyObject *unused)
+{
+    service_object *s = (service_object *)self;
+    (void)unused;
+    if (s->service)
+        persia_role_interrupt(s->service);
+    Py_RETURN_NONE;
+}
+
 static PyObject *service_stats(PyObject *self, PyObject *unused)
 {
     service_object *s = (service_object *)self;
@@ -154,6 +172,11 @@ static PyMethodDef service_methods[] = {
     {"stop", service_stop, METH_O,
      "stop(grace)\n--\n\nNo more requests; waits `grace` seconds for those "
      "under way."},
+    {"held", service_held, METH_NOARGS,
+     "held()\n--\n\nFor how many seconds it has been waiting for servers; "
+     "0.0: for less than one."},
+    {"interrupt", service_interrupt, METH_NOARGS,
+     "interrupt()\n--\n\nNothing waits for servers any more."},
     {"stats", service_stats, METH_NOARGS,
      "stats()\n--\n\nSee WorkerStats in persia.proto."},
     {"close", service_py_close, METH_NOARGS, "close()\n--\n\nEnds it."},

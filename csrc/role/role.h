@@ -49,6 +49,10 @@ PERSIA_API int persia_role_create(const role_config *config,
 /* Fails what waits, and every call from now on but Stats, with
  * PERSIA_EUNAVAILABLE. */
 PERSIA_API void persia_role_close(role_service *s);
+/* See persia_client_held(). */
+PERSIA_API uint64_t persia_role_held(role_service *s);
+/* Nothing waits for servers any more: what does fails with PERSIA_EINTR. */
+PERSIA_API void persia_role_interrupt(role_service *s);
 /* Closes, too; no call may follow. */
 PERSIA_API void persia_role_destroy(role_service *s);
 /* Answers the call, now or later: an rpc_handler. */

@@ -354,6 +354,18 @@ void persia_role_close(role_service *s)
     service_leave(s);
 }
 
+/* It looks at the servers again and again. */
+uint64_t persia_role_held(role_service *s)
+{
+    return persia_client_held(s->look);
+}
+
+void persia_role_interrupt(role_service *s)
+{
+    persia_sched_interrupt(s->jobs);
+    persia_sched_interrupt(s->waiting);
+}
+
 static void free_streams(role_stream *t)
 {
     while (t) {

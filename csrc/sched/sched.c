@@ -60,6 +60,8 @@ struct sched {
     pthread_t *background; /* [background_max] */
     unsigned background_n;
     int job_stop;
+
+    interrupt_flag flag; /* of what jobs wait for */
 };
 
 /* Whether this thread is one of a pool's. */
@@ -273,6 +275,7 @@ static void *background_main(void *arg)
 {
     sched *s = arg;
     of_a_pool = 1;
+    persia_interrupt_watch(&s->flag);
     pthread_mutex_lock(&s->job_lock);
     for (;;) {
         job *j = s->first;
@@ -336,6 +339,11 @@ int persia_sched_submit(sched *s, sched_job_fn fn, void *ctx)
     else
         free(j);
     return code;
+}
+
+void persia_sched_interrupt(sched *s)
+{
+    __atomic_store_n(&s->flag.stop, 1, __ATOMIC_RELEASE);
 }
 
 int persia_sched_create(unsigned threads, sched **out)

@@ -81,6 +81,8 @@ PERSIA_API void persia_sched_team_install(const sched_team *team);
  * start in the order of submission; with one background thread they also end
  * so. */
 PERSIA_API int persia_sched_submit(sched *s, sched_job_fn fn, void *ctx);
+/* From now on persia_interrupt_poll() interrupts what jobs wait for. */
+PERSIA_API void persia_sched_interrupt(sched *s);
 
 /* Runs body(ctx, s) on a thread that belongs to no pool, with a pool of
  * `threads` for its loops; then end(ctx), when the pool has gone. */

@@ -38,8 +38,9 @@ VARIABLES = {
     "PERSIA_ADMIN_TOKEN_FILE": "a file that holds it",
     "PERSIA_INSECURE": "`1`: connect to addresses beyond loopback without "
     "TLS and token",
-    "PERSIA_JOB_SECRET": "the same words on all ranks: encrypts the keys "
-    "that rank 0 makes for ranks on several machines",
+    "PERSIA_JOB_SECRET": "the same secret words on all ranks: encrypts the "
+    "keys that rank 0 makes for ranks on several machines; such a job needs "
+    "it, or certificates",
     "PERSIA_CHECKPOINTS": "a local folder for checkpoints on their way to or "
     "from remote storage; with servers, that of their `--checkpoints`",
     "PERSIA_METRICS_PORT": "port of the metrics of the first rank on a host; "

@@ -15,6 +15,9 @@ __all__ = ["read_yaml", "seconds_of", "validated"]
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
+# Names of options whose values are shown to no one.
+_SECRET = re.compile("token|key|secret|password")
+
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 
 
@@ -25,7 +28,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except OSError as e:
         raise errors.StorageError(f"--config {path}: {e.strerror or e}") from e
     except (yaml.YAMLError, UnicodeDecodeError) as e:
-        raise errors.InvalidArgument(f"--config {path}: no YAML: {e}") from e
+        # The rest of what it says shows lines of the file.
+        raise errors.InvalidArgument(
+            f"--config {path}: no YAML: {_problem(e)}"
+        ) from None
     if not isinstance(content, dict):
         raise errors.InvalidArgument(
             f"--config {path}: need lines 'option: value', such as 'dim: 16'"
@@ -52,7 +58,16 @@ def validated(model: type[Model], options: dict[str, Any]) -> Model:
     except pydantic.ValidationError as e:
         raise errors.InvalidArgument(
             "; ".join(_explain(error, model) for error in e.errors())
-        ) from e
+        ) from None
+
+
+def _problem(error: yaml.YAMLError | UnicodeDecodeError) -> str:
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return "it is no text in UTF-8"
+    mark = error.problem_mark
+    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    # It may quote a word of the file.
+    return where + re.sub("'[^']{2,}'", "'...'", error.problem or "")
 
 
 def _explain(error: Any, model: type[pydantic.BaseModel]) -> str:
@@ -63,6 +78,8 @@ def _explain(error: Any, model: type[pydantic.BaseModel]) -> str:
         )
         return f"{name}: no such option; there are {', '.join(known)}"
     message = error["msg"].removeprefix("Value error, ")
+    if _SECRET.search(name):
+        return f"{name}: {message}"
     return f"{name}: {message}, not {error['input']!r}" if name else message
 
 

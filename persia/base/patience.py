@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from persia import errors
 
-__all__ = ["patiently", "saying_so"]
+__all__ = ["patiently", "saying_so", "watching"]
 
 T = TypeVar("T")
 
@@ -37,19 +37,36 @@ def patiently(ask: Callable[[], T], timeout: float) -> T:
 
 
 @contextlib.contextmanager
-def saying_so(addresses: Sequence[str], timeout: float) -> Iterator[None]:
+def saying_so(
+    addresses: Sequence[str],
+    timeout: float,
+    cause: Callable[[], str],
+    what: str = "servers",
+) -> Iterator[None]:
     """While servers are waited for, logs a warning after five seconds, and
-    again every fifteen, with the time that is left."""
+    again every fifteen, with the time that is left.
+
+    Args:
+        addresses: of the servers.
+        timeout: seconds until it is an error.
+        cause: says what is wrong with them, if it finds out.
+        what: what they are called.
+    """
     began, over = time.monotonic(), threading.Event()
 
     def say() -> None:
         pause = _SAY_AFTER
         while not over.wait(pause):
+            why = cause()
             left = began + timeout - time.monotonic()
+            if over.is_set():
+                return
             log.warning(
-                "waiting for the servers %s: %.0f s left",
+                "waiting for the %s %s: %.0f s left%s",
+                what,
                 ", ".join(addresses),
                 max(0.0, left),
+                f": {why}" if why else "",
             )
             pause = _SAY_AGAIN
 
@@ -58,5 +75,37 @@ def saying_so(addresses: Sequence[str], timeout: float) -> Iterator[None]:
     try:
         yield
     finally:
-        over.set()
-        thread.join()
+        over.set()  # it may be asking a server that says nothing
+
+
+def watching(held: Callable[[], float], cause: Callable[[], str]) -> None:
+    """Logs a warning, in a thread of its own, when something has waited for
+    servers for five seconds, then every fifteen, and when it is over.
+
+    Args:
+        held: for how many seconds it has waited. Any exception of Persia ends
+            the thread.
+        cause: says what is wrong with servers; "": nothing, so they take
+            their time for a reason of their own.
+    """
+    thread = threading.Thread(
+        target=_watch, args=(held, cause), name="persia-watch", daemon=True
+    )
+    thread.start()
+
+
+def _watch(held: Callable[[], float], cause: Callable[[], str]) -> None:
+    due, said = 0.0, False
+    with contextlib.suppress(errors.PersiaError):
+        while True:
+            time.sleep(min(1.0, _SAY_AFTER))
+            seconds = held()
+            if not seconds and said:
+                log.warning("the servers answer again")
+                due, said = 0.0, False
+            if seconds < max(_SAY_AFTER, due):
+                continue
+            if why := cause():
+                log.warning("waiting for servers for %.0f s: %s", seconds, why)
+                said = True
+            due = seconds + _SAY_AGAIN

@@ -6,6 +6,8 @@ import sys
 import warnings
 from types import FrameType
 
+from persia.redaction import shown
+
 __all__ = ["warn"]
 
 _OWN = ("persia", "torch", "copy", "pickle", "multiprocessing")
@@ -20,4 +22,4 @@ def warn(message: str) -> None:
         if name.partition(".")[0] not in _OWN:
             break
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, stacklevel=level)
+    warnings.warn(shown(message), stacklevel=level)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import os
 import shutil
 import tempfile
 import urllib.parse
@@ -24,6 +23,8 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
+from persia.base.environment import variable
+from persia.base.urls import whole
 from persia.checkpoint.files import (
     LATEST,
     STAGING,
@@ -35,6 +36,7 @@ from persia.checkpoint.files import (
 )
 from persia.checkpoint.manifest import MANIFEST, File, encode_manifest
 from persia.errors import InvalidArgument, StorageError
+from persia.redaction import Location, clean
 
 _TRANSFERS = 4  # files at once
 _PIECE = 8 << 20  # bytes
@@ -46,6 +48,7 @@ class RemoteRoot:
     """
 
     def __init__(self, uri: str) -> None:
+        uri = whole(uri)
         self._uri = urllib.parse.urlsplit(uri)
         with self._calls("used"):
             self._fs, path = fs.FileSystem.from_uri(uri)
@@ -56,13 +59,12 @@ class RemoteRoot:
             )
 
     def __str__(self) -> str:
-        # Without the user and password and the options.
-        host = self._uri.netloc.rpartition("@")[2]
-        return f"{self._uri.scheme}://{host}{self._uri.path.rstrip('/')}"
+        text = urllib.parse.urlunsplit(self._uri._replace(query=""))
+        return str(Location(text.rstrip("/")))
 
     @property
     def shared(self) -> bool:
-        return bool(os.environ.get(STAGING))
+        return bool(variable(STAGING))
 
     @contextlib.contextmanager
     def _calls(self, what: str) -> Iterator[None]:
@@ -73,7 +75,9 @@ class RemoteRoot:
             if isinstance(error, StorageError):
                 raise
             text = (str(error) or type(error).__name__).splitlines()[0]
-            raise StorageError(f"{self} cannot be {what}: {text}") from error
+            raise StorageError(f"{self} cannot be {what}: {text}") from clean(
+                error
+            )
 
     # ---- writing
 
@@ -105,7 +109,7 @@ class RemoteRoot:
             above, _, name = self._path.rpartition("/")
             if STEP.fullmatch(name):  # of that root
                 name = above.rpartition("/")[2] or name
-            return Path(os.environ[STAGING]) / name
+            return Path(variable(STAGING) or "") / name
         return Path(tempfile.gettempdir())
 
     def above(self, found: Found | None) -> Path:
@@ -212,7 +216,7 @@ class RemoteRoot:
         path = self._uri.path.rstrip("/")
         if name:
             path += f"/{name}"
-        return urllib.parse.urlunsplit(self._uri._replace(path=path))
+        return Location(urllib.parse.urlunsplit(self._uri._replace(path=path)))
 
     @contextlib.contextmanager
     def reading(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
+
+from persia.base.environment import variable
+from persia.base.signals import end_on_sigterm
 
 __all__ = ["main"]
 
@@ -11,6 +13,7 @@ __all__ = ["main"]
 def main() -> None:
     """Runs a command. Where a part of the installation cannot be loaded, that
     is one line, and ``persia doctor`` works all the same."""
+    end_on_sigterm()  # before what takes a while to import
     try:
         from persia.cli.app import main as run
     except ImportError as error:
@@ -18,7 +21,7 @@ def main() -> None:
             from persia import doctor
 
             sys.exit(doctor.main("--json" in sys.argv))
-        if os.environ.get("PERSIA_DEBUG", "0") not in ("", "0"):
+        if (variable("PERSIA_DEBUG") or "0") != "0":
             raise
         text = " ".join(str(error).splitlines())
         line = f"persia: error[{type(error).__name__}]: {text}"

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, NoReturn
+import threading
+import traceback
+from types import TracebackType
+from typing import Annotated, Any, NoReturn
 
 import typer
+import typer.core
 from rich.console import Console
 from rich.text import Text
 
 import persia
 from persia import errors
+from persia.base.arguments import hide_secrets
+from persia.base.environment import drop_links, variable
 from persia.base.requirements import source_tree
+from persia.base.signals import ended
 from persia.cli import (
     certs,
     checkpoint,
@@ -30,13 +37,27 @@ from persia.cli import (
     status,
     train,
 )
+from persia.redaction import shown
 
 __all__ = ["app", "main"]
 
 _DEBUG = "PERSIA_DEBUG"
 
+
+class _Commands(typer.core.TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        """An error of the command line may quote a URL."""
+        try:
+            return super().invoke(ctx)
+        except Exception as e:
+            if isinstance(text := getattr(e, "message", None), str):
+                e.message = shown(text)  # type: ignore[attr-defined]
+            raise
+
+
 app = typer.Typer(
     name="persia",
+    cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={
@@ -81,8 +102,9 @@ def _persia(
 
     Each option is also a variable of the environment: PERSIA_TRAIN_DIM=32 is
     persia train --dim 32. The exit code is 0, 1 after an error of Persia, 2
-    after a wrong option, and 130 after Ctrl-C.
+    after a wrong option, 130 after Ctrl-C and 143 after SIGTERM.
     """
+    drop_links()  # before the options of a command look there
     if debug:  # also in the processes that the command starts
         os.environ[_DEBUG] = "1"
 
@@ -106,20 +128,39 @@ _REST = {"allow_interspersed_args": False}
 app.command("launch", context_settings=_REST)(launch.command)
 
 
+def _show_traceback(
+    kind: type[BaseException],
+    error: BaseException | None,
+    trace: TracebackType | None,
+) -> None:
+    text = "".join(traceback.format_exception(kind, error, trace))
+    print(shown(text), end="", file=sys.stderr)
+
+
 def main() -> None:
     """Runs a command; an error of Persia is one line, not a traceback."""
+    sys.excepthook = _show_traceback
+    threading.excepthook = lambda e: _show_traceback(*e[:3])
+    drop_links()
+    hide_secrets()
     try:
         app()
-    except errors.PersiaError as e:
-        _fail(e, errors.line_of(e))
-    except ImportError as e:  # of what commands import when they need it
-        text = " ".join(str(e).splitlines())
-        line = f"persia: error[{type(e).__name__}]: {text}"
-        _fail(e, f"{line}; persia doctor examines all parts")
+    except BaseException as e:
+        number = ended()
+        if number is not None:
+            sys.last_value = e  # its stores do not wait for other ranks
+            sys.exit(128 + number)
+        if isinstance(e, errors.PersiaError):
+            _fail(e, errors.line_of(e))
+        if isinstance(e, ImportError):  # of what commands import themselves
+            text = " ".join(str(e).splitlines())
+            line = f"persia: error[{type(e).__name__}]: {text}"
+            _fail(e, f"{line}; persia doctor examines all parts")
+        raise
 
 
 def _fail(error: Exception, text: str) -> NoReturn:
-    if os.environ.get(_DEBUG, "0") not in ("", "0"):
+    if (variable(_DEBUG) or "0") != "0":
         raise error
     console = Console(stderr=True, emoji=False)
     line = Text(text)

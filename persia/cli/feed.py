@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,11 +11,13 @@ import pydantic
 import typer
 from pydantic import Field
 
+from persia.base.environment import variable
 from persia.base.memory import keep_memory
 from persia.base.options import validated
+from persia.base.signals import Ending
 from persia.cli.flags import positional, with_flags
 from persia.errors import InvalidArgument, MalformedData
-from persia.train.config import TrainConfig, of_train, resolve
+from persia.train.config import TrainConfig, Url, of_train, resolve
 
 if TYPE_CHECKING:
     from persia.cli.feed_loader import Loader
@@ -35,14 +36,17 @@ class FeedConfig(pydantic.BaseModel):
     """The options of ``persia feed``; their names are those of the flags."""
 
     model_config = pydantic.ConfigDict(
-        extra="forbid", frozen=True, protected_namespaces=()
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+        protected_namespaces=(),
     )
 
-    data: str = of_train("data")
-    table_schema: str | None = of_train("table_schema")
+    data: Url = of_train("data")
+    table_schema: Url | None = of_train("table_schema")
     samples: int = of_train("samples")
     shuffle: int = of_train("shuffle")
-    eval_data: str | None = of_train("eval_data")
+    eval_data: Url | None = of_train("eval_data")
     eval_split: float | None = of_train("eval_split")
     batch_size: int = of_train("batch_size")
     epochs: int = of_train("epochs")
@@ -100,6 +104,13 @@ class FeedConfig(pydantic.BaseModel):
         description="Seconds after which the batches of a worker that cannot "
         "be reached go to others (default: a sixth of --timeout).",
     )
+    grace: float = Field(
+        30.0,
+        ge=0,
+        le=86400,
+        description="Seconds from SIGTERM until it has ended, whatever it "
+        "waits for.",
+    )
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="Prometheus metrics; 0: any port."
     )
@@ -111,7 +122,7 @@ class FeedConfig(pydantic.BaseModel):
 
     @property
     def job_name(self) -> str | None:
-        return self.job or os.environ.get("PERSIA_RUN_ID")
+        return self.job or variable("PERSIA_RUN_ID")
 
     def name(self, part: str | None = None) -> str | None:
         """What these batches are called, if they can be made again; those of
@@ -125,6 +136,10 @@ class FeedConfig(pydantic.BaseModel):
         if part is None:
             of.add("shard")
         options = self.model_dump(mode="json", include=of)
+        for field in of & {"data", "eval_data"}:
+            # Of a URL all but the user and the password tells it from others.
+            if given := getattr(self, field):
+                options[field] = [str(given), given.partition("?")[2]]
         if part is not None:
             options["part"] = part
         return json.dumps([self.job_name, options], sort_keys=True)
@@ -163,6 +178,12 @@ def command(
         config.parts and config.data.startswith("kafka://")
     ):
         raise InvalidArgument("--follow is for kafka:// with --parts")
+    with Ending(config.grace) as ending:
+        ending.what = "what was sent and is not trained is not waited for"
+        _run(config, index, count)
+
+
+def _run(config: FeedConfig, index: int, count: int) -> None:
     keep_memory()
     began = time.monotonic()
     from persia.cli.feed_loader import Loader

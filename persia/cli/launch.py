@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from persia.base.options import read_yaml
+from persia.cli.feed import FeedConfig
 from persia.cli.options import seconds
 
 __all__ = ["command"]
@@ -112,7 +114,8 @@ def command(
         float,
         typer.Option(
             callback=seconds,
-            help="Seconds that processes have to end themselves.",
+            help="Seconds from a signal until all have ended; what has not "
+            "then is killed.",
         ),
     ] = 30.0,
 ) -> None:
@@ -146,6 +149,8 @@ def command(
         checkpoints = Path(str(file["checkpoints"]))
     if metrics_port is None:
         metrics_port = _port(file.get("metrics_port"))
+    feed_options = [*(["--data", data] if data else []), *shlex.split(feed)]
+    feed_options, variables = hidden(feed_options)
     cluster = Cluster(
         command,
         ps,
@@ -156,7 +161,8 @@ def command(
         workers=workers,
         loaders=loaders,
         parts=parts,
-        feed=[*(["--data", data] if data else []), *shlex.split(feed)],
+        feed=feed_options,
+        loader_variables=variables,
         secured=any(name.startswith(_SECURITY) for name in file),
         host=str(file.get("host", "127.0.0.1")),
         wait=bool(restore or file.get("restore")),
@@ -164,6 +170,39 @@ def command(
         grace=grace,
     )
     raise typer.Exit(run(cluster))
+
+
+def hidden(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Options of ``persia feed`` as arguments, and those that are URLs as
+    variables: a URL may have a key in it, and every user of the machine sees
+    the arguments of a process."""
+    fields = FeedConfig.model_fields.values()
+    flags = {
+        f"--{field.alias or name}".replace("_", "-")
+        for name, field in zip(FeedConfig.model_fields, fields, strict=True)
+        if field.annotation is bool
+    }
+    arguments: list[str] = []
+    variables: dict[str, str] = {}
+    for word in words:
+        name, value = "--data", word
+        if word.startswith("--"):
+            name, _, value = word.partition("=")
+        elif (
+            arguments
+            and arguments[-1].startswith("--")
+            and "=" not in arguments[-1]
+            and arguments[-1].replace("--no-", "--") not in flags
+        ):
+            name = arguments[-1]
+        if "://" not in value:
+            arguments.append(word)
+            continue
+        if arguments and name == arguments[-1]:
+            arguments.pop()
+        option = name.removeprefix("--").replace("-", "_").upper()
+        variables[f"PERSIA_FEED_{option}"] = value
+    return arguments, variables
 
 
 def _port(value: object) -> int | None:

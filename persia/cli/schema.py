@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from persia.redaction import Location
+
 __all__ = ["command"]
 
 
@@ -30,8 +32,9 @@ def command(
         found = Files(data, encoding=encoding).schema
     label = found.label.column if found.label else None
     typer.echo(
-        f"# {data}: {len(found.features)} id features, {len(found.dense)} "
-        "dense, " + (f"label {label}" if label else "no label found")
+        f"# {Location(data)}: {len(found.features)} id features, "
+        f"{len(found.dense)} dense, "
+        + (f"label {label}" if label else "no label found")
     )
     if label is None:
         typer.echo("# label: NAME OF THE COLUMN")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from persia.base.environment import variable
 from persia.cli.options import seconds, to_json
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def command(
 
     persia status ps0:8888 ps1:8888 --watch
     """
-    texts = addresses or [os.environ.get("PERSIA_SERVERS", "")]
+    texts = addresses or [variable("PERSIA_SERVERS") or ""]
     given = [a for text in texts for a in text.split(",")]
     between = [a.strip() for a in (workers or "").split(",") if a.strip()]
 

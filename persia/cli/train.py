@@ -18,6 +18,7 @@ from rich.table import Table
 
 from persia.base.memory import keep_memory
 from persia.base.options import read_yaml
+from persia.base.signals import Ended, Ending
 from persia.cli.flags import positional, with_flags
 from persia.errors import InvalidArgument, PersiaError
 from persia.train.config import TrainConfig, check_used, give_way, resolve
@@ -25,7 +26,6 @@ from persia.train.config import TrainConfig, check_used, give_way, resolve
 if TYPE_CHECKING:  # importing them takes seconds that no other command needs
     from persia.train.run import Result, Run
     from persia.train.trainer import Progress as Position
-    from persia.train.trainer import Trainer
 
 __all__ = ["command"]
 
@@ -109,23 +109,49 @@ def command(
         saved, more = give_way(saved_options(resume), options | flags)
         lines += more
     keep_memory()
-    run = Run(resolve(saved, options, flags), resume, overwrite)
-    check_used(run.config, options | flags, run.may_be_remote)
+    settings = resolve(saved, options, flags)
+    with Ending(settings.grace, patient=(signal.SIGINT,)) as ending:
+        ending.what = "it had not begun to train"
+        run = Run(settings, resume, overwrite)
+        _train(run, options | flags, ending, lines, auto and resume is None)
+
+
+def _train(
+    run: Run,
+    given: dict[str, Any],
+    ending: Ending,
+    lines: list[str],
+    first: bool,
+) -> None:
+    """The first Ctrl-C or SIGTERM ends the training after its batch; the
+    model is saved then.
+
+    Args:
+        run: the run.
+        given: its options that were given.
+        ending: of this process.
+        lines: are printed before.
+        first: it found no checkpoint to continue from.
+    """
+    check_used(run.config, given, run.may_be_remote)
     console.quiet = run.rank > 0
     console.print(run.describe())
     for line in [*lines, *run.roots.lines()]:
         console.print(line)
-    if auto and resume is None and run.outlived:
+    if first and run.outlived:
         # What is started again after a failure finds the rows changed.
         console.print(f"saved to {run.save()}")
     gc.freeze()  # what was imported need not be searched for garbage again
     was_finished = run.finished
-    with _progress(run) as show, _interrupts(run.trainer):
+    ending.what = "its batch did not end; nothing was saved"
+    at_once, ending.first = ending.first, lambda _: run.trainer.interrupt()
+    with _progress(run) as show:
         finished = run.fit(show, console.print)
     if finished and not was_finished and not run.trainer.rows:
         console.print("nothing was left to train: the data end before that")
     failed: PersiaError | None = None
     if run.must_save:
+        ending.what = f"the model was not saved to {run.config.save}"
         try:
             run.save()
             console.print(f"saved to {run.config.save}")
@@ -135,37 +161,18 @@ def command(
             failed = error  # the result is told all the same
     for line in run.losses():
         console.print(line)
-    if not finished:
-        if run.config.save is not None:
-            console.print(f"go on: persia train --resume {run.config.save}")
-        raise typer.Exit(130)
+    ending.what = "all was saved; the scores were not computed"
+    if not finished and run.config.save is not None:
+        console.print(f"go on: persia train --resume {run.config.save}")
+    if not finished or ending.number is not None:
+        if failed is not None:
+            raise failed
+        raise Ended(ending.number or signal.SIGINT)
+    ending.first = at_once
     console.print(_table(run.result()))
     run.close()
     if failed is not None:
         raise failed
-
-
-@contextmanager
-def _interrupts(trainer: Trainer) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM ends the training after its batch, a
-    second one at once."""
-
-    def handle(number: int, frame: object) -> None:
-        restore()
-        trainer.stop()
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    before = {
-        number: signal.signal(number, handle)
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        restore()
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import os
 import re
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +20,9 @@ from pyarrow import fs
 from persia import errors
 from persia.base.check import kind
 from persia.base.requirements import install
+from persia.base.urls import whole
 from persia.data.magic import HEAD_BYTES, compression_of
+from persia.redaction import Location, clean, shown
 
 __all__ = ["File", "Paths", "find_files", "suffix_of", "unread"]
 
@@ -37,6 +39,11 @@ _ARROW_SCHEMES = {"s3", "gs", "gcs", "hdfs", "viewfs", "file", "abfs", "abfss"}
 _WEB = {"http", "https"}
 _RETRY_S = 20
 _LINES_BYTES = 1 << 20  # in which the end of a line is looked for
+_DENIED = re.compile(
+    r"access.?denied|expired|forbidden|unauthorized|\b40[13]\b|no credentials"
+    r"|credentials? (not|could not)",
+    re.IGNORECASE,
+)
 _GLOB = re.compile(r"[*?\[]")
 
 
@@ -52,9 +59,9 @@ class File:
     """
 
     name: str
-    path: str
+    path: str = field(repr=False)  # it may have a key in it
     size: int | None
-    system: Any = None
+    system: Any = field(default=None, repr=False)
 
     @property
     def suffix(self) -> str:
@@ -105,8 +112,9 @@ class File:
                 )
             source, compression = raw, self.compression
             if not compression and self.size:
-                compression = compression_of(raw.read(HEAD_BYTES))
-                raw.seek(0)
+                with _opening(self.name):
+                    compression = compression_of(raw.read(HEAD_BYTES))
+                    raw.seek(0)
             if compression:
                 source = pa.CompressedInputStream(raw, compression)
             ends: Iterator[int] | None = None
@@ -152,7 +160,9 @@ def _opening(name: str) -> Iterator[None]:
     except (OSError, pa.ArrowException) as error:
         raise errors.StorageError(
             f"cannot open {name!r}: {_remedied(error)}"
-        ) from error
+        ) from clean(error)
+    except ValueError as error:
+        raise unread(name, error) from clean(error)
 
 
 def unread(name: str, error: ValueError) -> errors.StorageError:
@@ -164,9 +174,11 @@ def unread(name: str, error: ValueError) -> errors.StorageError:
 
 def _remedied(error: BaseException) -> str:
     text = (str(error) or type(error).__name__).splitlines()[0]
-    low = text.lower()
-    if any(w in low for w in ("access_denied", "access denied", "expired")):
-        text += "; renew the credentials of this storage"
+    if _DENIED.search(text):
+        text += (
+            "; give the keys of this storage in the environment, or in the "
+            "URL (checkpoints keep none), or renew them"
+        )
     return text
 
 
@@ -225,9 +237,9 @@ class Stream(io.RawIOBase):
         except (OSError, pa.ArrowException) as error:
             raise errors.CorruptFile(
                 f"cannot read {self._name!r}: {_remedied(error)}"
-            ) from error
+            ) from clean(error)
         except ValueError as error:
-            raise unread(self._name, error) from error
+            raise unread(self._name, error) from clean(error)
 
     def _bytes(self, n: int) -> bytes:
         if self._ends is None:
@@ -339,37 +351,50 @@ def _wanted(pattern: str) -> Callable[[str], bool]:
 
 
 def _remote(url: str) -> list[File]:
+    url = whole(url)
     scheme = urllib.parse.urlsplit(url).scheme
-    shown = re.sub(r"//[^/@]*@", "//", url).partition("?")[0]
-    with _opening(shown):
+    name = str(Location(url)).partition("?")[0]
+    with _opening(name):
         system, path = _system(url, scheme)
-        # What follows the path of http:// is no pattern: a signature.
-        plain = path.partition("?")[0] if scheme in _WEB else path
-        mark = _GLOB.search(plain)
-        if not mark:
-            info = system.get_file_info(path)
-            if info.type == fs.FileType.Directory:
-                raise errors.StorageError(
-                    f"{shown!r} is a folder; pass a glob such as {shown}/*"
-                )
-            if info.type == fs.FileType.NotFound:
-                silent = ", or no answer" if scheme in _WEB else ""
-                raise errors.StorageError(f"no file at {shown!r}{silent}")
-            return [File(shown, path, info.size, system)]
-        base = path[: mark.start()].rpartition("/")[0]
-        select = fs.FileSelector(base, recursive="/" in path[mark.start() :])
-        infos = [
-            info
-            for info in system.get_file_info(select)
-            if info.is_file and _matches(info.path, path)
-        ]
-        infos = [info for info in infos if _wanted(path)(info.path)]
+        return _found(url, scheme, name, system, path)
+
+
+def _found(
+    url: str, scheme: str, name: str, system: Any, path: str
+) -> list[File]:
+    """The files of a file system that a URL names."""
+    # What follows the path of http:// is no pattern: a signature.
+    plain = path.partition("?")[0] if scheme in _WEB else path
+    mark = _GLOB.search(plain)
+    if not mark:
+        info = system.get_file_info(path)
+        if info.type == fs.FileType.Directory:
+            raise errors.StorageError(
+                f"{name!r} is a folder; pass a glob such as {name}/*"
+            )
+        if info.type == fs.FileType.NotFound:
+            silent = ", or no answer" if scheme in _WEB else ""
+            raise errors.StorageError(f"no file at {name!r}{silent}")
+        return [File(name, path, info.size, system)]
+    base = path[: mark.start()].rpartition("/")[0]
+    select = fs.FileSelector(base, recursive="/" in path[mark.start() :])
+    infos = [
+        info
+        for info in system.get_file_info(select)
+        if info.is_file and _matches(info.path, path)
+    ]
+    infos = [info for info in infos if _wanted(path)(info.path)]
     if not infos:
-        raise errors.StorageError(f"no file at {shown!r}")
+        raise errors.StorageError(f"no file at {name!r}")
     infos.sort(key=lambda info: _natural(info.path))
     root = f"{scheme}://" + "/" * (scheme == "file")
     return [
-        File(root + info.path.lstrip("/"), info.path, info.size, system)
+        File(
+            str(Location(root + info.path.lstrip("/"))),
+            info.path,
+            info.size,
+            system,
+        )
         for info in infos
     ]
 
@@ -410,14 +435,63 @@ def _system(url: str, scheme: str) -> tuple[Any, str]:
         ) from None
     try:
         system, path = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
+    except Exception as error:  # whatever the library of the scheme raises
         remedy = ""
         if isinstance(error, ImportError):  # of what fsspec needs itself
             remedy = f": {install(extra='remote')}"
         raise errors.StorageError(
-            f"cannot read {scheme}://: {error}{remedy}"
+            f"cannot read {scheme}://: {_remedied(error)}{remedy}"
         ) from None
-    return fs.PyFileSystem(fs.FSSpecHandler(system)), path
+    return fs.PyFileSystem(_Handler(system)), path
+
+
+class _Handler(fs.FSSpecHandler):  # type: ignore[misc]
+    """A file system of fsspec. Those raise anything, with whole URLs in it:
+    here they raise OSError, or ValueError while they read."""
+
+    def get_file_info(self, paths: list[str]) -> Any:
+        with _as(OSError):
+            return super().get_file_info(paths)
+
+    def get_file_info_selector(self, selector: fs.FileSelector) -> Any:
+        with _as(OSError):
+            return super().get_file_info_selector(selector)
+
+    def open_input_file(self, path: str) -> Any:
+        with _as(OSError):
+            if not self.fs.isfile(path):
+                raise FileNotFoundError(path)
+            file = self.fs.open(path, mode="rb")
+        return pa.PythonFile(_Reading(file), mode="r")
+
+    open_input_stream = open_input_file
+
+
+class _Reading:
+    """A file of fsspec."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._file, name)
+
+        def call(*args: Any) -> Any:
+            with _as(OSError, ValueError):
+                return found(*args)
+
+        return call if callable(found) else found
+
+
+@contextlib.contextmanager
+def _as(*kinds: type[Exception]) -> Iterator[None]:
+    """Errors as one of these, without the secrets of URLs."""
+    try:
+        yield
+    except Exception as error:
+        kind_of = next((k for k in kinds if isinstance(error, k)), kinds[0])
+        text = str(error) or type(error).__name__
+        raise kind_of(shown(text)) from clean(error)
 
 
 def _natural(name: str) -> list[tuple[int, int | str]]:

@@ -15,6 +15,7 @@ from persia.data.paths import File, unread
 from persia.data.read_csv import Mark, Piece
 from persia.data.schema import Schema
 from persia.data.table import check_columns
+from persia.redaction import clean
 
 __all__ = [
     "ArrowReader",
@@ -168,9 +169,9 @@ def reading(name: str, kind: str) -> Iterator[None]:
         text = (str(error) or type(error).__name__).splitlines()[0]
         raise errors.CorruptFile(
             f"{name!r} is no {kind} file, or damaged or cut off: {text}"
-        ) from error
+        ) from clean(error)
     except ValueError as error:
-        raise unread(name, error) from error
+        raise unread(name, error) from clean(error)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from persia.data.csv_blocks import LINE_BYTES, Blocks
 from persia.data.magic import check_text
 from persia.data.paths import File
 from persia.data.schema import Schema
+from persia.redaction import clean
 
 __all__ = ["CSVReader"]
 
@@ -85,7 +86,7 @@ class CSVReader:
             except OSError as error:
                 raise errors.CorruptFile(
                     f"cannot read {self._file.name!r}: {error}"
-                ) from error
+                ) from clean(error)
             except pa.ArrowInvalid as error:
                 if self._wrong:
                     yield *self._rest(names), mark

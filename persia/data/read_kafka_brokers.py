@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
 
@@ -93,10 +93,15 @@ class Brokers:
 
     servers: str
     group: str
-    config: Mapping[str, Any]
+    config: Mapping[str, Any] = field(repr=False)  # passwords, too
     timeout: float
 
     def __post_init__(self) -> None:
+        if "@" in self.servers:
+            raise errors.InvalidArgument(
+                f"brokers: ...@{self.servers.rpartition('@')[2]} has a user "
+                "in it; give sasl.username and sasl.password in config="
+            )
         library()
 
     def consumer(self) -> Any:

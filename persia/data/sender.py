@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -12,12 +13,14 @@ from torch import Tensor
 
 from persia import _core, errors
 from persia.base.check import kind, number, whole
+from persia.base.patience import saying_so
 from persia.data.jagged import Batch, tensors_of
 from persia.distributed.addresses import (
     MESSAGE_LIMIT,
     job_of,
     namespace_of,
     resolve_workers,
+    why_workers_away,
 )
 from persia.distributed.security import Security
 
@@ -82,23 +85,25 @@ class Sender:
     ) -> None:
         timeout = number("timeout", timeout, 1e-9, 1e9)
         addresses, security = resolve_workers(workers, security)
-        self._core = _core.Sender(
-            {
-                "addresses": addresses,
-                "namespace": namespace_of(namespace),
-                "rank": 0,
-                "world": 0,
-                "timeout": timeout,
-                "message_limit": MESSAGE_LIMIT,
-                "dtype": 0,
-                "security": security.arguments(),
-                "move_after": timeout / 6
-                if move_after is None
-                else number("move_after", move_after, 0, 1e9),
-                "stream": 0 if name is None else _stream(name),
-                "job": job_of(job),
-            }
-        )
+        namespace = namespace_of(namespace)
+        config = {
+            "addresses": addresses,
+            "namespace": namespace,
+            "rank": 0,
+            "world": 0,
+            "timeout": timeout,
+            "message_limit": MESSAGE_LIMIT,
+            "dtype": 0,
+            "security": security.arguments(),
+            "move_after": timeout / 6
+            if move_after is None
+            else number("move_after", move_after, 0, 1e9),
+            "stream": 0 if name is None else _stream(name),
+            "job": job_of(job),
+        }
+        cause = partial(why_workers_away, addresses, namespace, security)
+        with saying_so(addresses, timeout, cause, "embedding workers"):
+            self._core = _core.Sender(config)
         self._open = False  # batches were sent since the last end
 
     def send(self, batch: Batch) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
-import os
 import socket
 from collections.abc import Sequence
 
-from persia import errors
+from persia import _core, errors
 from persia.base.check import kind
+from persia.base.environment import variable
 from persia.distributed.security import Security
 
 __all__ = [
@@ -19,8 +20,11 @@ __all__ = [
     "bracketed",
     "job_of",
     "namespace_of",
+    "no_user",
     "resolve",
     "resolve_workers",
+    "why_away",
+    "why_workers_away",
 ]
 
 #: In the order of Dtype in persia.proto.
@@ -28,19 +32,21 @@ WIRE_DTYPES = ("fp32", "fp16", "bf16")
 
 MESSAGE_LIMIT = 256 << 20  # bytes
 
+_ANSWER = 2.0  # seconds
+
 
 def namespace_of(given: str | None = None) -> str:
     """What was given, else that of the environment, else "default"."""
     if given is not None:
         return kind("namespace", given, str, "a string")
-    return os.environ.get("PERSIA_NAMESPACE") or "default"
+    return variable("PERSIA_NAMESPACE") or "default"
 
 
 def job_of(given: str | None = None) -> int:
     """The number by which embedding workers know a job: of the name that was
     given, else of the run of ``persia launch`` (PERSIA_RUN_ID); 0: it has
     none."""
-    name = os.environ.get("PERSIA_RUN_ID") if given is None else given
+    name = variable("PERSIA_RUN_ID") if given is None else given
     if not name:
         return 0
     text = kind("job", name, str, "a string").encode()
@@ -58,7 +64,7 @@ def resolve_workers(
         security: None: as the environment says.
     """
     if workers is None:
-        workers = os.environ.get("PERSIA_WORKERS")
+        workers = variable("PERSIA_WORKERS")
     if not workers:
         raise errors.InvalidArgument(
             "workers: no address of an embedding worker; give some, or "
@@ -108,8 +114,63 @@ def resolve(
     return addresses, security
 
 
+def no_user(address: str) -> str:
+    """The address, which has no user or token before an "@".
+
+    Raises:
+        InvalidArgument: it has.
+    """
+    if "@" in address:
+        raise errors.InvalidArgument(
+            f"...@{address.rpartition('@')[2]} has a user or token in it: "
+            "give host:port, and tokens in PERSIA_TOKEN_FILE"
+        )
+    return address
+
+
+def why_away(
+    addresses: Sequence[str], namespace: str, security: Security
+) -> str:
+    """What is wrong with the first server that does not answer within two
+    seconds; "": all answer."""
+    for address in addresses:
+        try:
+            channel = _core.Channel(
+                address, security.arguments(), MESSAGE_LIMIT, _ANSWER
+            )
+            with contextlib.closing(channel):
+                channel.hello(namespace, 0)
+        except errors.PersiaError as error:
+            return str(error)
+    return ""
+
+
+def why_workers_away(
+    addresses: Sequence[str], namespace: str, security: Security
+) -> str:
+    """The same of embedding workers."""
+    config = {
+        "namespace": namespace,
+        "rank": 0,
+        "world": 0,
+        "timeout": _ANSWER,
+        "message_limit": MESSAGE_LIMIT,
+        "dtype": 0,
+        "security": security.arguments(),
+        "move_after": _ANSWER,
+        "stream": 0,
+        "job": 0,
+    }
+    for address in addresses:
+        try:
+            _core.worker_stats(config | {"addresses": [address]})
+        except errors.PersiaError as error:
+            return str(error)
+    return ""
+
+
 def _split(address: str) -> tuple[str, int]:
-    host, separator, port = address.rpartition(":")
+    host, separator, port = no_user(address).rpartition(":")
     bare = host.strip("[]")
     if (
         not separator

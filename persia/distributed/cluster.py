@@ -20,12 +20,14 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from persia import _core, errors
 from persia.base.check import kind, number
-from persia.base.patience import saying_so
+from persia.base.environment import variable
+from persia.base.patience import saying_so, watching
 from persia.distributed.addresses import (
     MESSAGE_LIMIT,
     WIRE_DTYPES,
@@ -33,6 +35,7 @@ from persia.distributed.addresses import (
     bracketed,
     namespace_of,
     resolve,
+    why_away,
 )
 from persia.distributed.job_security import secure_job
 from persia.distributed.ranks import (
@@ -165,7 +168,7 @@ def _job_here(restarts: int) -> str:
     calls it, else a random name, the same for all ranks."""
     run = os.environ.get("TORCHELASTIC_RUN_ID", "")
     if run in ("", "none"):  # torchrun's word for: it was given none
-        run = os.environ.get(RUN_ID, "")
+        run = variable(RUN_ID) or ""
     if run:
         return run
     if group_here() is None:
@@ -235,7 +238,7 @@ class Settings:
         """
         servers = self.servers
         if servers is None:
-            servers = os.environ.get("PERSIA_SERVERS") or None
+            servers = variable("PERSIA_SERVERS")
         if servers is None:
             job = Job.here(self.rank, self.world)
             servers = "ranks" if job.world > 1 else "embedded"
@@ -302,13 +305,15 @@ class Settings:
                 "lost": _LOST.index(self.lost),
                 "security": security.arguments(),
             }
-            with saying_so(addresses, self.timeout):
+            cause = partial(why_away, addresses, self.namespace, security)
+            with saying_so(addresses, self.timeout, cause):
                 core = _core.Store(threads, 0, arguments)
             if job.world > 1 and not self.read_only:
                 _agree_on_t(core, key, job.restarts)
         except BaseException:
             _drop_stream(key)
             raise
+        watching(partial(_core.cluster_held, core.handle), cause)
         return Connection(
             core, job, addresses, key, hosting, self.timeout, self.read_only
         )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-import os
 import secrets
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from persia import errors
+from persia.base.environment import variable
 from persia.distributed.security import Security
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ __all__ = ["JOB_SECRET", "secure_job"]
 
 JOB_SECRET = "PERSIA_JOB_SECRET"  # environment: known to all ranks
 
+_NONE = "none"  # what rank 0 sends if it has no secret
+
 
 def secure_job(
     keys: Keys, job: Job, one_machine: bool, given: Security | None
@@ -28,8 +30,8 @@ def secure_job(
 
     On one machine rank 0 makes a token and leaves it in a file that only its
     user can read. On several it makes certificates and tokens and sends them
-    through the key-value store of torch.distributed, encrypted if all ranks
-    know ``PERSIA_JOB_SECRET``.
+    through the key-value store of torch.distributed, which does not encrypt:
+    so they are encrypted with ``PERSIA_JOB_SECRET``.
 
     Args:
         keys: of this job.
@@ -38,8 +40,8 @@ def secure_job(
         given: what the user gave to ``Store(security=)``.
 
     Raises:
-        InvalidArgument: what was given is not enough to serve with, or the
-            ranks do not know the same secret.
+        InvalidArgument: what was given is not enough to serve with, or
+            ranks on several machines do not know the same secret.
     """
     if given is not None:
         if given.ca and not given.cert:
@@ -72,17 +74,26 @@ def _by_file(keys: Keys, job: Job) -> Security:
 
 
 def _by_keys(keys: Keys, job: Job) -> Security:
+    secret = variable(JOB_SECRET)
     if job.rank == 0:
         from persia.distributed.certs import one_job
 
-        keys.set("security", _seal(one_job().to_json()))
-    return Security.from_json(_open(keys.get("security")))
+        # Without a secret the others hear of it, and do not wait.
+        text = _seal(one_job().to_json(), secret) if secret else _NONE
+        keys.set("security", text)
+    sealed = keys.get("security") if secret or job.rank else _NONE
+    if not secret or sealed == _NONE:
+        raise errors.InvalidArgument(
+            "the ranks of this job are on several machines, and would send "
+            f"keys and tokens to each other in clear: set {JOB_SECRET} to the "
+            "same secret words on all ranks, or give certificates of your "
+            "own (PERSIA_TLS_CA, PERSIA_TLS_CERT and PERSIA_TLS_KEY, or "
+            "Store(security=))"
+        )
+    return Security.from_json(_open(sealed, secret))
 
 
-def _seal(text: str) -> str:
-    secret = os.environ.get(JOB_SECRET)
-    if not secret:
-        return text
+def _seal(text: str, secret: str) -> str:
     from cryptography.fernet import Fernet
 
     salt = secrets.token_bytes(16)
@@ -90,17 +101,8 @@ def _seal(text: str) -> str:
     return f"{salt.hex()} {sealed.decode()}"
 
 
-def _open(text: str) -> str:
-    """The reverse. A rank with a secret accepts nothing that is not sealed."""
-    secret = os.environ.get(JOB_SECRET)
-    is_sealed = not text.startswith("{")
-    if not secret and not is_sealed:
-        return text
-    if not secret or not is_sealed:
-        raise errors.InvalidArgument(
-            f"{JOB_SECRET} is set on some ranks of this job only: set the "
-            "same value on all"
-        )
+def _open(text: str, secret: str) -> str:
+    """The reverse."""
     from cryptography.fernet import Fernet, InvalidToken
 
     try:

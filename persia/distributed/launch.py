@@ -47,6 +47,8 @@ _SERVING = re.compile(r"serving (shard|an embedding worker) .* on ")
 _LAST_LINES = 20
 _LINE_MAX = 1 << 16  # bytes that may wait for the end of their line
 _KILL_AFTER = 5.0  # seconds that what a command left has to end itself
+# Of the grace: until the command and loaders have ended, and the workers.
+_SHARES = (0.7, 0.8)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _NAME = "localhost"  # of all servers in their certificate, whatever the host
@@ -107,6 +109,7 @@ class Cluster:
         workers: embedding workers, which the command finds in PERSIA_WORKERS.
         loaders: data loaders, which send them batches.
         feed: options of ``persia feed``, for each loader.
+        loader_variables: more of them, in the environment of the loaders.
         parts: of the data, which loaders share; 0: each has its own.
         secured: the options of the servers have some already, which the
             command finds in its environment. Else what is there of others is
@@ -115,7 +118,8 @@ class Cluster:
         wait: start the command when all servers serve: they load rows, which
             may take longer than clients wait.
         start: seconds within which all servers must be ready.
-        grace: seconds that processes have to end themselves.
+        grace: seconds from a signal until all have ended: what has not then
+            is killed.
     """
 
     def __init__(
@@ -130,6 +134,7 @@ class Cluster:
         workers: int = 0,
         loaders: int = 0,
         feed: Sequence[str] = (),
+        loader_variables: Mapping[str, str] | None = None,
         parts: int = 0,
         secured: bool = False,
         host: str = "127.0.0.1",
@@ -164,6 +169,7 @@ class Cluster:
         self.workers = workers
         self.loaders = loaders
         self.feed = list(feed)
+        self.loader_variables = dict(loader_variables or {})
         self.parts = parts
         self.command = list(command)
         self.servers = servers
@@ -194,6 +200,7 @@ class Cluster:
         command += ["--shard", f"{shard}/{self.servers}"]
         if self.metrics_port is not None:
             command += ["--metrics-port", str(self.metrics_port + shard)]
+        command += ["--grace", str(min(self.grace, 86400))]
         return [*command, *self.options, *options]
 
     def worker_command(self, port: int, options: Sequence[str]) -> list[str]:
@@ -201,6 +208,7 @@ class Cluster:
         command = [sys.executable, "-m", "persia", "serve", "worker"]
         command += ["--host", self.host, "--port", str(port)]
         command += ["--loaders", str(max(self.parts or self.loaders, 1))]
+        command += ["--grace", str(min(self.grace, 86400))]
         return [*command, "--timeout", str(max(self.start, 1.0)), *options]
 
     def loader_command(self, loader: int) -> list[str]:
@@ -463,7 +471,11 @@ class _Supervisor:
                 for i in range(self.cluster.loaders):
                     command = self.cluster.loader_command(i)
                     self.loaders.append(
-                        self._start(f"loader{i}", command, environment)
+                        self._start(
+                            f"loader{i}",
+                            command,
+                            environment | self.cluster.loader_variables,
+                        )
                     )
                 job = self._start("job", self.cluster.command, environment)
                 self._watch(servers, functools.partial(self._done, job))
@@ -664,40 +676,51 @@ class _Supervisor:
         number: int = signal.SIGTERM,
     ) -> None:
         """Ends the job, by this signal, and what it left, then servers."""
+        began, grace = time.monotonic(), self.cluster.grace
+        first, then = (began + share * grace for share in _SHARES)
         clients = [*self.loaders, *([] if job is None else [job])]
         if clients:
-            self._stop(clients, number)
-            self._end_orphans()
-        self._stop([p for p in servers if p.name[0] == "w"], signal.SIGTERM)
-        self._stop(servers, signal.SIGTERM)
+            self._stop(clients, number, first)
+            self._end_orphans(first)
+        workers = [p for p in servers if p.name[0] == "w"]
+        self._stop(workers, signal.SIGTERM, then)
+        self._stop(servers, signal.SIGTERM, began + grace)
 
-    def _stop(self, processes: list[_Process], number: int) -> None:
+    def _stop(
+        self, processes: list[_Process], number: int, deadline: float
+    ) -> None:
         """Sends a signal, waits, and kills what is still there."""
         for process in processes:
             process.signal(number)
-        deadline = time.monotonic() + self.cluster.grace
-        while any(p.status is None for p in processes):
-            left = deadline - time.monotonic()
-            if left <= 0 or self.signals:  # a second Ctrl-C
+        killed = False
+        while left := [p for p in processes if p.status is None]:
+            seconds = deadline - time.monotonic()
+            if seconds <= 0 and killed:
+                names = ", ".join(f"{p.name} (pid {p.pid})" for p in left)
+                self.printer.tell(f"left behind: SIGKILL does not end {names}")
+                return
+            if seconds <= 0 or self.signals:  # a second Ctrl-C
                 self.signals.clear()
-                for process in processes:
-                    if process.status is None:
-                        self.printer.tell(f"killing {process.name}")
+                for process in left:
+                    self.printer.tell(f"killing {process.name}")
                     process.signal(signal.SIGKILL)
-                deadline = time.monotonic() + self.cluster.grace
-                left = self.cluster.grace
-            self._step(left, ending=True)
+                seconds, killed = _KILL_AFTER, True
+                deadline = time.monotonic() + seconds
+            self._step(seconds, ending=True)
 
-    def _end_orphans(self) -> None:
+    def _end_orphans(self, deadline: float) -> None:
         """Ends what a command has left, asking first."""
         asked: set[int] = set()
-        deadline = time.monotonic() + _KILL_AFTER
+        now = time.monotonic()
+        deadline = min(max(deadline, now + 1.0), now + _KILL_AFTER)
         while True:
             mine = {p.pid for p in self.processes.values() if p.status is None}
             orphans = _descendants(os.getpid(), mine)
             if not orphans:
                 return
             late = time.monotonic() > deadline or bool(self.signals)
+            if late and time.monotonic() > deadline + _KILL_AFTER:
+                return
             for pid in orphans:
                 if late or pid not in asked:
                     _kill(pid, signal.SIGKILL if late else signal.SIGTERM)
@@ -706,7 +729,8 @@ class _Supervisor:
 
     def _end_all(self) -> None:
         """Kills whatever is left; there is nothing in the usual case."""
-        while True:
+        deadline = time.monotonic() + _KILL_AFTER
+        while time.monotonic() < deadline:
             left = _descendants(os.getpid())
             if not left:
                 return

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from persia.base.environment import variable
 from persia.base.warning import warn
 from persia.errors import InvalidArgument, StorageError
 
@@ -126,14 +127,12 @@ class Security:
         ``PERSIA_TOKEN``, ``PERSIA_ADMIN_TOKEN`` or, with ``_FILE``, the files
         of these, and ``PERSIA_INSECURE`` (1: addresses other than loopback
         without TLS and token)."""
-        if environment is None:
-            environment = os.environ
         given: dict[str, Any] = {
-            keyword: environment[name]
+            keyword: value
             for name, keyword in VARIABLES.items()
-            if environment.get(name)
+            if (value := variable(name, environment))
         }
-        insecure = environment.get("PERSIA_INSECURE", "0") not in ("", "0")
+        insecure = variable("PERSIA_INSECURE", environment) not in (None, "0")
         return cls.load(**given, insecure=insecure)
 
     def arguments(self) -> dict[str, Any]:
@@ -153,10 +152,17 @@ class Security:
 def _read(what: str, path: str | os.PathLike[str] | None) -> str | None:
     if path is None:
         return None
+    if "-----BEGIN" in os.fspath(path):
+        raise InvalidArgument(
+            f"{what}: need the path of a PEM file, not what it holds"
+        )
     try:
         return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise StorageError(f"{what}: {path} cannot be read: {error}") from None
+    except OSError as error:
+        why = error.strerror
+    except UnicodeDecodeError:
+        why = "it is no text"
+    raise StorageError(f"{what}: {path} cannot be read: {why}")
 
 
 def _check_mode(what: str, path: str | os.PathLike[str] | None) -> None:

@@ -22,6 +22,7 @@ import pydantic
 from pydantic import Field
 
 from persia import _core
+from persia.base.environment import variable
 from persia.checkpoint import files
 from persia.checkpoint import manifest as manifests
 from persia.checkpoint.snapshot import SNAPSHOT, Snapshot
@@ -44,6 +45,7 @@ __all__ = ["ServeConfig", "Server", "find_shard", "serve"]
 _LOG = 2  # the file of lines about who was denied, who changed what
 _WAIT = 3600.0  # seconds that a call within the process may take
 _POLL = 0.02  # seconds between questions whether something is done
+_SAVE_SECONDS = 3.0  # that a save on exit has, whatever --grace says
 _NAME = "^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
 
 
@@ -141,7 +143,7 @@ def find_shard(
     if index == "auto":
         index = _auto_index(environment, host or socket.gethostname())
     if not count and shards is None:
-        count = environment.get("PERSIA_SHARDS", "")
+        count = variable("PERSIA_SHARDS", environment) or ""
     elif not count:
         count = str(shards)
     elif shards is not None and count != str(shards):
@@ -163,8 +165,8 @@ def find_shard(
 
 def _auto_index(environment: Mapping[str, str], host: str) -> str:
     for name in ("PERSIA_SHARD", "JOB_COMPLETION_INDEX"):
-        if environment.get(name):
-            return environment[name]
+        if value := variable(name, environment):
+            return value
     pod = environment.get("POD_NAME") or host
     found = re.search(r"-([0-9]+)$", pod.partition(".")[0])
     if not found:
@@ -249,9 +251,10 @@ class Server:
         )
         return prometheus.listen(collector, port, self.config.metrics_host)
 
-    def stop(self) -> None:
-        """No more requests; those under way have their grace."""
-        self._core.stop(self.config.grace)
+    def stop(self, grace: float | None = None) -> None:
+        """No more requests; those in hand have so many seconds (default: the
+        grace)."""
+        self._core.stop(self.config.grace if grace is None else grace)
 
     def close(self) -> None:
         """Frees the rows."""
@@ -498,7 +501,8 @@ def serve(config: ServeConfig) -> None:
     One that comes earlier, while rows are being restored, ends it without
     ``save_on_exit``: the rows that it would write are not all there.
     """
-    with contextlib.closing(Signals()) as signals:
+    least = _SAVE_SECONDS if config.save_on_exit is not None else 0.0
+    with Signals(max(config.grace, least)) as signals:
         try:
             with contextlib.closing(Server(config)) as server:
                 _prepare(server)
@@ -527,8 +531,18 @@ def _run(server: Server, signals: Signals) -> None:
     warn_of(config)
     say(f"serving shard {server.shard} of {server.shards} on {address}")
     signals.wait()
+    name = config.save_on_exit
+    if name is not None:
+        signals.status = 1
+        signals.what = (
+            f"the rows were not saved into {config.checkpoints}/{name}; give "
+            "a longer --grace, if its disk is only slow"
+        )
     say("stopping")
-    server.stop()
-    if config.save_on_exit is not None:
-        rows = server.save(config.save_on_exit)
-        say(f"saved {config.save_on_exit}: {rows:,} rows")
+    # The save is to have half of the time at least.
+    most = config.grace * (0.9 if name is None else 0.5)
+    server.stop(min(most, signals.left))
+    if name is not None:
+        rows = server.save(name)
+        signals.status = 0
+        say(f"saved {name}: {rows:,} rows")

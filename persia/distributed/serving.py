@@ -4,9 +4,7 @@ it ends."""
 from __future__ import annotations
 
 import ipaddress
-import os
 import resource
-import signal
 import sys
 from pathlib import Path
 from typing import Self
@@ -15,6 +13,7 @@ import pydantic
 from pydantic import Field
 
 from persia import _core
+from persia.base.signals import Ending
 from persia.distributed.addresses import namespace_of
 from persia.distributed.security import Security
 
@@ -36,7 +35,9 @@ _FILES, _BURST = 65536, 4096
 class Listening(pydantic.BaseModel):
     """The options of all that serves: where it listens, and to whom."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+    model_config = pydantic.ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True
+    )
 
     host: str = Field(
         "127.0.0.1", description="Address to listen on; 0.0.0.0: on all."
@@ -75,7 +76,7 @@ class Listening(pydantic.BaseModel):
         description="Connections at once; more are closed. Each also needs a "
         "file descriptor (ulimit -n).",
     )
-    token: str | None = Field(
+    token: pydantic.SecretStr | None = Field(
         None,
         description="Clients must show it (needs TLS but on the loopback).",
     )
@@ -99,7 +100,8 @@ class Listening(pydantic.BaseModel):
         30.0,
         ge=0,
         le=86400,
-        description="Seconds that admitted requests have at SIGTERM.",
+        description="Seconds from SIGTERM until it has ended, whatever it "
+        "waits for: requests in hand, other servers, files.",
     )
 
     @pydantic.model_validator(mode="after")
@@ -118,7 +120,9 @@ class Listening(pydantic.BaseModel):
             cert=self.tls_cert,
             key=self.tls_key,
             mutual=self.mutual_tls,
-            token=self.token,
+            token=None
+            if self.token is None
+            else self.token.get_secret_value(),
             token_file=self.token_file,
             insecure=self.insecure,
             admin_token_file=admin_token_file,
@@ -187,38 +191,22 @@ class Stopped(BaseException):
     """A signal came before anything was served."""
 
 
-class Signals:
-    """SIGTERM and SIGINT: the first is told, the next is fatal.
+class Signals(Ending):
+    """SIGTERM and SIGINT of what serves: the first is told, another one is
+    fatal, and so is the end of the grace."""
 
-    The handlers take no lock, as the main thread may hold it.
-    """
-
-    NUMBERS = (signal.SIGTERM, signal.SIGINT)
-
-    def __init__(self) -> None:
-        self._kept = False
-        self._receive, self._send = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        os.set_blocking(self._receive, True)
-        self._before = {n: signal.signal(n, self._take) for n in self.NUMBERS}
-        self._old = signal.set_wakeup_fd(self._send, warn_on_full_buffer=False)
-
-    def _take(self, number: int, frame: object) -> None:
-        for n in self.NUMBERS:
-            signal.signal(n, signal.SIG_DFL)
-        if not self._kept:
-            raise Stopped
+    def __init__(self, grace: float) -> None:
+        super().__init__(grace, _stop)
+        self.status = 0
 
     def keep(self) -> None:
         """From now on one waits for :meth:`wait`; so far it raises."""
-        self._kept = True
+        self.first = _nothing
 
-    def wait(self) -> None:
-        """Until there was one."""
-        os.read(self._receive, 1)
 
-    def close(self) -> None:
-        signal.set_wakeup_fd(self._old)
-        for n, handler in self._before.items():
-            signal.signal(n, handler)
-        os.close(self._receive)
-        os.close(self._send)
+def _stop(number: int) -> None:
+    raise Stopped
+
+
+def _nothing(number: int) -> None:
+    pass

@@ -15,8 +15,10 @@ from typing import Any
 
 from persia import _core
 from persia.base.patience import patiently
+from persia.distributed.addresses import no_user
 from persia.distributed.security import Security
 from persia.errors import InvalidArgument, PersiaError
+from persia.redaction import Location, shown
 
 __all__ = [
     "EmbeddingStatus",
@@ -112,7 +114,7 @@ def ask(
     secret = security.arguments()
 
     def one(address: str) -> ServerStatus:
-        status = ServerStatus(address)
+        status = ServerStatus(no_user(address))
         try:
             channel = _core.Channel(address, secret, _MESSAGE_LIMIT, timeout)
             with contextlib.closing(channel):
@@ -162,7 +164,7 @@ def ask_embedding(
     secret = security.arguments()
 
     def one(address: str) -> EmbeddingStatus:
-        status = EmbeddingStatus(address)
+        status = EmbeddingStatus(no_user(address))
         config = {
             "addresses": [address],
             "namespace": namespace,
@@ -246,12 +248,15 @@ def ask_workers(
         timeout: seconds that each has for its whole answer.
     """
     until = time.monotonic() + timeout
-    found, threads = [WorkerStatus(url) for url in urls], []
-    for one in found:
+    found = [WorkerStatus(str(Location(url))) for url in urls]
+    threads = []
+    for one, url in zip(found, urls, strict=True):
         # Not of a pool: nobody waits for one that is late.
         one.error = f"no whole answer within {timeout:g} s"
         threads.append(
-            threading.Thread(target=_look, args=(one, timeout), daemon=True)
+            threading.Thread(
+                target=_look, args=(one, url, timeout), daemon=True
+            )
         )
         threads[-1].start()
     for thread in threads:
@@ -259,15 +264,17 @@ def ask_workers(
     return [dataclasses.replace(one) for one in found]
 
 
-def _look(status: WorkerStatus, timeout: float) -> None:
+def _look(status: WorkerStatus, url: str, timeout: float) -> None:
     """At the page of one worker."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    url = status.url
     try:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"need a URL such as {_EXAMPLE}")
-        _ = urllib.parse.urlsplit(url).port  # raises for what is none
+        parts = urllib.parse.urlsplit(url)
+        _ = parts.port  # raises for what is none
+        if "@" in parts.netloc:
+            raise ValueError("need a URL without a user or password")
         with urllib.request.urlopen(url, timeout=timeout) as page:
             text = page.read(_MESSAGE_LIMIT).decode()
             if page.length:
@@ -291,7 +298,7 @@ def _look(status: WorkerStatus, timeout: float) -> None:
     except http.client.BadStatusLine:
         status.error = "no metrics: what listens there does not speak HTTP"
     except Exception as error:  # the page may be anything
-        status.error = f"no metrics: {ascii(str(error))[1:-1]}"
+        status.error = f"no metrics: {ascii(shown(str(error)))[1:-1]}"
     else:
         status.staleness, status.lost, status.error = found, lost, ""
 

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
+from functools import partial
 from typing import Any
 
 import pydantic
 from pydantic import Field
 
 from persia import _core
-from persia.distributed.addresses import WIRE_DTYPES, resolve
+from persia.base.environment import variable
+from persia.base.patience import saying_so, watching
+from persia.distributed.addresses import WIRE_DTYPES, resolve, why_away
 from persia.distributed.security import Security
 from persia.distributed.serving import (
     Listening,
@@ -24,6 +28,9 @@ from persia.distributed.serving import (
     warn_of,
 )
 from persia.errors import InvalidArgument
+
+# Seconds after the grace until requests in hand were told that they ended.
+_CANCELLED = 0.1
 
 __all__ = ["Worker", "WorkerConfig", "serve_worker"]
 
@@ -102,16 +109,26 @@ class Worker:
 
     def __init__(self, config: WorkerConfig) -> None:
         self.config = config
-        servers = config.servers or os.environ.get("PERSIA_SERVERS")
+        servers = config.servers or variable("PERSIA_SERVERS")
         if not servers:
             raise InvalidArgument(
                 "an embedding worker needs the addresses of its parameter "
                 "servers: give --servers, or PERSIA_SERVERS"
             )
         addresses, theirs = resolve(servers, Security.from_environment())
+        cause = partial(why_away, addresses, config.namespace, theirs)
         self._threads = config.threads or len(os.sched_getaffinity(0))
         self._security = config.security()
-        self._core = _core.EmbeddingWorker(
+        with saying_so(addresses, config.timeout, cause):
+            self._core = self._connect(addresses, theirs)
+        watching(self._core.held, cause)
+        self.servers = len(addresses)
+
+    def _connect(
+        self, addresses: list[str], theirs: Security
+    ) -> _core.EmbeddingWorker:
+        config = self.config
+        return _core.EmbeddingWorker(
             servers={
                 "addresses": addresses,
                 "own": None,
@@ -133,7 +150,6 @@ class Worker:
             silence=config.loader_silence,
             loaders=config.loaders,
         )
-        self.servers = len(addresses)
 
     def start(self) -> str:
         """Listens, and says that it is healthy; the address."""
@@ -153,9 +169,15 @@ class Worker:
         """Its counters: see WorkerStats in persia.proto."""
         return self._core.stats()
 
-    def stop(self) -> None:
-        """No more requests; those under way have their grace."""
-        self._core.stop(self.config.grace)
+    def stop(self, grace: float) -> None:
+        """No more requests; those in hand have so many seconds. Then nothing
+        waits for parameter servers any longer."""
+        over = threading.Timer(grace + _CANCELLED, self._core.interrupt)
+        over.daemon = True
+        over.start()
+        self._core.stop(grace)
+        over.cancel()
+        self._core.interrupt()
 
     def close(self) -> None:
         """Ends it. Batches that were not trained are gone."""
@@ -164,7 +186,7 @@ class Worker:
 
 def serve_worker(config: WorkerConfig) -> None:
     """Serves until SIGTERM or SIGINT; a second one ends it at once."""
-    with contextlib.closing(Signals()) as signals:
+    with Signals(config.grace) as signals:
         try:
             with contextlib.closing(Worker(config)) as worker:
                 signals.keep()
@@ -190,8 +212,9 @@ def _run(worker: Worker, signals: Signals) -> None:
         f"serving an embedding worker of {worker.servers} servers on {address}"
     )
     signals.wait()
+    signals.what = "batches that were in hand are offered again"
     say("stopping")
-    worker.stop()
+    worker.stop(min(0.8 * config.grace, signals.left))
     counts = worker.stats()
     left = counts["queued"] + counts["leased"]
     say(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import Field
 
 from persia import _core, admission, errors, eviction
+from persia.base.environment import variable
 from persia.base.options import seconds_of, validated
+from persia.redaction import Location
 
 __all__ = [
     "TrainConfig",
@@ -44,6 +45,9 @@ _PLACES = {
 }
 
 
+Url = Annotated[str, pydantic.AfterValidator(Location)]
+
+
 class TrainConfig(pydantic.BaseModel):
     """The options of a run; their names are those of the flags."""
 
@@ -51,17 +55,18 @@ class TrainConfig(pydantic.BaseModel):
         allow_inf_nan=False,
         extra="forbid",
         frozen=True,
+        hide_input_in_errors=True,
         protected_namespaces=(),
     )
 
-    data: str = Field(
+    data: Url = Field(
         "synthetic",
         description="A file, glob or URL (Parquet, CSV, JSON lines, Arrow, "
         "TFRecord, Criteo's TSV), topics (kafka://BROKER:PORT/TOPIC?group="
         "NAME), NAME:PATH for the logs avazu, criteo and taobao, or a made "
         "click log: synthetic, drift, kwai-video, criteo-syn:100T.",
     )
-    table_schema: str | None = Field(
+    table_schema: Url | None = Field(
         None,
         alias="schema",
         description="Columns of the files: a YAML file (persia schema FILE "
@@ -79,7 +84,7 @@ class TrainConfig(pydantic.BaseModel):
         description="Lines of a file to read at a time and give out in "
         "random order.",
     )
-    eval_data: str | None = Field(
+    eval_data: Url | None = Field(
         None, description="A file or glob to score the model on."
     )
     eval_split: float | None = Field(
@@ -213,7 +218,7 @@ class TrainConfig(pydantic.BaseModel):
         description="About updates that servers had and lost, as they were "
         "started again: raise an error, or continue and count them.",
     )
-    save: str | None = Field(
+    save: Url | None = Field(
         None,
         description="Checkpoint root, a folder or URI: a checkpoint is "
         "written there at the end and at Ctrl-C.",
@@ -258,7 +263,7 @@ class TrainConfig(pydantic.BaseModel):
     best_by: Literal["auc", "logloss"] = Field(
         "auc", description="The score that decides which model is best."
     )
-    log: str | None = Field(
+    log: Url | None = Field(
         None,
         description="A .csv file, or a folder for TensorBoard: loss, AUC and "
         "what the tables do.",
@@ -276,6 +281,13 @@ class TrainConfig(pydantic.BaseModel):
     )
     seed: int = Field(
         0, ge=0, lt=2**64, description="Decides all that is random."
+    )
+    grace: float = Field(
+        30.0,
+        ge=0,
+        le=86400,
+        description="Seconds from SIGTERM until it has ended, its checkpoint "
+        "saved or not.",
     )
     threads: int | None = Field(
         None,
@@ -389,10 +401,15 @@ class TrainConfig(pydantic.BaseModel):
         return ALGORITHMS[self.optimizer]().defaults
 
     def options(self) -> dict[str, Any]:
-        """What :func:`resolve` makes this configuration of again."""
-        return self.model_dump(by_alias=True, exclude_none=True) | (
-            {"staleness": "async"} if self.staleness is None else {}
-        )
+        """What :func:`resolve` makes this configuration of again. The keys in
+        URLs are left out."""
+        options = self.model_dump(by_alias=True, exclude_none=True)
+        if self.staleness is None:
+            options["staleness"] = "async"
+        return {
+            name: str(value) if isinstance(value, Location) else value
+            for name, value in options.items()
+        }
 
 
 def is_made(data: str) -> bool:
@@ -428,12 +445,12 @@ def give_way(
         given: names of options that are given now.
     """
     lines = []
-    for name, variable in _PLACES.items():
-        here, there = os.environ.get(variable), saved.get(name)
+    for name, said in _PLACES.items():
+        here, there = variable(said), saved.get(name)
         if here and there not in (None, here) and name not in given:
             lines.append(
                 f"--{name} {there} of the run that is continued gives way to "
-                f"{variable}={here}"
+                f"{said}={here}"
             )
             saved = {k: v for k, v in saved.items() if k != name}
     return saved, lines
@@ -451,7 +468,7 @@ def check_used(
     """
     synthetic = is_made(config.data)
     tables = "with tables on servers or ranks (--servers)"
-    workers = config.workers or os.environ.get(_PLACES["workers"])
+    workers = config.workers or variable(_PLACES["workers"])
     goes = {
         "samples": (synthetic, "with --data synthetic; files are read whole"),
         "shuffle": (not synthetic, f"with files, not with {config.data}"),

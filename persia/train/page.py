@@ -125,7 +125,7 @@ def _page(
     body = [
         f"<p>Step {manifest.step:,}, saved {manifest.saved[:16]}; "
         f"{trained.config.model} of dim {trained.config.dim} on "
-        f"{html.escape(trained.config.data)}.</p>",
+        f"{html.escape(str(trained.config.data))}.</p>",
         "<h2>Scores</h2>" + _scores(samples),
         "<h2>Calibration</h2>" + _calibration(samples),
         "<h2>AUC by slice</h2>" + _slices(samples, slices),

@@ -62,9 +62,9 @@ def source(config: TrainConfig, data: Dataset | None) -> dict[str, Any]:
     """
     window = {} if config.window is None else {"window": config.window}
     if is_made(config.data):  # row r is a function of (seed, r)
-        return {"data": config.data, "seed": config.seed} | window
-    files: Any = config.data
-    schema: Any = config.table_schema
+        return {"data": str(config.data), "seed": config.seed} | window
+    files: Any = str(config.data)
+    schema: Any = config.table_schema and str(config.table_schema)
     if isinstance(data, Files):
         files = [[os.path.basename(name), n] for name, n in data.sizes]
     if isinstance(data, Files) and not isinstance(data, Criteo):

@@ -13,6 +13,7 @@ from persia import checkpoint, errors
 from persia.checkpoint import files
 from persia.checkpoint.manifest import MANIFEST, Manifest
 from persia.distributed.ranks import side_group
+from persia.redaction import Location
 from persia.train.config import TrainConfig
 
 __all__ = ["Roots", "agreed", "best_root", "newest"]
@@ -28,7 +29,7 @@ _REMEDY = (
 def best_root(root: str) -> str:
     """The path or URI of the best model of runs that save to ``root``."""
     path, mark, query = root.partition("?")
-    return f"{path.rstrip('/')}-best{mark}{query}"
+    return Location(f"{path.rstrip('/')}-best{mark}{query}")
 
 
 def newest(root: str) -> str | None:

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import persia
 from persia import _core, checkpoint, errors, prometheus
+from persia.base.environment import variable
 from persia.base.options import seconds_of
 from persia.checkpoint import files
 from persia.data import Files, Kafka
@@ -129,7 +130,7 @@ class Run:
             accumulate=config.accumulate,
         )
         self._log = _open_log(config.log) if self.rank == 0 else None
-        workers = config.workers or os.environ.get("PERSIA_WORKERS")
+        workers = config.workers or variable("PERSIA_WORKERS")
         self.source: Dataset | persia.Stream = (
             persia.Stream(workers, job=config.job) if workers else self.train
         )
@@ -151,9 +152,9 @@ class Run:
             self._load(resume)
         self.trainer.scheduler = self._scheduler()
         if self.must_save:
-            checkpoint.check(self.store, str(config.save))
+            checkpoint.check(self.store, config.save or "")
         if config.keep_best:
-            checkpoint.check(self.store, best_root(str(config.save)))
+            checkpoint.check(self.store, best_root(config.save or ""))
 
     @property
     def batches(self) -> int | None:
@@ -182,7 +183,7 @@ class Run:
             and self.config.servers != "ranks"
             and (
                 self.config.servers is not None
-                or bool(os.environ.get("PERSIA_SERVERS"))
+                or bool(variable("PERSIA_SERVERS"))
             )
         )
 
@@ -342,7 +343,7 @@ class Run:
         self._judged = step
         if self.best.update(scores, step):
             if self.config.keep_best and self._is_best():
-                root = best_root(str(self.config.save))
+                root = best_root(self.config.save or "")
                 self._save(root, 1, self._place())
         elif self.best.stalled:
             self._gave_up = True

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from persia import errors
+from persia.base.urls import whole
 from persia.data import Files, Kafka, Schema
 from persia.data.paths import find_files
 from persia.datasets import (
@@ -235,7 +236,7 @@ def _kafka(
 ) -> tuple[Kafka, Files | None]:
     """Topics by "kafka://broker:9092/topic?group=name"; several brokers or
     topics have commas between them."""
-    url = urlsplit(config.data)
+    url = urlsplit(whole(config.data))
     options: dict[str, Any] = dict(
         parse_qsl(url.query, keep_blank_values=True)
     )

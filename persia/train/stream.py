@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, NoReturn
 
 import torch
@@ -12,12 +13,14 @@ from torch import Tensor
 
 from persia import _core, errors
 from persia.base.check import number
+from persia.base.patience import saying_so
 from persia.data.jagged import Batch, JaggedBatch
 from persia.distributed.addresses import (
     MESSAGE_LIMIT,
     WIRE_DTYPES,
     job_of,
     resolve_workers,
+    why_workers_away,
 )
 from persia.distributed.security import Security
 from persia.nn.collections import EmbeddingBagCollection
@@ -122,21 +125,24 @@ class Stream:
     def _connect(self, store: Store) -> _core.Rank:
         addresses, security = resolve_workers(self.workers, self.security)
         settings = engine_of(store).arguments.settings
-        return _core.Rank(
-            {
-                "addresses": addresses,
-                "namespace": settings.namespace,
-                "rank": store.rank,
-                "world": store.world,
-                "timeout": self.timeout,
-                "message_limit": MESSAGE_LIMIT,
-                "dtype": WIRE_DTYPES.index(settings.wire_dtype),
-                "security": security.arguments(),
-                "move_after": self.move_after,
-                "stream": 0,
-                "job": job_of(self.job),
-            }
+        config = {
+            "addresses": addresses,
+            "namespace": settings.namespace,
+            "rank": store.rank,
+            "world": store.world,
+            "timeout": self.timeout,
+            "message_limit": MESSAGE_LIMIT,
+            "dtype": WIRE_DTYPES.index(settings.wire_dtype),
+            "security": security.arguments(),
+            "move_after": self.move_after,
+            "stream": 0,
+            "job": job_of(self.job),
+        }
+        cause = partial(
+            why_workers_away, addresses, settings.namespace, security
         )
+        with saying_so(addresses, self.timeout, cause, "embedding workers"):
+            return _core.Rank(config)
 
 
 def open_pass(

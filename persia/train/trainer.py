@@ -212,6 +212,7 @@ class Trainer:
         self._lookups: list[float] = []  # when those that run now began
         self._training = False  # a batch is, so its lookups count
         self._compiles = compile
+        self._waits = False  # for a batch
         self._forward: Callable[..., torch.Tensor] = model
         if compile:
             self._forward = torch.compile(model)
@@ -240,7 +241,19 @@ class Trainer:
             InvalidArgument: a batch has no label, or one that is not 0 or 1.
             NonFiniteGradient: the loss became NaN or infinite.
         """
-        self._stop = False
+        try:
+            return self._fit(dataset, epochs, on_progress, every, hooks)
+        finally:
+            self._stop = False
+
+    def _fit(
+        self,
+        dataset: Iterable[Batch] | Stream,
+        epochs: int,
+        on_progress: Callable[[Progress], object] | None,
+        every: float,
+        hooks: Sequence[Every],
+    ) -> bool:
         self.model.train()
         due = _Due(hooks, self.step)
         with self._lookups_timed():
@@ -291,9 +304,32 @@ class Trainer:
         return self._gathered > 0
 
     def stop(self) -> None:
-        """Makes :meth:`fit` return after the batch it is at, in all ranks
-        (for a signal handler)."""
+        """Makes :meth:`fit` return after the batch it is at, or the next one
+        at once, in all ranks."""
         self._stop = True
+
+    def interrupt(self) -> None:
+        """The same for the handler of a signal: it does not wait for another
+        batch either."""
+        self._stop = True
+        if self._waits:
+            raise _Stopped
+
+    def _unless_stopped(self, what: Callable[[], Any]) -> Any:
+        """What a call that may wait for data returns; None: it was stopped."""
+        if self._stop:
+            return None
+        try:
+            return self._waiting(what)
+        except _Stopped:
+            return None
+
+    def _waiting(self, what: Callable[[], Any]) -> Any:
+        self._waits = True
+        try:
+            return what()
+        finally:
+            self._waits = False
 
     @torch.no_grad()
     def evaluate(self, dataset: Iterable[Batch]) -> Scores:
@@ -361,13 +397,18 @@ class Trainer:
             staleness=self.staleness,
             prefetch=self.prefetch,
         )
-        with contextlib.closing(iter(loader)) as batches:
+        opened = self._unless_stopped(lambda: iter(loader))
+        if opened is None:
+            return False
+        with contextlib.closing(opened) as batches:
             while True:
-                batch = next(batches, None)
+                batch = self._unless_stopped(lambda: next(batches, None))
                 waited = time.perf_counter() - before
                 clock.lookup += waited - (clock.data - data)
                 ended, stopped, *now_due = self._agree(
-                    batch is None, self._stop, *due.find(self)
+                    batch is None and not self._stop,
+                    self._stop,
+                    *due.find(self),
                 )
                 before += self._call(due, now_due)
                 if ended and isinstance(dataset, Stream):
@@ -550,6 +591,10 @@ def _skip_rest(batch: Batch | None, batches: Iterator[Batch]) -> None:
     while batch is not None:
         batch.skip()
         batch = next(batches, None)
+
+
+class _Stopped(BaseException):
+    """A signal came while the loop waited for a batch."""
 
 
 def _without(batches: Iterator[Batch], samples: int) -> Iterator[Batch]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 #: Packages and modules of persia; those of a line may import each other.
 PACKAGES = (
-    ("_core", "errors"),
+    ("_core", "errors", "redaction"),
     ("base",),
     ("distributed", "optim", "admission", "eviction"),
     ("data",),

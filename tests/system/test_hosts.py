@@ -67,6 +67,7 @@ def begin(host: str, *command: str) -> subprocess.Popen[str]:
             OMP_NUM_THREADS="1",
             GLOO_SOCKET_IFNAME="link0",
             PERSIA_INSECURE="1",
+            PERSIA_JOB_SECRET="plum",
         ),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -129,22 +130,21 @@ def test_four_roles_on_two_hosts(
         assert same(four, want)
 
 
-def test_a_job_on_two_hosts_gives_the_bits_of_one(
-    hosts: list[tuple[str, str]], tmp_path: Path
-) -> None:
-    scenarios = ["train", "hybrid"]
+def run_on_both(
+    hosts: list[tuple[str, str]], *words: str, **more: str
+) -> list[tuple[int, str]]:
+    """The status and output of a rank on each machine."""
     jobs = []
     for i, (name, _) in enumerate(hosts):
         command = ["ip", "netns", "exec", name, sys.executable]
         command += ["-m", "torch.distributed.run", "--nnodes", "2"]
         command += ["--node-rank", str(i), "--nproc-per-node", "1"]
         command += ["--master-addr", hosts[0][1], "--master-port", str(PORT)]
-        command += [ranks.__file__, str(tmp_path), *scenarios]
         jobs.append(
             subprocess.Popen(
-                command,
+                [*command, *words],
                 env=environment(
-                    OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="link0"
+                    OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="link0", **more
                 ),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -152,15 +152,32 @@ def test_a_job_on_two_hosts_gives_the_bits_of_one(
             )
         )
     try:
-        for job in jobs:
-            text, _ = job.communicate(timeout=120)
-            assert job.returncode == 0, text
+        texts = [job.communicate(timeout=120)[0] for job in jobs]
+        return [(j.returncode, t) for j, t in zip(jobs, texts, strict=True)]
     finally:
         for job in jobs:
             job.kill()
+
+
+def test_a_job_on_two_hosts_gives_the_bits_of_one(
+    hosts: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    words = [ranks.__file__, str(tmp_path), "train", "hybrid"]
+    for status, text in run_on_both(hosts, *words, PERSIA_JOB_SECRET="plum"):
+        assert status == 0, text
     alone = launch(tmp_path / "alone", "train")["train"]
     for rank in range(2):
         trained = torch.load(tmp_path / f"train.{rank}.pt")
         assert same(trained, alone[rank])
         counted = torch.load(tmp_path / f"hybrid.{rank}.pt")
         assert counted["value"] == 100
+
+
+def test_a_job_on_two_hosts_without_a_secret_is_refused(
+    hosts: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    for status, text in run_on_both(
+        hosts, ranks.__file__, str(tmp_path), "train"
+    ):
+        assert status and "PERSIA_JOB_SECRET" in text
+    assert not list(tmp_path.iterdir())

@@ -575,4 +575,4 @@ def test_a_second_signal_does_not_wait() -> None:
         server.process.send_signal(signal.SIGINT)
         os.kill(server.process.pid, signal.SIGCONT)
         server.process.communicate(timeout=60)
-        assert server.process.returncode in (0, -signal.SIGINT)
+        assert server.process.returncode in (0, 130, 143)

@@ -303,8 +303,8 @@ def test_urls_of_something_else_are_named() -> None:
     assert done.returncode == 1, done.stderr
     assert re.search(rf"{server.address} +0/1 ", done.stdout)
     assert not done.stderr
-    for worker in workers:
-        assert urls[worker.url] in worker.error
+    for words, worker in zip(urls.values(), workers, strict=True):
+        assert words in worker.error
         assert f"{worker.url}: {worker.error}\n" in done.stdout
     for page in pages.values():
         page.socket.close()

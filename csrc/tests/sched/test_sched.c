@@ -487,6 +487,28 @@ static void test_future_wait_can_be_interrupted(void **state)
     persia_future_destroy(f);
 }
 
+static void wait_in_a_job(void *ctx)
+{
+    future **f = ctx; /* what it waits for, and what it completes */
+    persia_future_complete(f[1], persia_future_wait(f[0], 0));
+}
+
+static void test_jobs_can_be_interrupted(void **state)
+{
+    (void)state;
+    sched *s;
+    future *f[2];
+    assert_int_equal(persia_sched_create(1, &s), PERSIA_OK);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(persia_future_create(&f[i]), PERSIA_OK);
+    assert_int_equal(persia_sched_submit(s, wait_in_a_job, f), PERSIA_OK);
+    persia_sched_interrupt(s);
+    assert_int_equal(persia_future_wait(f[1], 0), PERSIA_EINTR);
+    persia_sched_destroy(s);
+    for (int i = 0; i < 2; i++)
+        persia_future_destroy(f[i]);
+}
+
 static void *wait_for(void *f)
 {
     return (void *)(intptr_t)persia_future_wait(f, 0);
@@ -529,6 +551,7 @@ int main(void)
         cmocka_unit_test(test_future_carries_result_and_text),
         cmocka_unit_test(test_future_timeout),
         cmocka_unit_test(test_future_wait_can_be_interrupted),
+        cmocka_unit_test(test_jobs_can_be_interrupted),
         cmocka_unit_test(test_future_wakes_all_waiters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

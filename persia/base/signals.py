@@ -1,0 +1,201 @@
+"""How a process ends at SIGTERM and Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import NoReturn, Self
+
+__all__ = ["NUMBERS", "Ended", "Ending", "end_on_sigterm", "ended"]
+
+NUMBERS = (signal.SIGTERM, signal.SIGINT)
+
+_AT_ONCE = 1.0  # seconds that the main thread has, at least
+_SAY = 200  # ms that stderr has to take the last line
+
+
+class Ended(SystemExit):
+    """A signal ends the process: its code is 128 and the signal's number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+
+
+def end_on_sigterm() -> None:
+    """SIGTERM ends this process at once from now on, where nothing else was
+    decided. The first process of a container would ignore it otherwise."""
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
+
+
+def ended() -> int | None:
+    """The signal for which :class:`Ended` was raised. Code of others may have
+    made another exception of it."""
+    return _ended[0] if _ended else None
+
+
+_ended: list[int] = []
+
+
+def _raise(number: int) -> NoReturn:
+    _ended.append(number)
+    raise Ended(number)
+
+
+class Ending:
+    """How a process ends that may wait for peers, files or mounts.
+
+    The first SIGTERM or SIGINT calls ``first`` in the main thread. Whatever
+    that thread does then, the process ends when ``grace`` seconds are over
+    (one, if it is less), and one second after another signal. A thread sees
+    to it: the main thread may be in a call that no signal interrupts.
+
+    Args:
+        grace: seconds from the first signal.
+        first: is called with its number. Default: raises :class:`Ended`.
+        patient: signals after which there is no limit of time.
+
+    Attributes:
+        number: the first signal; None: there was none.
+        what: what is not done if the grace is over, for the last line.
+        status: the exit status then. None: 128 and the signal's number.
+    """
+
+    def __init__(
+        self,
+        grace: float,
+        first: Callable[[int], object] = _raise,
+        *,
+        patient: tuple[int, ...] = (),
+    ) -> None:
+        self.grace = grace
+        self.first = first
+        self.number: int | None = None
+        self.what = "not all was done"
+        self.status: int | None = None
+        self._patient = patient
+        self._until = math.inf
+        self._taken = 0
+        self._came = threading.Event()
+        # A signal writes its number into one end, which wakes the thread.
+        self._receive, self._send = socket.socketpair()
+        self._send.setblocking(False)
+        self._before = {n: signal.signal(n, self._take) for n in NUMBERS}
+        self._old = signal.set_wakeup_fd(
+            self._send.fileno(), warn_on_full_buffer=False
+        )
+        _active.add(self)
+        threading.Thread(
+            target=self._watch, name="persia-signals", daemon=True
+        ).start()
+
+    def wait(self) -> None:
+        """Until there was a signal."""
+        self._came.wait()
+
+    @property
+    def left(self) -> float:
+        """Seconds of the grace that are left."""
+        if self.number is None:
+            return self.grace
+        return max(0.0, self._until - time.monotonic())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """After a signal the limit holds until the process has ended."""
+        if self.number is None:
+            self.close()
+
+    def close(self) -> None:
+        """Signals do what they did before."""
+        _active.discard(self)
+        signal.set_wakeup_fd(self._old)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._send.close()
+
+    def _take(self, number: int, frame: object) -> None:
+        """In the main thread. It takes no lock, which that may hold."""
+        self._taken += 1
+        if self._taken > 1:
+            _raise(number)
+        self.first(number)
+
+    def _watch(self) -> None:
+        until = math.inf
+        while True:
+            left = until - time.monotonic()
+            if left <= 0:
+                self._end()
+            self._receive.settimeout(None if left == math.inf else left)
+            try:
+                numbers = self._receive.recv(64)
+            except TimeoutError:
+                continue
+            if not numbers:
+                self._receive.close()
+                return
+            for number in numbers:
+                if number in NUMBERS:
+                    first = self.number is None
+                    until = self._begin(number) if first else _soon()
+                    self._came.set()
+
+    def _begin(self, number: int) -> float:
+        """When the process ends at the latest."""
+        if number not in self._patient:
+            self._until = time.monotonic() + max(self.grace, _AT_ONCE)
+        self.number = number
+        return self._until
+
+    def _end(self) -> NoReturn:
+        assert self.number is not None
+        status = 128 + self.number if self.status is None else self.status
+        kind = "error[DeadlineExceeded]" if status else "warning"
+        name = signal.Signals(self.number).name
+        _say(
+            f"persia: {kind}: ended {self.grace:g} s after {name}: "
+            f"{self.what}\n"
+        )
+        os._exit(status)
+
+
+def _soon() -> float:
+    return time.monotonic() + _AT_ONCE
+
+
+def _say(text: str) -> None:
+    """On stderr, if that takes it: its lock may be another thread's."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        fd = sys.__stderr__.fileno()  # type: ignore[union-attr]
+        room = select.poll()
+        room.register(fd, select.POLLOUT)
+        if room.poll(_SAY):
+            os.write(fd, text.encode())
+
+
+_active: set[Ending] = set()
+
+
+def _forget() -> None:
+    """In a forked child: its signals are not those of its parent."""
+    if not _active:
+        return
+    _active.clear()
+    with contextlib.suppress(ValueError):
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,307 @@
+"""SIGTERM and Ctrl-C of every role, whatever it waits for: servers, workers,
+a folder that hangs. No test measures a time: each process waits for something
+that does not come within its timeout of ten minutes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from persia import _core
+from persia.distributed.status import ask_embedding
+from tests.system.processes import environment, wait_until
+
+if not _core.GRPC[0].isdigit():
+    pytest.skip("built without gRPC", allow_module_level=True)
+
+SHIM = Path(__file__).with_name("hanging.c")
+FOREVER = "600"
+CONTAINER = ("unshare", "--pid", "--fork", "--mount-proc")
+
+
+class Role:
+    """A process of ``persia``; ``pid`` is its own, also in a container."""
+
+    def __init__(self, *words: str, first: bool = False, **more: str) -> None:
+        command = [sys.executable, "-m", "persia", *words]
+        self.process = subprocess.Popen(
+            [*CONTAINER, *command] if first else command,
+            env=environment(**more),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = self.process.pid
+        if first:
+            self.pid = wait_until(functools.partial(_child, self.pid))
+
+    def line(self, pattern: str) -> str:
+        """The first group of the next line that has the pattern."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if found := re.search(pattern, line):
+                return found[1] if found.groups() else line
+        raise AssertionError(self.process.communicate(timeout=60)[1])
+
+    def end(self, *numbers: int) -> tuple[int, str]:
+        """Its status after these signals, and what it wrote to stderr."""
+        for number in numbers:
+            os.kill(self.pid, number)
+        _, messages = self.process.communicate(timeout=100)
+        return self.process.returncode, messages
+
+
+def _child(pid: int) -> int:
+    """The process in the container, once it is Python and catches SIGTERM."""
+    try:
+        tasks = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return int(tasks[0]) if _catches(int(tasks[0])) else 0
+    except (OSError, IndexError):
+        return 0
+
+
+def _catches(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"SigCgt:\s*(\w+)", status)
+    return bool(found and int(found[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+@contextlib.contextmanager
+def role(*words: str, first: bool = False, **more: str) -> Iterator[Role]:
+    made = Role(*words, first=first, **more)
+    try:
+        yield made
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(made.pid, signal.SIGKILL)
+        made.process.kill()
+        made.process.communicate(timeout=60)
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[socket.socket]:
+    """What takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(60)
+        yield listener
+
+
+def at(words: str, listener: socket.socket) -> list[str]:
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    return [word.replace("ADDRESS", address) for word in words.split()]
+
+
+WAITING = [
+    "feed synthetic --workers ADDRESS --timeout 600",
+    "train synthetic --servers ADDRESS",
+    "serve worker --servers ADDRESS --timeout 600",
+]
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """See hanging.c."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    made = tmp_path_factory.mktemp("shim") / "hanging.so"
+    command = [compiler, "-shared", "-fPIC", "-o", made, SHIM, "-ldl"]
+    subprocess.run(command, check=True)
+    return made
+
+
+def hangs(shim: Path, call: str, path: str, when: Path) -> dict[str, str]:
+    """Variables of a process whose calls of that path hang from some time."""
+    return {
+        "LD_PRELOAD": str(shim),
+        "HANG_CALL": call,
+        "HANG_PATH": path,
+        "HANG_WHEN": str(when),
+    }
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["", "early"])
+@pytest.mark.parametrize("first", [False, True], ids=["", "pid 1"])
+@pytest.mark.parametrize("words", WAITING)
+def test_what_waits_for_others(words: str, first: bool, early: bool) -> None:
+    if first and subprocess.run([*CONTAINER, "true"], check=False).returncode:
+        pytest.skip("may not make a namespace of processes")
+    with (
+        silent() as listener,
+        role(*at(words, listener), first=first) as waiting,
+    ):
+        if early:
+            wait_until(functools.partial(_catches, waiting.pid))
+        else:
+            listener.accept()
+        status, messages = waiting.end(signal.SIGTERM)
+        assert "Traceback" not in messages
+        serves = words.startswith("serve") and not early
+        assert status == (0 if serves else 143), messages
+
+
+@pytest.mark.parametrize("words", WAITING[:2])
+def test_ctrl_c_of_what_waits(words: str) -> None:
+    with silent() as listener, role(*at(words, listener)) as waiting:
+        listener.accept()
+        status, messages = waiting.end(signal.SIGINT)
+        assert (status, "Traceback" in messages) == (130, False), messages
+
+
+@pytest.mark.parametrize("call", ["open", "rename", "fsync"])
+@pytest.mark.parametrize("grace", ["0", "2"])
+def test_a_server_saves_into_a_folder_that_hangs(
+    tmp_path: Path, shim: Path, call: str, grace: str
+) -> None:
+    when = tmp_path / "when"
+    flags = ["--port", "0", "--checkpoints", str(tmp_path / "folder")]
+    flags += ["--save-on-exit", "job", "--grace", grace]
+    broken = hangs(shim, call, "job-0-of-1", when)
+    with role("serve", "ps", *flags, **broken) as server:
+        server.line("serving shard")
+        when.touch()
+        status, messages = server.end(signal.SIGTERM)
+        assert status == 1
+        assert messages.startswith("persia: error[DeadlineExceeded]")
+        assert "job" in messages and messages.count("\n") == 1
+    # It is no checkpoint; the next life begins without.
+    with role("serve", "ps", *flags, "--restore", "job", "--or-empty") as next:
+        next.line("serving shard")
+        assert next.end(signal.SIGTERM) == (0, "")
+
+
+def test_a_second_signal_while_a_folder_hangs(
+    tmp_path: Path, shim: Path
+) -> None:
+    when = tmp_path / "when"
+    flags = ["--port", "0", "--checkpoints", str(tmp_path / "folder")]
+    flags += ["--save-on-exit", "job", "--grace", FOREVER]
+    broken = hangs(shim, "rename", "job-0-of-1", when)
+    with role("serve", "ps", *flags, **broken) as server:
+        server.line("serving shard")
+        when.touch()
+        os.kill(server.pid, signal.SIGTERM)
+        server.line("stopping")
+        # 1: the main thread was in a call that nothing interrupts.
+        assert server.end(signal.SIGINT)[0] in (1, 130)
+
+
+@contextlib.contextmanager
+def training(*flags: str) -> Iterator[tuple[Role, Role, Role, Role]]:
+    """A server, a worker, a loader and a trainer that has trained."""
+    many = ["synthetic", "--samples", "100000000"]
+    with role("serve", "ps", "--port", "0") as server:
+        servers = server.line(r"on (\S+)$")
+        worker_flags = ["--servers", servers, "--timeout", FOREVER]
+        with role(
+            *("serve", "worker", "--port", "0", *worker_flags, *flags)
+        ) as worker:
+            workers = worker.line(r"on (\S+)$")
+            with (
+                role(*("feed", *many, "--workers", workers, *flags)) as loader,
+                role(
+                    *("train", *many, "--servers", servers),
+                    *("--workers", workers, *flags),
+                ) as trainer,
+            ):
+                trainer.line("samples/s")
+                yield server, worker, loader, trainer
+
+
+def test_all_roles_when_the_servers_are_gone() -> None:
+    with training("--grace", "2") as (server, worker, loader, trainer):
+        server.process.kill()
+        server.process.wait()
+        status, messages = worker.end(signal.SIGTERM)
+        assert status == 0, messages
+        assert loader.end(signal.SIGTERM)[0] == 143
+        # Its step fails, or does not end.
+        status, messages = trainer.end(signal.SIGTERM)
+        assert status in (1, 143) and "Traceback" not in messages
+
+
+def test_all_roles_at_once() -> None:
+    with training("--grace", "4") as roles:
+        for one in roles:
+            os.kill(one.pid, signal.SIGTERM)
+        statuses = [one.end()[0] for one in roles]
+        assert statuses[:3] == [0, 0, 143]
+        assert statuses[3] in (1, 143)
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
+)
+def test_a_trainer_saves(tmp_path: Path, number: int, status: int) -> None:
+    root = tmp_path / "out"
+    flags = ["--samples", "100000000", "--save", str(root)]
+    with role("train", "synthetic", *flags) as trainer:
+        trainer.line("samples/s")
+        assert trainer.end(number)[0] == status
+    assert (root / "LATEST").exists()
+
+
+def test_a_trainer_saves_into_a_folder_that_hangs(
+    tmp_path: Path, shim: Path
+) -> None:
+    when, root = tmp_path / "when", tmp_path / "out"
+    flags = ["--samples", "100000000", "--save", str(root), "--grace", "2"]
+    broken = hangs(shim, "rename", "out/", when)
+    with role("train", "synthetic", *flags, **broken) as trainer:
+        trainer.line("samples/s")
+        when.touch()
+        status, messages = trainer.end(signal.SIGTERM)
+        assert status == 143
+        assert "error[DeadlineExceeded]" in messages and str(root) in messages
+    assert not (root / "LATEST").exists()
+
+
+def test_launch_ends_what_does_not_end(tmp_path: Path, shim: Path) -> None:
+    """All within one grace, though command, worker and server all hang."""
+    when = tmp_path / "when"
+    ignores = "import signal, time; signal.signal(15, signal.SIG_IGN);"
+    ignores += "print('ready', flush=True); time.sleep(600)"
+    flags = ["--workers", "1", "--checkpoints", str(tmp_path / "folder")]
+    flags += ["--save-on-exit", "job", "--grace", "6"]
+    broken = hangs(shim, "rename", "job-0-of-1", when)
+    with role(
+        *("launch", *flags, "--", sys.executable, "-c", ignores), **broken
+    ) as launch:
+        launch.line("ready")
+        when.touch()
+        status, messages = launch.end(signal.SIGTERM)
+        assert status in (137, 143)
+        assert re.search(r"killing job\n(.*\n)*.*killing ps0", messages)
+
+
+def test_a_trainer_that_waits_for_a_batch(tmp_path: Path) -> None:
+    """No loader sends any. It saves what it has at once."""
+    root = tmp_path / "out"
+    flags = ["--port", "0", "--checkpoints", str(tmp_path)]
+    with role("serve", "ps", *flags) as server:
+        servers = server.line(r"on (\S+)$")
+        flags = ["--port", "0", "--servers", servers]
+        with role("serve", "worker", *flags) as worker:
+            workers = worker.line(r"on (\S+)$")
+            flags = ["--servers", servers, "--workers", workers]
+            flags += ["--save", str(root), "--grace", FOREVER]
+            with role("train", "synthetic", *flags) as trainer:
+
+                def waits() -> bool:
+                    (found,) = ask_embedding([workers], interval=0)
+                    return bool(found.stats and found.stats["ranks"])
+
+                wait_until(waits)
+                assert trainer.end(signal.SIGTERM)[0] == 143
+    assert (root / "LATEST").exists()
