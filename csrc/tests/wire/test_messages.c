@@ -27,7 +27,7 @@
 #define LEDGER(n)                                                             \
     {                                                                         \
         .stream = 77 + (n), .watermark = 300 + (n), .window = { [n] = 5 },    \
-        .skipped = 200 + (n)                                                  \
+        .skipped = 200 + (n), .gaps = { 1, 2, [31] = UINT64_MAX }             \
     }
 
 enum { N = 300, DIM = 5 };
@@ -38,7 +38,7 @@ static uint32_t rows[N];
 static uint8_t found[N];
 
 static wire_hello hello = {
-    CALLER, 1, "space", 2, 4, 5, 1, 6, 1, 3
+    CALLER, 1, "space", 2, 4, 5, 1, 6, 1, 3, 7
 };
 static table_spec specs[] = { SPEC, { .name = "item", .dim = 4096 } };
 static wire_slot_run runs[] = { { 4095, 4096, 1 }, { 0, 5, 1u << 31 } };
@@ -67,7 +67,7 @@ static wire_push_table push_tables[] = {
     { { 7, 2, 9, floats + 1, NULL, NULL }, ids + 5, { .grad_scale = 1 }, 0 },
 };
 static wire_push push = {
-    CALLER, 8, 9, 7, 10, 2, 3, WIRE_FP32, push_tables, 3, 11, 0, 1
+    CALLER, 8, 9, 7, 10, 2, 3, WIRE_FP32, push_tables, 3, 11, 0, 1, 1
 };
 static uint64_t left[] = { 0, 127, 4095 };
 static wire_push_reply push_reply = {
@@ -116,20 +116,25 @@ static wire_tensor tensors[] = {
 };
 static wire_submit submit = {
     CALLER, 5, 9, 8, 3, batch_features, 2, { N, ids }, { 7, ids }, tensors,
-    2, { N, floats }, 4, UINT64_MAX >> 3, 9, 2
+    2, { N, floats }, 4, UINT64_MAX >> 3, 9, 2, 6
 };
 static uint64_t ends[] = { 0, 9, 9, UINT64_MAX };
 static wire_heartbeat heartbeat = {
-    CALLER, 5, 9, 8, 1, 3, ends, 4, { 7, 0, UINT64_MAX }, 1, 3, 1
+    CALLER, 5, 9, 8, 1, 3, ends, 4, { 7, 0, UINT64_MAX }, 1, 3, 1, 2
 };
 static wire_batch_name held[] = { { 5, 1 }, { UINT64_MAX, 1ull << 40 } };
-static wire_submit_reply submit_reply = { SUBMIT_FULL, left, 3, 4 };
-static wire_take take = { CALLER, 3, 1, 2, WIRE_BF16, held, 2, 1, 3, 1 };
+static wire_failed_batch failed[] = {
+    { 1, "LimitReached", "too long" }, { UINT64_MAX, "UpdatesLost", "" }
+};
+static wire_submit_reply submit_reply = {
+    SUBMIT_FULL, left, 3, 4, failed, 2, 5
+};
+static wire_take take = { CALLER, 3, 1, 2, WIRE_BF16, held, 2, 1, 3, 1, 4 };
 static wire_loader_part parts[] = { { 5, 6, 7, { 1, [15] = 2 } },
                                     { .stream = 8 } };
 static wire_take_reply take_reply = {
     TAKE_END, 1, 2, 3, 4, WIRE_FP16, values, 3, tensors, 2, values, 2,
-    { 8, places, floats }, { 7, places }, 7, parts, 2
+    { 8, places, floats }, { 7, places }, 7, parts, 2, 8, 9, 10, 11
 };
 static wire_values grads[] = { { 4095, DIM, N, floats, NULL, NULL } };
 static optim_hyper hypers[] = {
@@ -141,10 +146,12 @@ static wire_return give_back = {
 };
 static wire_table_sum table_sums[] = { { 4095, DIM, N, ids, floats } };
 static wire_sums_reply sums_reply = { 1, 1, table_sums, 1 };
-static wire_return_reply return_reply = { RETURNED_GONE, 1, 2, 3, 4, 5 };
+static wire_return_reply return_reply = {
+    RETURNED_GONE, 1, 2, 3, 4, 5, 6
+};
 static wire_worker_stats_reply worker_stats_reply = {
     1, { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19,
-         20, 21, 22, 23 }
+         20, 21, 22, 23, 24 }
 };
 
 static const void *const samples[MESSAGES_N] = {
