@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -132,9 +133,14 @@ def test_a_checkpoint_that_was_loaded_counts(
         assert one.value() == 1
 
 
-def test_restores_are_in_order(tmp_path: Path) -> None:
+def test_restores_are_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what servers had, whatever clocks say; else by the clock."""
+    now = time.time_ns()
     ids = [0]
-    for _ in range(5):
+    for step in 0, 0, -(10**12), -(10**15), 10**12:
+        monkeypatch.setattr(time, "time_ns", lambda s=step: now + s)
         ids.append(manifests.next_restore(ids))
     assert ids == sorted(set(ids))
+    monkeypatch.setattr(time, "time_ns", lambda: now + 2 * 10**12)
+    assert manifests.next_restore([]) > ids[-1]
     assert manifests.next_restore([2**64 - 1]) < 2**64

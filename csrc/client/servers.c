@@ -319,13 +319,18 @@ void client_note_lost(ps_client *r, const server *to, uint64_t lost)
     client_note_text(r, text);
 }
 
-/* Whether another client has put other rows there, in one life of it. */
+/* Whether another client has put other rows there: in one life of it, or
+ * before it was started again with these. */
 static int is_replaced(ps_client *r, server *to, const wire_hello_reply *m,
                        enum greet_reason reason)
 {
-    const wire_caller known = server_caller(r, to);
-    return reason == GREET_REPAIR && !atomic_load(&r->loading) &&
-           m->boot == known.boot && m->lineage != known.lineage;
+    if (reason != GREET_REPAIR || atomic_load(&r->loading))
+        return 0;
+    pthread_mutex_lock(&to->lock);
+    const int is = m->boot == to->boot ? m->lineage != to->lineage
+                                       : m->restore > to->restore;
+    pthread_mutex_unlock(&to->lock);
+    return is;
 }
 
 /* A server that was started again has lost updates, which are counted, but
@@ -336,7 +341,7 @@ static int take_restore(ps_client *r, server *to, uint64_t deadline,
     pthread_mutex_lock(&to->lock);
     const uint64_t restore = to->restore;
     pthread_mutex_unlock(&to->lock);
-    if (m->restore == restore || atomic_load(&r->restores) != RESTORES_ONE)
+    if (m->restore >= restore || atomic_load(&r->restores) != RESTORES_ONE)
         return PERSIA_OK;
     wire_hello takes = make_hello(r, CLAIM_STREAM);
     takes.caller.boot = m->boot;
@@ -364,11 +369,11 @@ static int greet(ps_client *r, server *to, uint64_t deadline,
             "%s was shard %u of %u and is shard %u of %u now; open "
             "the store again",
             to->address, shard, r->servers_n, m.shard, m.shards);
-    /* In one life of the server another process has loaded them: maybe one of
-     * this job, whose lookups continue meanwhile. */
-    const int other = !rc && m.boot != to->boot &&
-                      is_other_training(r, to, m.lineage);
+    /* Another process has loaded them: maybe one of this job, whose lookups
+     * continue meanwhile. */
     const int replaced = !rc && is_replaced(r, to, &m, reason);
+    const int other = !rc && !replaced && m.boot != to->boot &&
+                      is_other_training(r, to, m.lineage);
     if ((other || replaced) && reason == GREET_REPAIR)
         rc = check_history(r, to, &m);
     wire_caller who = {.client = r->client,
@@ -389,7 +394,7 @@ static int greet(ps_client *r, server *to, uint64_t deadline,
         *top = numbers_wire_top(&m.ledger);
         client_learn(r, &m);
         pthread_mutex_lock(&to->lock);
-        const uint64_t lost = server_lost(to, &m, other);
+        const uint64_t lost = replaced ? 0 : server_lost(to, &m, other);
         numbers_set there;
         numbers_from_wire(&there, &m.ledger);
         const uint64_t gone = replaced ? server_acked_beyond(to, &there.w)
@@ -567,6 +572,21 @@ void persia_client_set_t(ps_client *r, uint64_t base)
     pthread_mutex_unlock(&r->lock);
 }
 
+/* It took on the restore of the others meanwhile: maybe they have, too. */
+static void note_restore(ps_client *r, server *to, const wire_hello_reply *m)
+{
+    int one = RESTORES_ONE;
+    pthread_mutex_lock(&to->lock);
+    const int taken = m->boot == to->boot && m->lineage == to->lineage &&
+                      m->restore != to->restore;
+    if (taken)
+        to->restore = m->restore;
+    pthread_mutex_unlock(&to->lock);
+    if (taken)
+        (void)atomic_compare_exchange_strong(&r->restores, &one,
+                                             RESTORES_UNSURE);
+}
+
 /* Greets the server if it was started again. */
 static int look_at(ps_client *r, server *to, uint64_t deadline)
 {
@@ -576,6 +596,8 @@ static int look_at(ps_client *r, server *to, uint64_t deadline)
     int rc = ask_hello(r, to, CLAIM_STREAM, deadline, &m);
     if (!rc && (m.boot != boot || m.lineage != lineage))
         rc = server_repair(r, to, boot, deadline);
+    else if (!rc)
+        note_restore(r, to, &m);
     return rc;
 }
 

@@ -225,7 +225,7 @@ static PyObject *taken_lookup(PyObject *self, PyObject *args)
     int rc = persia_store_get(handle, "data loader", &s, &c);
     if (rc)
         return py_raise(rc);
-    rc = persia_taken_lookup(t->taken, s, persia_client_indexes(c), batch);
+    rc = persia_taken_lookup(t->taken, s, c, batch);
     persia_store_put(s);
     return rc ? py_raise(rc) : Py_NewRef(Py_None);
 }

@@ -55,10 +55,11 @@ static int has_queued(const role_service *s, const role_job *j)
     return o != NULL;
 }
 
+/* Those of streams that have ended are looked up with its plan, too. */
 static int has_leased(const role_service *s, const role_job *j)
 {
     const offer *o = s->leased;
-    while (o && (o->stream->old || o->stream->job != j))
+    while (o && o->stream->job != j)
         o = o->next;
     return o != NULL;
 }

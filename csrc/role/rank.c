@@ -477,7 +477,7 @@ static int take(role_taken *t)
         if (rc && !t->from && link_is_any_there(&r->c))
             return rc;
         role_link *l = t->from ? t->from : &r->c.links[0];
-        if (rc && (rc = link_retry(&r->c, l, rc, until)))
+        if (rc && (rc = rank_retry(t, l, rc, until)))
             return rc;
     }
 }
@@ -567,7 +567,7 @@ static int run_lookup(void *owner)
     if (rc || t->m.status != TAKE_BATCH)
         return rc;
     t->source.samples = t->m.samples;
-    t->index = persia_index_pool_new(t->pool);
+    t->index = persia_index_pool_new(persia_client_indexes(t->c));
     if (!t->index)
         return PERSIA_ENOMEM;
     atomic_fetch_add(&t->references, 1);
@@ -586,14 +586,14 @@ static void release_lookup(void *owner)
     persia_taken_put(t);
 }
 
-int persia_taken_lookup(role_taken *t, store *s, index_pool *pool,
+int persia_taken_lookup(role_taken *t, store *s, ps_client *c,
                         uint64_t batch)
 {
     const store_lookup l = {.take = run_lookup,
                             .index = &t->index,
                             .owner = t,
                             .release = release_lookup};
-    t->pool = pool;
+    t->c = c;
     atomic_fetch_add(&t->references, 1);
     order_enter(t);
     int rc = persia_store_batch_lookup(s, batch, &l);

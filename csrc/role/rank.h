@@ -77,7 +77,7 @@ struct role_taken {
     uint64_t place;       /* that it asks for; 0: any */
     size_t tries;         /* links that have none */
     int look;             /* it is not this link's turn */
-    index_pool *pool;     /* of the store that looks it up */
+    ps_client *c;         /* of the store that looks it up */
     batch_index *index;   /* of the store's lookup */
     wire_take_reply m;
     link_answer answer;
@@ -104,6 +104,9 @@ extern const worker_source rank_source;
 int rank_key_is_new(const wire_plan *p, size_t feature);
 /* The rows of a table, or NULL: its features are pooled by the worker. */
 const wire_values *rank_rows(const role_taken *t, const char *table);
+/* As link_retry().  Where servers differ to a worker, this rank's store may
+ * know more of them, as it has loaded a checkpoint. */
+int rank_retry(const role_taken *t, role_link *l, int rc, uint64_t until);
 /* A Return of the batch, without gradients. */
 wire_return rank_return(const role_taken *t, uint32_t reason);
 

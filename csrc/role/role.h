@@ -120,8 +120,8 @@ typedef struct role_taken role_taken;
 /* The next one; nothing is sent yet. */
 PERSIA_API int persia_rank_next(role_rank *r, role_taken **out);
 /* Adds the Take to a batch of a store, as its lookup: see
- * persia_store_read().  pool: of the store's client. */
-PERSIA_API int persia_taken_lookup(role_taken *t, store *s, index_pool *pool,
+ * persia_store_read().  c: the store's. */
+PERSIA_API int persia_taken_lookup(role_taken *t, store *s, ps_client *c,
                                    uint64_t batch);
 /* What the worker answered, TAKE_BATCH or TAKE_END, when it has. */
 PERSIA_API const wire_take_reply *persia_taken_reply(const role_taken *t);

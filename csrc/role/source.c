@@ -1,5 +1,6 @@
 /* source.c: a batch that a rank has taken: where forwards read, and where
  * gradients go. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -206,6 +207,20 @@ static role_link *next_link(role_rank *r, role_link *l)
     return l;
 }
 
+int rank_retry(const role_taken *t, role_link *l, int rc, uint64_t until)
+{
+    char text[512];
+    const role_client *c = &t->r->c;
+    if (rc != PERSIA_EINCOMPLETE)
+        return link_retry(c, l, rc, until);
+    snprintf(text, sizeof text, "%s", persia_err_text());
+    rc = persia_client_look(t->c);
+    if (!rc) /* the worker has waited, too */
+        rc = link_retry(c, l, persia_err_set(PERSIA_EUNAVAILABLE, "%s", text),
+                        until + c->timeout_ns);
+    return rc;
+}
+
 /* To the worker of its lease; where that is away, or has lost it, to whichever
  * gets the batch from its loader. */
 static int send_return(role_taken *t, wire_return *m,
@@ -228,7 +243,7 @@ static int send_return(role_taken *t, wire_return *m,
         else if (link_failed(&r->c, l, rc) && next_link(r, l) != l)
             rc = PERSIA_OK;
         else
-            rc = link_retry(&r->c, l, rc, until);
+            rc = rank_retry(t, l, rc, until);
         if (rc)
             return rc;
         if (link_is_away(l) || reply->status == RETURNED_WAIT)
@@ -255,7 +270,7 @@ static int ask_for_sums(role_taken *t, const wire_return *m,
                        answer);
         if (rc)
             link_answer_free(answer);
-    } while (rc && !(rc = link_retry(&r->c, t->from, rc, until)));
+    } while (rc && !(rc = rank_retry(t, t->from, rc, until)));
     return rc;
 }
 

@@ -46,11 +46,12 @@ void work_declare(void *ctx)
     asking_answer(a, rc);
 }
 
-/* Whether servers may be there again: the batch is not the cause. */
+/* Whether servers may be there again, and of one restore: the batch is not
+ * the cause. */
 static int may_pass(int rc)
 {
     return rc == PERSIA_EUNAVAILABLE || rc == PERSIA_ETIMEOUT ||
-           rc == PERSIA_ENOMEM;
+           rc == PERSIA_ENOMEM || rc == PERSIA_EINCOMPLETE;
 }
 
 /* ---- lookups ---- */
@@ -238,7 +239,8 @@ static int is_replaced(role_service *s, const role_stream *t, int rc)
     service_leave(s);
     if (same)
         return 0;
-    (void)lineage_settle(s);
+    /* A rank that has it may know better: it asks again. */
+    (void)(rc == PERSIA_EINCOMPLETE ? lineage_look(s) : lineage_settle(s));
     service_enter(s);
     const int old = t->old;
     service_leave(s);

@@ -101,12 +101,14 @@ typedef struct taken {
     const wire_hello *m;
 } taken;
 
-/* Between two updates: no restore changes it meanwhile. */
+/* Between two updates: no restore changes it meanwhile.  One that it has is
+ * kept from clients that know an earlier one. */
 static int take_restore(void *ctx)
 {
     const taken *t = ctx;
     if (t->m->caller.boot == t->s->boot &&
-        t->m->caller.lineage == atomic_load(&t->s->lineage))
+        t->m->caller.lineage == atomic_load(&t->s->lineage) &&
+        t->m->restore > atomic_load(&t->s->restored))
         atomic_store(&t->s->restored, t->m->restore);
     return PERSIA_OK;
 }

@@ -150,8 +150,9 @@ typedef struct wire_hello {
      * refused (persia-error: Closed). */
     uint64_t stream;
     /* The caller knew the server before it was started again, and has counted
-     * what it lost: if boot and lineage of `caller` are the server's, it
-     * reports `restore` from now on, as the other servers do. */
+     * what it lost: if boot and lineage of `caller` are the server's, and
+     * `restore` is later than its own, it reports that from now on, as the
+     * other servers do. */
     uint32_t takes;
     uint64_t restore;
     uint32_t version_min;
@@ -211,8 +212,8 @@ typedef struct wire_hello_reply {
     size_t slots_n;
     uint32_t version_min; /* see HelloRequest */
     uint64_t features;
-    /* Random, of the Restore that the rows stem from; 0: of none. Servers with
-     * different ones hold a mixture. */
+    /* Of the Restore that the rows stem from: a later one has a greater id. 0:
+     * of none. Servers with different ones hold a mixture. */
     uint64_t restore;
     uint32_t taken; /* the stream was another client's before */
     /* To a loader: the first epoch of its stream, and the one that a new

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import secrets
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -361,12 +362,14 @@ def to_manifest(
 
 
 def next_restore(before: Iterable[int]) -> int:
-    """A new id of a restore: greater than those of the rows that it
-    replaces, so that of two snapshots of a shard the later one has the
-    greater one. 24 bits count, the others are random.
+    """A new id of a restore. Of two restores the later one has the greater
+    id: this one is above those of the rows that it replaces. Where all servers
+    have forgotten what they had, the clock decides.
+
+    42 bits are milliseconds, the others are random.
     """
-    count = min((max(before, default=0) >> 40) + 1, (1 << 24) - 1)
-    return count << 40 | secrets.randbits(40)
+    count = max((max(before, default=0) >> 22) + 1, time.time_ns() // 10**6)
+    return min(count, (1 << 42) - 1) << 22 | secrets.randbits(22)
 
 
 def hash_range(shard: int, shards: int, slots: int = SLOTS) -> range:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, NoReturn
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from persia import _core, errors
 from persia.base.check import number
-from persia.base.patience import saying_so
+from persia.base.patience import patiently, saying_so
 from persia.data.jagged import Batch, JaggedBatch
 from persia.distributed.addresses import (
     MESSAGE_LIMIT,
@@ -162,23 +162,41 @@ def open_pass(
     features = _features(modules)
     tables = list({f.config.name: f.config for f in features}.values())
     places = {c.name: i for i, c in enumerate(tables)}
-    stream._rank.declare(
+    plan = [
+        (
+            f.name,
+            places[f.config.name],
+            f.pooling,
+            bool(f.config.trainable),
+            f.rows,
+        )
+        for f in features
+    ]
+    declare = partial(
+        stream._rank.declare,
         [engine_of(store).native(c) for c in tables],
-        [
-            (
-                f.name,
-                places[f.config.name],
-                f.pooling,
-                bool(f.config.trainable),
-                f.rows,
-            )
-            for f in features
-        ],
+        plan,
         staleness == 0 and store.world > 1,
     )
+    patiently(partial(_vouching, store, declare), stream.timeout)
     taking = Taking(stream._rank, store, features)
     stream._taking = weakref.ref(taking)
     return taking
+
+
+def _vouching(store: Store, ask: Callable[[], None]) -> None:
+    """Servers that were started again differ to workers, until a store that
+    knows better has looked at them.
+
+    Raises:
+        Unavailable: it has; ask again.
+        RestoreIncomplete: they differ to it, too.
+    """
+    try:
+        ask()
+    except errors.RestoreIncomplete as error:
+        engine_of(store).core.look()
+        raise errors.Unavailable(str(error)) from error
 
 
 def _check(modules: Sequence[Collection]) -> Store:

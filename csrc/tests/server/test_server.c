@@ -265,6 +265,42 @@ static void what_pulls_refuse(void **state)
     server_stop(&v);
 }
 
+static uint64_t restore_after(const server *v, wire_caller who, uint64_t takes)
+{
+    wire_hello m = {.caller = who,
+                    .version = WIRE_VERSION,
+                    .version_min = WIRE_VERSION_MIN,
+                    .name_space = "test",
+                    .world = 1,
+                    .takes = 1,
+                    .restore = takes};
+    wire_hello_reply reply;
+    result r = CALL(v, HELLO, hello, &m);
+    DECODE(&r, hello_reply, &reply);
+    const uint64_t restore = reply.restore;
+    result_free(&r);
+    return restore;
+}
+
+/* No client that knows an earlier one, or other rows, takes it back. */
+static void restores_are_taken_on_in_order(void **state)
+{
+    static const uint64_t steps[][2] = {{0, 0}, {5, 5}, {3, 5}, {0, 5},
+                                        {5, 5}, {9, 9}, {8, 9}};
+    (void)state;
+    server v = server_start(0, 1, NULL);
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
+        assert_int_equal(restore_after(&v, caller_of(&v), steps[i][0]),
+                         steps[i][1]);
+    wire_caller other = caller_of(&v);
+    other.lineage++;
+    assert_int_equal(restore_after(&v, other, 11), 9);
+    other = caller_of(&v);
+    other.boot++;
+    assert_int_equal(restore_after(&v, other, 11), 9);
+    server_stop(&v);
+}
+
 /* Exactly the ids of a shard are taken, however many shards there are. */
 static void each_shard_takes_its_own_ids(void **state)
 {
@@ -560,6 +596,7 @@ int main(void)
         cmocka_unit_test(a_declare_that_waits_is_alone),
         cmocka_unit_test(pulls_give_what_the_table_gives),
         cmocka_unit_test(what_pulls_refuse),
+        cmocka_unit_test(restores_are_taken_on_in_order),
         cmocka_unit_test(each_shard_takes_its_own_ids),
         cmocka_unit_test(requests_name_the_slots_that_they_mean),
         cmocka_unit_test(whole_rows_out_and_in),
