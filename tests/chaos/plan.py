@@ -46,6 +46,7 @@ class Round:
         fate: what becomes of the rows of servers.
         lost: policy of the trainers.
         pace: seconds that a trainer sleeps for each batch.
+        named: whether the trainers name their job, too.
     """
 
     seed: int
@@ -66,6 +67,7 @@ class Round:
     fate: str
     lost: str
     pace: float
+    named: bool
     events: tuple[Event, ...]
 
     @property
@@ -133,6 +135,7 @@ def plan(seed: int, short: bool) -> Round:
         fate=fate,
         lost="raise" if fate == ROLLBACK else r.choice(["raise", "continue"]),
         pace=0.02 if short else 0.03,
+        named=r.random() < 0.5,
         events=(),
     )
     n = 3 if short else 8
