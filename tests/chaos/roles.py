@@ -151,8 +151,11 @@ class Rank:
         self.store.close()
 
     def load(self) -> None:
+        """The last checkpoint; there is one from the beginning."""
         if (self.folder / "out" / "LATEST").exists():
             self.store.load(self.folder / "out")
+        else:
+            self.store.save(self.folder / "out")
 
     def over(self) -> int:
         """Epochs that are, for all ranks."""
