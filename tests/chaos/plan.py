@@ -46,6 +46,7 @@ class Round:
         fate: what becomes of the rows of servers.
         lost: policy of the trainers.
         pace: seconds that a trainer sleeps for each batch.
+        named: whether the trainers name their job, too.
     """
 
     seed: int
@@ -66,6 +67,7 @@ class Round:
     fate: str
     lost: str
     pace: float
+    named: bool
     events: tuple[Event, ...]
 
     @property
@@ -119,7 +121,7 @@ def plan(seed: int, short: bool) -> Round:
         staleness=staleness,
         ranks=ranks,
         rows=r.random() < 0.3,
-        group=1 if steps or r.random() < 0.6 else r.choice([2, 3, 4]),
+        group=r.choice([1, 1, 2, 3, 4]),
         servers=r.choice([1, 2, 2, 3]),
         workers=r.choice([1, 2, 2, 3]),
         loaders=1 if steps else r.choice([1, 2]),
@@ -133,8 +135,13 @@ def plan(seed: int, short: bool) -> Round:
         fate=fate,
         lost="raise" if fate == ROLLBACK else r.choice(["raise", "continue"]),
         pace=0.02 if short else 0.03,
+        named=r.random() < 0.5,
         events=(),
     )
+    if steps or fate == ROLLBACK:
+        # Of the last run of a loader a part of a group may be left, and no
+        # epoch ends.
+        made = dataclasses.replace(made, group=1)
     n = 3 if short else 8
     return dataclasses.replace(made, events=_events(made, r, n, killed))
 

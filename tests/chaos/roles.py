@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import persia
-from persia import _core
+from persia.distributed.status import ask_embedding
 from tests.chaos import data
 from tests.chaos.plan import AGAIN, ROLLBACK, Round
 
@@ -68,6 +68,7 @@ def loader(made: Round, folder: Path, workers: str, i: int) -> None:
 
 def send(made: Round, folder: Path, workers: str, i: int) -> None:
     """Prints what it has counted as ``persia feed`` does."""
+    os.environ["PERSIA_RUN_ID"] = JOB
     name = f"{JOB} {i}" if made.kind == "named" else None
     source = data.units(made, folder)[i]
     with persia.data.Sender(
@@ -107,6 +108,8 @@ class Rank:
         life: int,
     ) -> None:
         torch.set_num_threads(1)
+        if made.named:
+            os.environ["PERSIA_RUN_ID"] = JOB
         self.made, self.folder, self.rank = made, folder, rank
         if made.ranks > 1:
             torch.distributed.init_process_group(
@@ -148,8 +151,11 @@ class Rank:
         self.store.close()
 
     def load(self) -> None:
+        """The last checkpoint; there is one from the beginning."""
         if (self.folder / "out" / "LATEST").exists():
             self.store.load(self.folder / "out")
+        else:
+            self.store.save(self.folder / "out")
 
     def over(self) -> int:
         """Epochs that are, for all ranks."""
@@ -286,25 +292,8 @@ def read(made: Round, folder: Path, servers: str, workers: str) -> None:
         "rows": rows.tolist(),
         "sites": sites.tolist(),
         "batches": batches,
-        "workers": [_stats(made, one) for one in workers.split(",")],
+        "workers": [
+            one.stats for one in ask_embedding(workers.split(","), interval=0)
+        ],
     }
     (folder / "rows.json").write_text(json.dumps(found))
-
-
-def _stats(made: Round, address: str) -> dict[str, Any]:
-    stats: dict[str, Any] = _core.worker_stats(
-        {
-            "addresses": [address],
-            "namespace": "default",
-            "rank": 0,
-            "world": 0,
-            "timeout": 10.0,
-            "message_limit": 1 << 26,
-            "dtype": 0,
-            "lost": 0,
-            "security": {},
-            "move_after": 10.0,
-            "stream": 0,
-        }
-    )
-    return stats

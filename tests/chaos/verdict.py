@@ -42,7 +42,7 @@ def judge(made: Round, folder: Path) -> Verdict:
     _logs(made, folder, out)
     for stats in found["workers"]:
         for name in ("failed", "given_up"):
-            if stats[name]:
+            if stats.get(name):
                 out.notes.append(f"{name} {stats[name]}")
     _compare(made, out)
     return out

@@ -20,6 +20,7 @@ class Gate:
         self._to = (host, int(port))
         self._open = threading.Event()
         self._open.set()
+        self._sockets: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -47,6 +48,7 @@ class Gate:
         except OSError:
             client.close()
             return
+        self._sockets += [client, server]
         for pair in (client, server), (server, client):
             threading.Thread(target=self._pass, args=pair, daemon=True).start()
 
@@ -60,6 +62,15 @@ class Gate:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
                 one.close()
+
+    def cut(self) -> None:
+        """Ends all connections, as the death of a process does; there are no
+        more."""
+        self._listener.close()
+        for one in self._sockets:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        self._open.set()
 
     def close(self) -> None:
         """No more connections."""

@@ -2,13 +2,15 @@
 trains in steps of all (staleness=0).
 
 A rank that is killed never speaks again: what it had sent is left where it
-is. As many others with the same job take their places.
+is, and its connections are cut. As many others with the same job take their
+places.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ import pytest
 from persia.distributed import cluster
 from tests.remote import Servers
 from tests.roles import Workers
+from tests.roles_told.gate import Gate
 from tests.roles_told.job import Trainer
 from tests.test_roles_failures import wait_for
 
@@ -112,6 +115,17 @@ class Rank:
             self._asked.notify()
 
 
+class Ways:
+    """Addresses, as servers and workers have them."""
+
+    def __init__(self, addresses: list[str]) -> None:
+        self.addresses = addresses
+
+    @property
+    def text(self) -> str:
+        return ",".join(self.addresses)
+
+
 class Ranks:
     """Those of a job.
 
@@ -122,8 +136,9 @@ class Ranks:
     def __init__(
         self, servers: Servers, workers: Workers, world: int = 2, **more: Any
     ) -> None:
-        self._arguments = (servers, workers)
+        self._servers, self._workers = servers, workers
         self._more = more
+        self._gates: list[Gate] = []
         self.world = world
         self.now: list[Rank] = []
         self.start()
@@ -131,19 +146,28 @@ class Ranks:
     def start(self) -> None:
         """New processes."""
         group = Group(self.world)
-        self.now = [self._one(group, i) for i in range(self.world)]
+        self._gates = []
+        servers = Ways(self._through(self._servers.addresses))
+        workers = Ways(self._through(self._workers.addresses))
+        self.now = [
+            Rank(group, i, partial(self._make, servers, workers, i))
+            for i in range(self.world)
+        ]
 
-    def _one(self, group: Group, rank: int) -> Rank:
-        def make() -> Trainer:
-            return Trainer(
-                *self._arguments,
-                job="told",
-                rank=rank,
-                world=self.world,
-                **self._more,
-            )
+    def _through(self, addresses: Sequence[str]) -> list[str]:
+        gates = [Gate(address) for address in addresses]
+        self._gates += gates
+        return [gate.address for gate in gates]
 
-        return Rank(group, rank, make)
+    def _make(self, servers: Any, workers: Any, rank: int) -> Trainer:
+        return Trainer(
+            servers,
+            workers,
+            job="told",
+            rank=rank,
+            world=self.world,
+            **self._more,
+        )
 
     def step(self, *steps: int) -> None:
         """Each rank has taken a batch for the step behind so many of its
@@ -158,6 +182,8 @@ class Ranks:
         """All of them at once."""
         for one in self.now:
             one.kill()
+        for gate in self._gates:
+            gate.cut()
 
     def end(self) -> None:
         """They train all that there is."""

@@ -50,11 +50,11 @@ def test_ranks_in_a_step_are_killed(workers: int, shape: str) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_ranks_are_killed_in_step_after_step(workers: int) -> None:
-    """More often than a batch is offered."""
+    """Less often than a batch is offered."""
     with cluster(workers) as (servers, some):
         with fed(some, BATCHES) as sender:
             ranks = Ranks(servers, some)
-            for _ in range(6):
+            for _ in range(3):
                 ranks.step(0, 1)
                 wait_for(lambda: some.stats("returning") == 1)
                 ranks.kill()
