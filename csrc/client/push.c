@@ -116,7 +116,7 @@ static void fill_push(void *ctx, request *q)
                      .t = p->t,
                      .dtype = r->dtype,
                      .skips = (uint32_t)p->skips,
-                     .own = (uint32_t)!r->shared};
+                     .shared = (uint32_t)r->shared};
     pthread_mutex_lock(&r->lock);
     m->settled = r->settled.w.watermark;
     pthread_mutex_unlock(&r->lock);

@@ -154,7 +154,7 @@ static void place_locked(shard *s, push_call *c, placed *out)
         return;
     /* Here: a restore drops what was added before. */
     out->stale = is_stale(s, &c->m->caller);
-    if (c->m->own && sync_is_other(&s->sync, c->m->part, c->m->stream))
+    if (!c->m->shared && sync_is_other(&s->sync, c->m->part, c->m->stream))
         out->rc = persia_err_set(PERSIA_ECLOSED,
                                  "another process is rank %u of the steps now",
                                  c->m->part);

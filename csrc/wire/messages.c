@@ -251,7 +251,7 @@ static const wire_field push_fields[] = {
     [10] = F(wire_push, t, U64, "t"),
     [13] = F(wire_push, group, FIXED64, "group"),
     [14] = F(wire_push, skips, U32, "skips", .limit = 1),
-    [16] = F(wire_push, own, U32, "own", .limit = 1),
+    [16] = F(wire_push, shared, U32, "shared", .limit = 1),
 };
 static const wire_type push_type = {
     .name = "PushRequest", .size = sizeof(wire_push), .fields = push_fields,

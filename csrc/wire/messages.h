@@ -302,9 +302,9 @@ typedef struct wire_push {
     /* There are no gradients, nor will there be: the ledger has the number,
      * and it counts as no update. */
     uint32_t skips;
-    /* The stream is the rank's own, not a data loader's: a part of a step
-     * counts if its rank has joined the steps with this stream. */
-    uint32_t own;
+    /* The stream is a data loader's. Else it is the rank's own: a part of a
+     * step counts if its rank has joined the steps with this stream. */
+    uint32_t shared;
 } wire_push;
 
 typedef struct wire_push_reply {

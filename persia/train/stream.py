@@ -370,7 +370,9 @@ class Taking(Iterator[_core.Taken]):
         """What servers lost since is an error of this pass. The next one has
         nothing left."""
         try:
-            self._engine.core.look()
+            patiently(
+                self._engine.core.look, self._engine.connection.timeout
+            )
         except errors.PersiaError:
             self._rank.again()
             raise

@@ -21,6 +21,7 @@ class Gate:
         self._open = threading.Event()
         self._open.set()
         self._sockets: list[socket.socket] = []
+        self._ended = False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -43,6 +44,9 @@ class Gate:
 
     def _connect(self, client: socket.socket) -> None:
         self._open.wait()
+        if self._ended:
+            client.close()
+            return
         try:
             server = socket.create_connection(self._to)
         except OSError:
@@ -66,6 +70,9 @@ class Gate:
     def cut(self) -> None:
         """Ends all connections, as the death of a process does; there are no
         more."""
+        self._ended = True
+        with contextlib.suppress(OSError):  # ends a wait for a connection
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for one in self._sockets:
             with contextlib.suppress(OSError):
