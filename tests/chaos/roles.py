@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import persia
+from persia import errors
 from persia.distributed.status import ask_embedding
 from tests.chaos import data
 from tests.chaos.plan import AGAIN, ROLLBACK, Round
@@ -91,7 +92,7 @@ def save(made: Round, folder: Path, ports: list[int], i: int) -> None:
     from tests.system.shards import _Saver
 
     address = f"127.0.0.1:{ports[i]}"
-    with contextlib.suppress(persia.errors.PersiaError):
+    with contextlib.suppress(errors.PersiaError):
         _Saver(address, i, made.servers, folder).save("out")
 
 
@@ -179,7 +180,7 @@ class Rank:
                     self.step(batch)
                     del batch
                 break
-            except persia.errors.UpdatesLost:
+            except errors.UpdatesLost:
                 self.told()
         self.update()
         self.flush()
@@ -194,13 +195,13 @@ class Rank:
     def telling(self) -> Iterator[None]:
         try:
             yield
-        except persia.errors.UpdatesLost:
+        except errors.UpdatesLost:
             self.told()
 
     def step(self, batch: persia.Batch) -> None:
         try:
             loss = self.loss(batch)
-        except persia.errors.UpdatesLost:
+        except errors.UpdatesLost:
             self.told()
             loss = self.loss(batch)
         with self.telling():
@@ -236,7 +237,8 @@ class Rank:
         self.say("staleness", max(histogram, default=0))
         if self.made.fate == ROLLBACK:
             self.update()
-            with self.telling():
+            # A server that is killed meanwhile: the next one, then.
+            with self.telling(), contextlib.suppress(errors.Unavailable):
                 self.store.save(self.folder / "out")
 
     def flush(self) -> None:
