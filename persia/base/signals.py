@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
 __all__ = ["NUMBERS", "Ended", "Ending", "end_on_sigterm", "ended"]
 
@@ -56,7 +56,8 @@ class Ending:
     The first SIGTERM or SIGINT calls ``first`` in the main thread. Whatever
     that thread does then, the process ends when ``grace`` seconds are over
     (one, if it is less), and one second after another signal. A thread sees
-    to it: the main thread may be in a call that no signal interrupts.
+    to it: the main thread may be in a call that no signal interrupts. In
+    another thread than the main one it does nothing.
 
     Args:
         grace: seconds from the first signal.
@@ -85,6 +86,9 @@ class Ending:
         self._until = math.inf
         self._taken = 0
         self._came = threading.Event()
+        self._before: dict[int, Any] = {}
+        if threading.current_thread() is not threading.main_thread():
+            return  # signals are another's affair
         # A signal writes its number into one end, which wakes the thread.
         self._receive, self._send = socket.socketpair()
         self._send.setblocking(False)
@@ -118,6 +122,8 @@ class Ending:
 
     def close(self) -> None:
         """Signals do what they did before."""
+        if not self._before:
+            return
         _active.discard(self)
         signal.set_wakeup_fd(self._old)
         for number, handler in self._before.items():
