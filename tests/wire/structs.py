@@ -129,7 +129,10 @@ NAMES = {
     "TableSum": "table_sum",
     "LoaderPart": "loader_part",
     "SumsReply": "sums_reply",
+    "FailedBatch": "failed_batch",
 }
+#: Words of 64 bits, their zeros left out.
+WORDS = {"window", "gaps"}
 DTYPE_BYTES = (4, 2, 2)
 #: Messages whose dtype is that of values within.
 OF_DTYPE = {"PullReply", "PushRequest", "TakeReply", "ReturnRequest"}
@@ -208,8 +211,8 @@ def fill(struct: Struct, message: Message, keep: list[Any], dtype: int = 0):
             keep.append(array)
             setattr(owner, name, ctypes.addressof(array) if value else None)
             setattr(owner, name + "_n", len(value))
-        elif name == "window":
-            ctypes.memmove(owner.window, value, len(value))
+        elif name in WORDS:
+            ctypes.memmove(getattr(owner, name), value, len(value))
         elif field.type == field.TYPE_BYTES:
             data = ctypes.create_string_buffer(value, len(value) or 1)
             keep.append(data)
@@ -241,10 +244,9 @@ def extract(struct: Struct, message: Message, dtype: int = 0) -> None:
             kind = ctypes.c_uint64 * n
             numbers = kind.from_address(value) if n else ()
             getattr(message, field.name).extend(numbers)
-        elif name == "window":
-            window = np.ctypeslib.as_array(value).tobytes()
-            message.window = window.rstrip(b"\0")
-            message.window += bytes(-len(message.window) % 8)
+        elif name in WORDS:
+            words = np.ctypeslib.as_array(value).tobytes().rstrip(b"\0")
+            setattr(message, name, words + bytes(-len(words) % 8))
         elif field.type == field.TYPE_BYTES:
             if value is not None:
                 size = _element_bytes(field, message, dtype)

@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.protobuf import stubs
-from tests.wire.structs import DTYPE_BYTES, NAMES, STRUCTS, Wire, fields
+from tests.wire.structs import (
+    DTYPE_BYTES,
+    NAMES,
+    STRUCTS,
+    WORDS,
+    Wire,
+    fields,
+)
 
 pb, pb_grpc = stubs()
 wire = Wire()
@@ -184,11 +191,13 @@ def fill_message(draw: st.DrawFn, message: Message, dtype: int = 0) -> None:
         elif field.is_repeated:
             numbers = st.lists(st.integers(0, 2**64 - 1), max_size=5)
             getattr(message, field.name).extend(draw(numbers))
-        elif field.name == "window":
+        elif field.name in WORDS:
             most = 64 if message.DESCRIPTOR.name == "Ledger" else 16
+            most = 32 if field.name == "gaps" else most
             words = draw(st.lists(st.integers(0, 2**64 - 1), max_size=most))
             words += [1] if words else []
-            message.window = np.array(words[-most:], np.uint64).tobytes()
+            value = np.array(words[-most:], np.uint64).tobytes()
+            setattr(message, field.name, value)
         elif field.type != field.TYPE_BYTES:
             setattr(message, field.name, scalar(draw, field))
             if field.name == "dtype":
