@@ -311,7 +311,8 @@ void client_note_lost(ps_client *r, const server *to, uint64_t lost)
     if (lost == 0)
         return;
     pthread_mutex_lock(&r->lock);
-    r->told = r->next_number;
+    if (!r->shared) /* see forget_settled() */
+        r->told = r->next_number;
     pthread_mutex_unlock(&r->lock);
     snprintf(text, sizeof text, "%s was started again and has lost %llu "
              "updates that it had acknowledged", to->address,
@@ -349,6 +350,15 @@ static int take_restore(ps_client *r, server *to, uint64_t deadline,
     takes.takes = 1;
     takes.restore = restore;
     return send_hello(r, to, &takes, deadline, m);
+}
+
+/* A server may lack what was settled with it before: data loaders may send
+ * that again, so updates must not settle it there. */
+static void forget_settled(ps_client *r)
+{
+    pthread_mutex_lock(&r->lock);
+    numbers_init(&r->settled, 0);
+    pthread_mutex_unlock(&r->lock);
 }
 
 /* Hello, tables and membership; between greeting_begin() and its end.  *top:
@@ -399,12 +409,15 @@ static int greet(ps_client *r, server *to, uint64_t deadline,
         numbers_from_wire(&there, &m.ledger);
         const uint64_t gone = replaced ? server_acked_beyond(to, &there.w)
                                        : 0;
+        const int changed = to->boot != m.boot || to->lineage != m.lineage;
         server_learn(to, &m);
         to->foreign |= other && *top;
         if (reason != GREET_REPAIR)
             server_begin(to, &m);
         memcpy(to->numbers, numbers, PS_TABLES_MAX * sizeof *numbers);
         pthread_mutex_unlock(&to->lock);
+        if (changed && r->shared)
+            forget_settled(r);
         client_note_lost(r, to, reason == GREET_LOADED ? 0 : lost);
         if (replaced)
             client_note_replaced(r, to, m.restore, gone);
