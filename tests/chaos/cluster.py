@@ -303,15 +303,9 @@ class Cluster:
         self.say(f"end {one.name} status {status}")
         asked, one.pid, one.stopped = one.asked, 0, 0.0
         one.asked = 0.0
-        if (
-            asked
-            and one.role in ("server", "worker")
-            and status
-            not in (
-                0,
-                -signal.SIGKILL,
-            )
-        ):
+        # Before it serves it ends as any process does.
+        bad = status not in (0, -signal.SIGKILL)
+        if asked and bad and "serving" in self.log(one):
             self.wrong(f"{one.name}: SIGTERM ends it with {status}")
         if one.expected:
             return
