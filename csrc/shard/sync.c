@@ -171,7 +171,8 @@ int sync_late(sync_steps *s, uint32_t rank, const sync_mover *by)
 
 int sync_is_other(const sync_steps *s, uint32_t rank, uint64_t stream)
 {
-    return rank < SYNC_RANKS && s->told[rank] && s->stream[rank] != stream;
+    return rank < SYNC_RANKS && s->told[rank] && s->stream[rank] &&
+           s->stream[rank] != stream;
 }
 
 void sync_hear(sync_steps *s, uint32_t rank)

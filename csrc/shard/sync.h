@@ -67,7 +67,8 @@ typedef struct sync_mover {
  * for that long, or leaves for a rank that is another job's by now.  Else
  * this move is noted as the rank's last. */
 int sync_late(sync_steps *s, uint32_t rank, const sync_mover *by);
-/* Whether the rank has joined with another stream of updates. */
+/* Whether the rank has joined with another stream of updates; not, if it did
+ * not say with which. */
 int sync_is_other(const sync_steps *s, uint32_t rank, uint64_t stream);
 /* Another rank says that this one has left, maybe in an earlier life of the
  * shard: true unless the rank itself has spoken in this one. */

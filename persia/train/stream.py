@@ -370,9 +370,7 @@ class Taking(Iterator[_core.Taken]):
         """What servers lost since is an error of this pass. The next one has
         nothing left."""
         try:
-            patiently(
-                self._engine.core.look, self._engine.connection.timeout
-            )
+            patiently(self._engine.core.look, self._engine.connection.timeout)
         except errors.PersiaError:
             self._rank.again()
             raise
