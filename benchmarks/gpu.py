@@ -142,7 +142,7 @@ def measure(
     def dlrm(bags: nn.Module | None) -> nn.Module:
         config = persia.EmbeddingBagConfig
         tables = [config(key, DIM, feature_names=[key]) for key in KEYS]
-        own = persia.EmbeddingBagCollection(tables, store=store)
+        own = persia.EmbeddingBagCollection(tables, store=store, share=True)
         model = persia.models.DLRM(own, DENSE)
         if bags is not None:  # the same layers over other embeddings
             model.bags = bags  # type: ignore[assignment]

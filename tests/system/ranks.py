@@ -263,10 +263,12 @@ def secured(open_store: Open, rank: int, world: int) -> Any:
     machine = {"machine": f"machine {rank}", "address": "127.0.0.1"}
     before = cluster._machine
     cluster._machine = lambda: machine
+    os.environ["PERSIA_JOB_SECRET"] = "of all ranks"
     try:
         c = Counter(open_store(persia.optim.SGD(lr=1.0)))
     finally:
         cluster._machine = before
+        del os.environ["PERSIA_JOB_SECRET"]
     for one in c.loader(5):
         c.forward(one)[1].backward()
     dist.barrier()
