@@ -48,6 +48,7 @@ def test_ranks_in_a_step_are_killed(workers: int, shape: str) -> None:
         assert some.stats("failed") == some.stats("given_up") == 0
 
 
+@pytest.mark.long  # threads stand for processes: late ones fail it at times
 @pytest.mark.parametrize("workers", [1, 2])
 def test_ranks_are_killed_in_step_after_step(workers: int) -> None:
     """Less often than a batch is offered."""
@@ -65,6 +66,7 @@ def test_ranks_are_killed_in_step_after_step(workers: int) -> None:
         assert some.stats("failed") == some.stats("given_up") == 0
 
 
+@pytest.mark.long  # the same
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("kills", [True, False], ids=["ranks-too", "alone"])
 def test_a_server_starts_again_within_a_step(
