@@ -224,7 +224,7 @@ struct ps_client {
     uint8_t left[SYNC_RANKS];  /* 1: a server told that this rank has left */
     char lost_text[FAN_TEXT];  /* not told yet; "": none */
     int lost_code;             /* of lost_text */
-    uint64_t lost_elsewhere;   /* not told yet: see witness.c */
+    uint64_t lost_elsewhere;   /* not raised yet: see witness.c */
     witness *witnesses;        /* a stream each */
     uint64_t replaced_by;      /* the restore that was counted last */
     uint64_t replaced_lost;    /* updates that went with it */

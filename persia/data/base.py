@@ -127,7 +127,7 @@ class Dataset(IterableDataset[Batch]):
     def forget_position(self) -> None:
         """Begins at the first batch, as a copy of another one does."""
         # Where the next iteration begins: (batches, position or None), and
-        # the process that was told so.
+        # the process whose position was set.
         self._begin: tuple[int, Any] | None = None
         self._begin_in = 0
         self._number = next(_numbers) % len(_in_workers)

@@ -192,7 +192,7 @@ class Stopped(BaseException):
 
 
 class Signals(Ending):
-    """SIGTERM and SIGINT of what serves: the first is told, another one is
+    """SIGTERM and SIGINT of what serves: the first is noted, another one is
     fatal, and so is the end of the grace."""
 
     def __init__(self, grace: float) -> None:

@@ -29,7 +29,7 @@ from persia.distributed.serving import (
 )
 from persia.errors import InvalidArgument
 
-# Seconds after the grace until requests in hand were told that they ended.
+# Seconds after the grace in which requests in hand get their error.
 _CANCELLED = 0.1
 
 __all__ = ["Worker", "WorkerConfig", "serve_worker"]

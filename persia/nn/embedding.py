@@ -137,7 +137,7 @@ class _Looked:
 
     def reset_parameters(self) -> None:
         """Removes all rows of the table: they have its initial values again.
-        Those of a converted module are drawn anew, as torch draws them."""
+        A converted module draws them again, as torch does."""
         name = self.rows.tables[0].name
         store = self.rows.store
         store.clear(name)

@@ -1,5 +1,5 @@
 """The checkpoint roots that a run of ``persia train`` saves into: a run never
-removes or hides what another one has saved there, unless it is told to."""
+removes or hides what another one has saved there, unless an option says so."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _manifest(path: str) -> Manifest:
 def _check_continues(
     root: str, steps: list[int], from_: Manifest | None
 ) -> None:
-    """Raises unless a run goes on from the newest checkpoint of a root."""
+    """Raises unless a run continues from the newest checkpoint of a root."""
     if from_ is None:
         raise errors.StorageError(
             f"--save {root} has checkpoints of an earlier run, the newest of "

@@ -188,7 +188,7 @@ class Run:
         )
 
     def _check_first_life(self) -> None:
-        """A life that torchrun starts again does not begin anew on rows that
+        """A life that torchrun starts again does not begin again on rows that
         the one before has trained."""
         if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") in ("", "0"):
             return
