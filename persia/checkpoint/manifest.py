@@ -9,13 +9,21 @@ import dataclasses
 import json
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 import pydantic
 
 from persia import _core
+from persia.base.warning import warn
+from persia.checkpoint.ledgers import (
+    BYTES,
+    Numbers,
+    in_part,
+    merge,
+    of_streams,
+)
 from persia.errors import CorruptFile, InvalidArgument, SchemaMismatch
 
 FORMAT = "persia.checkpoint"
@@ -23,7 +31,6 @@ VERSION = 2
 MANIFEST = "manifest.json"
 SHARDS_MAX = 4096
 SLOTS: Final = 4096  # that ids are placed in, see csrc/ids/ids.h
-_WINDOW = 512  # bytes of a ledger's window
 
 
 class _Entry(pydantic.BaseModel):
@@ -117,6 +124,16 @@ class Ledger(_Entry):
     window: str = pydantic.Field(pattern="^(0|[1-9a-f][0-9a-f]{0,1023})$")
     skipped: int = pydantic.Field(0, ge=0, lt=2**64)
     incarnation: int = pydantic.Field(0, ge=0, lt=2**64)
+
+    def numbers(self) -> Numbers:
+        """The same, as a shard takes it."""
+        return Numbers(
+            self.stream,
+            self.watermark,
+            int(self.window, 16).to_bytes(BYTES, "little"),
+            self.skipped,
+            self.incarnation,
+        )
 
 
 class Shard(_Entry):
@@ -256,33 +273,6 @@ class Rows(NamedTuple):
     crc: int
 
 
-class Numbers(NamedTuple):
-    """A stream's ledger; window: 512 bytes, little-endian."""
-
-    stream: int
-    watermark: int
-    window: bytes
-    skipped: int = 0
-    incarnation: int = 0
-
-    def applied(self) -> int:
-        """How many are in and were not skipped."""
-        return self.watermark - self.skipped + self._bits().bit_count()
-
-    def lacks(self, other: Numbers) -> int:
-        """How many that are in the other are not in this one."""
-        gap = other.watermark - self.watermark
-        mine, theirs = self._bits(), other._bits()
-        if gap <= 0:
-            return (theirs >> min(-gap, 8 * _WINDOW) & ~mine).bit_count()
-        near = min(gap, 8 * _WINDOW)
-        between = gap - (mine & (1 << near) - 1).bit_count()
-        return between + (theirs & ~(mine >> near)).bit_count()
-
-    def _bits(self) -> int:
-        return int.from_bytes(self.window, "little")
-
-
 @dataclasses.dataclass(frozen=True)
 class Part:
     """What one shard wrote, or is to read.
@@ -395,9 +385,9 @@ def part_of(manifest: Manifest, shard: int, shards: int) -> Part:
     """What shard `shard` of `shards` has to read of a checkpoint.
 
     Its counters are its own if as many shards wrote the checkpoint, else the
-    largest, as are clocks of all that rows are read of; an update counts as
-    applied if any had it. Its files are those that overlap its range of hash
-    values: rows of others may be among theirs.
+    largest, as are clocks of all that rows are read of; for its ledgers see
+    :func:`persia.checkpoint.ledgers.merge`. Its files are those that overlap
+    its range of hash values: rows of others may be among theirs.
     """
     if not 0 <= shard < shards <= SHARDS_MAX:
         raise InvalidArgument(f"there is no shard {shard} of {shards}")
@@ -410,9 +400,7 @@ def part_of(manifest: Manifest, shard: int, shards: int) -> Part:
         sync_step=max(manifest.shards[i].sync_step for i in chosen),
         t=max(manifest.shards[i].highest_t for i in chosen),
         pushes=[max(t.pushes[i] for i in clocks) for t in manifest.tables],
-        ledgers=_merge(
-            ledger for i in chosen for ledger in manifest.shards[i].ledgers
-        ),
+        ledgers=[merge(stream) for stream in _streams(manifest, chosen)],
         files=[
             Rows(no, f.name, f.rows, f.bytes, int(f.crc32c, 16))
             for no, table in enumerate(manifest.tables)
@@ -424,32 +412,28 @@ def part_of(manifest: Manifest, shard: int, shards: int) -> Part:
     )
 
 
-def _merge(ledgers: Iterator[Ledger]) -> list[Numbers]:
-    """One ledger a stream, with all that any had and the latest owner; none
-    is skipped where there were several.
+def _streams(manifest: Manifest, shards: Iterable[int]) -> list[list[Numbers]]:
+    return of_streams(
+        [
+            [ledger.numbers() for ledger in manifest.shards[i].ledgers]
+            for i in shards
+        ]
+    )
+
+
+def warn_in_part(manifest: Manifest, folder: Path | str, shards: int) -> int:
+    """Says how many updates only a part of the rows has, where another number
+    of shards reads them: they will not be whole any more. How many.
     """
-    merged: dict[int, tuple[int, int]] = {}
-    skipped: dict[int, int] = {}
-    owner: dict[int, int] = {}
-    for ledger in ledgers:
-        name = ledger.stream
-        skipped[name] = ledger.skipped if name not in skipped else 0
-        owner[name] = max(owner.get(name, 0), ledger.incarnation)
-        mark, window = ledger.watermark, int(ledger.window, 16)
-        other, bits = merged.get(name, (mark, 0))
-        if other < mark:
-            other, bits, mark, window = mark, window, other, bits
-        bits |= window >> (other - mark)  # now of the larger watermark
-        while bits & 1:
-            other, bits = other + 1, bits >> 1
-        merged[name] = other, bits
-    return [
-        Numbers(
-            name,
-            mark,
-            bits.to_bytes(_WINDOW, "little"),
-            skipped[name],
-            owner[name],
+    n = len(manifest.shards)
+    if n == shards:
+        return 0
+    lost = sum(in_part(stream) for stream in _streams(manifest, range(n)))
+    if lost:
+        warn(
+            f"{folder}: when it was saved, {lost:,} updates had reached only "
+            f"some of its {n} shards. Another number of shards ({shards}) "
+            "cannot complete them, and counts them as lost; to complete "
+            f"them, load it with {n} servers"
         )
-        for name, (mark, bits) in merged.items()
-    ]
+    return lost

@@ -26,14 +26,15 @@ from typing import Any, NamedTuple, Protocol
 from persia import _core
 from persia.base.patience import patiently
 from persia.checkpoint import files
+from persia.checkpoint.ledgers import Numbers
 from persia.checkpoint.manifest import (
     Manifest,
-    Numbers,
     Part,
     Rows,
     Table,
     next_restore,
     part_of,
+    warn_in_part,
 )
 from persia.distributed.cluster import Connection
 from persia.errors import (
@@ -323,6 +324,7 @@ class ShardRows:
             tables: those of its tables that are wanted, by the store's
                 number.
         """
+        warn_in_part(manifest, folder, len(self._peers))
         shards = [shard.restore for shard in manifest.shards]
         with self._shared(folder, writes=False) as place:
             staged = Staged(

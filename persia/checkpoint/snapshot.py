@@ -109,16 +109,7 @@ class Snapshot(pydantic.BaseModel):
             sync_step=self.sync_step,
             t=self.updates if self.t is None else self.t,
             pushes=self.pushes,
-            ledgers=[
-                manifests.Numbers(
-                    ledger.stream,
-                    ledger.watermark,
-                    int(ledger.window, 16).to_bytes(512, "little"),
-                    ledger.skipped,
-                    ledger.incarnation,
-                )
-                for ledger in self.ledgers
-            ],
+            ledgers=[ledger.numbers() for ledger in self.ledgers],
             files=[
                 manifests.Rows(
                     file.table,

@@ -25,6 +25,7 @@ from persia import _core
 from persia.base.environment import variable
 from persia.checkpoint import files
 from persia.checkpoint import manifest as manifests
+from persia.checkpoint.ledgers import Numbers
 from persia.checkpoint.snapshot import SNAPSHOT, Snapshot
 from persia.distributed.serving import (
     Listening,
@@ -299,7 +300,7 @@ class Server:
             return own.restore > part.restore
         mine = {ledger.stream: ledger for ledger in own.part().ledgers}
         if own.updates < part.updates or any(
-            mine.get(theirs.stream, manifests.Numbers(0, 0, b"")).lacks(theirs)
+            mine.get(theirs.stream, Numbers(0, 0, b"")).lacks(theirs)
             for theirs in part.ledgers
         ):
             return False
@@ -320,6 +321,8 @@ class Server:
 
     def _restore_job(self, name: str, found: files.Found) -> int:
         manifest = found.manifest
+        if self.shard == 0:
+            manifests.warn_in_part(manifest, found.folder, self.shards)
         part = manifests.part_of(manifest, self.shard, self.shards)
         tables = [table.native() for table in manifest.tables]
         lineage = int(manifest.lineage, 16)

@@ -3,6 +3,8 @@ workers: each trains its own epochs, all of them."""
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from persia import _core
@@ -11,7 +13,6 @@ from tests.remote import Servers
 from tests.roles import Workers
 from tests.roles_told.job import Trainer, batch, cluster, counts
 from tests.test_roles import in_thread
-from tests.test_roles_failures import wait_for
 
 if not _core.GRPC[0].isdigit():
     pytest.skip("built without gRPC", allow_module_level=True)
@@ -44,6 +45,7 @@ class Job:
         self.ids = range(n * BATCHES, (n + 1) * BATCHES)
         self.seen: list[list[int]] = []
         self.trainer = Trainer(servers, workers, job=f"job {n}", of=self._name)
+        self.joined = threading.Event()
         self.flushed = False
 
     def sender(self) -> Sender:
@@ -61,6 +63,7 @@ class Job:
             for _ in range(self._epochs):
                 for n in self.ids:
                     s.send(batch(n))
+                    self.joined.set()
                 s.end()
             s.flush(8)
         self.flushed = True
@@ -82,7 +85,7 @@ class Job:
         works = {"feed": self.feed, "train": self.train}
         begun = in_thread(works.pop(first))
         if first == "feed":
-            wait_for(lambda: self._workers.stats("queued") > 0, 8)
+            assert self.joined.wait(8)
         for work in works.values():
             work()
         begun()
