@@ -110,10 +110,12 @@ uint64_t epoch_first(const role_service *s, const role_job *j)
     return first;
 }
 
-void epochs_count(role_service *s, role_job *j, uint64_t over)
+void epochs_count(role_service *s, role_job *j, uint64_t over, int beyond)
 {
     j->counts = 1;
     j->over = over > j->over ? over : j->over;
+    if (beyond && over > j->beyond)
+        j->beyond = over;
     for (role_stream *t = of_job(s->streams, j); t; t = of_job(t->next, j))
         if (!t->first)
             t->first = epoch_first(s, j);
@@ -177,8 +179,8 @@ uint64_t epoch_next(const role_service *s, const role_job *j, int *sure)
          t = of_job(t->next, j))
         if (stream_is_there(t) && epoch_left(t) < epoch)
             epoch = epoch_left(t);
-    if (epoch <= j->over)
-        epoch = j->over + 1;
+    if (epoch <= j->beyond)
+        epoch = j->beyond + 1;
     for (const offer *o = s->queue; o; o = o->next)
         if (o->stream->job == j && offer_epoch(o) < epoch)
             epoch = offer_epoch(o);

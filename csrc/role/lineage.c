@@ -18,7 +18,7 @@ static void begin_again(role_service *s, uint64_t lineage, uint64_t boot)
     s->began = persia_clock_ns();
     for (role_job *j = s->job_list; j; j = j->next) {
         j->counts = 0;
-        j->over = 0;
+        j->over = j->beyond = 0;
         j->streams_ever = 0;
         j->began = s->began;
     }

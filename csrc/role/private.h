@@ -102,7 +102,8 @@ typedef struct role_job {
     uint32_t world;        /* of the ranks, as the last one said */
     uint32_t streams_ever;
     int counts;            /* epochs as others do: a rank has asked */
-    uint64_t over;         /* epochs that ranks heard the end of */
+    uint64_t over;         /* epochs that ranks heard the end of here */
+    uint64_t beyond;       /* of them, those that a rank has left */
     uint64_t failed;       /* batches */
     const role_plan *plan; /* of its ranks; NULL: none has asked */
 } role_job;
@@ -411,8 +412,9 @@ int stream_is_there(const role_stream *t);
 uint64_t stream_epoch(const role_stream *t, uint64_t own);
 /* That of its next batch; 0: it is not known. */
 uint64_t stream_epoch_now(const role_stream *t);
-/* A rank is beyond these. */
-void epochs_count(role_service *s, role_job *j, uint64_t over);
+/* A rank heard the end of these here; beyond: it is in a later one.  Until
+ * then other workers may have batches of the last one. */
+void epochs_count(role_service *s, role_job *j, uint64_t over, int beyond);
 /* So many loaders as there are have ended it.  begun: the rank that asks had
  * batches of it. */
 int epoch_is_over(const role_service *s, const role_job *j, uint64_t epoch,

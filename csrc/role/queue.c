@@ -357,7 +357,7 @@ static void take_end(asking *a, role_job *j, uint64_t epoch)
     }
     a->parts_n = epoch_parts(s, j, epoch,
                              rank_find(s, a->m.take.caller.client), a->parts);
-    epochs_count(s, j, epoch);
+    epochs_count(s, j, epoch, 0);
     take_nothing(a, TAKE_END, epoch);
 }
 
@@ -515,7 +515,8 @@ static int take_job(asking *a, role_known_rank **r, role_job **j, int *rc)
         return 0;
     epochs_count(a->s, *j,
                  m->epoch && (!m->job || m->job == (*j)->id) ? m->epoch - 1
-                                                             : 0);
+                                                             : 0,
+                 1);
     if (m->epoch && (!m->job || m->job == (*j)->id))
         (*r)->epoch = m->epoch;
     take_note(a, *j);

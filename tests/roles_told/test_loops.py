@@ -5,6 +5,7 @@ batch."""
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.roles_told.job import (
     batch,
     cluster,
     counts,
+    fed,
     missing,
     number_of,
     send,
@@ -239,3 +241,29 @@ def test_a_loss_in_forward_and_backward() -> None:
         trainer.flush()
         assert trainer.told
         assert counts(servers, 6)[4:] == [(1, 0), (1, 1)]
+
+
+class Backwards(Workers):
+    """The same workers, in the other order."""
+
+    def __init__(self, of: Workers) -> None:
+        self.addresses = of.addresses[::-1]
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_a_rank_that_asks_first_where_nothing_is_left(staleness: int) -> None:
+    """A worker that has none of an epoch's last batches has told a rank of
+    that; the rank's next process asks this worker before the others, and
+    takes part in that epoch all the same."""
+    with cluster(2) as (servers, some):
+        with fed(some, 5) as sender:  # the second worker has 2 and 4
+            first = Trainer(servers, some)
+            first.open(staleness)
+            assert first.train(4) == 4
+            time.sleep(0.3)  # the look-ahead asks both for more
+            first.close()
+            second = Trainer(servers, Backwards(some))
+            assert second.epoch(staleness) == 1
+            sender.flush(8)
+            assert second.stream.stats()["epochs"] == 1
+        assert counts(servers, 5) == [(1, 1)] * 5
