@@ -105,6 +105,30 @@ def test_a_running_loader_reports_what_is_lost(
     assert Sender(workers.addresses, name="job").claim() == "ended"
 
 
+def test_a_part_ends_with_its_loader_after_a_load(
+    workers: Workers, trainer: CountingTrainer, tmp_path: Path
+) -> None:
+    """Loaders of several parts do not wait for each other: what a load undid
+    is for the next ones."""
+    with Sender(workers.addresses, name="job") as sender:
+        assert sender.claim() == "own"
+        send(sender, 0, 10)
+        sender.flush(30)
+        trainer.store.save(tmp_path / "out")
+        send(sender, 10, 40)
+        sender.end()
+        sender.flush(30)
+        trainer.store.load(tmp_path / "out")
+        wait_for(lambda: sender.stats()["lost"] == 30)
+        with Sender(workers.addresses, name="job") as other:
+            wait_for(lambda: other.claim() == "ended")
+    with Sender(workers.addresses, name="job") as sender:
+        assert sender.claim() == "own"
+        send(sender, 0, 40)
+        sender.flush(30)
+    assert trainer.counts(40) == [1.0] * 40
+
+
 def test_each_batch_is_trained_once_or_lost(
     workers: Workers, trainer: CountingTrainer, tmp_path: Path
 ) -> None:

@@ -225,14 +225,18 @@ void stream_learn(role_service *s, role_stream *t, const wire_heartbeat *m)
     t->shared |= (int)m->shared;
 }
 
-/* What another loader that asks for it gets. */
+/* What another loader that asks for it gets.  Where a checkpoint was loaded,
+ * servers may lack batches that were done: the loader that had them does not
+ * send them again, but one that takes its place does. */
 static uint32_t claim_status(const role_service *s, const role_stream *t,
                              const wire_heartbeat *m)
 {
     const uint64_t end = t->ends_n ? t->ends[t->ends_n - 1] : t->settled;
-    if (t->own > m->claims && end <= t->done.watermark && end <= m->settled)
+    const int there = !t->left && !is_late(s, t->used);
+    if (t->own > m->claims && end <= t->done.watermark &&
+        (there || end <= m->settled))
         return SUBMIT_ENDED;
-    return !t->left && !is_late(s, t->used) ? SUBMIT_HELD : SUBMIT_QUEUED;
+    return there ? SUBMIT_HELD : SUBMIT_QUEUED;
 }
 
 int stream_claim(role_service *s, const wire_heartbeat *m, uint32_t *status)
