@@ -375,6 +375,8 @@ class _Pass(Iterator[T]):
             self.close()
             raise
         except BaseException:
+            if self._taking is not None:
+                self._taking.again()
             with contextlib.suppress(errors.PersiaError):
                 self._close(settle=False)
             raise

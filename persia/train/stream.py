@@ -369,11 +369,7 @@ class Taking(Iterator[_core.Taken]):
     def _look(self) -> None:
         """What servers lost since is an error of this pass. The next one has
         nothing left."""
-        try:
-            patiently(self._engine.core.look, self._engine.connection.timeout)
-        except errors.PersiaError:
-            self._rank.again()
-            raise
+        patiently(self._engine.core.look, self._engine.connection.timeout)
 
     def _ids(self, taken: _core.Taken) -> TakenIds:
         """The places of ids whose rows travel; empty bags of the others."""
@@ -400,6 +396,11 @@ class Taking(Iterator[_core.Taken]):
         return TakenIds(
             self._keys, self._rows, taken.samples, values, offsets, weights
         )
+
+    def again(self) -> None:
+        """The pass ends with an error. If it was at its end, the loop has not
+        heard of that: the next one ends, too."""
+        self._rank.again()
 
     def close(self) -> None:
         """What was not received is offered again."""

@@ -267,3 +267,25 @@ def test_a_rank_that_asks_first_where_nothing_is_left(staleness: int) -> None:
             sender.flush(8)
             assert second.stream.stats()["epochs"] == 1
         assert counts(servers, 5) == [(1, 1)] * 5
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_an_error_at_the_end_of_a_pass(
+    staleness: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop has not heard the end: it begins again, and hears it."""
+    with cluster() as (servers, some):
+        trainer = Trainer(servers, some)
+        prefetch_next = _core.prefetch_next
+
+        def fails(*args: Any) -> None:
+            if len(trainer.seen) == BATCHES and not trainer.told:
+                time.sleep(0.3)  # the look-ahead is at the end
+                raise persia.errors.UpdatesLost("of earlier batches")
+            prefetch_next(*args)
+
+        monkeypatch.setattr(_core, "prefetch_next", fails)
+        with fed(some, BATCHES):
+            assert trainer.epoch(staleness) == BATCHES
+            assert len(trainer.told) == 1
+            assert trainer.stream.stats()["epochs"] == 1
