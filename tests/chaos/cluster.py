@@ -324,6 +324,9 @@ class Cluster:
             return True
         loaders, ranks = self.of("loader"), self.of("rank")
         if any(one.ended != 0 for one in loaders):
+            if quiet > 12 and self._sends_to_none():
+                self.notes.append("loaders wait")
+                return True
             if quiet > STUCK:
                 self.wrong(f"stuck: no batch for {STUCK:.0f} s")
                 return True
@@ -346,6 +349,13 @@ class Cluster:
             self.wrong("stuck: a rank does not end")
             return True
         return False
+
+    def _sends_to_none(self) -> bool:
+        """A loader took a part whose loader has left, as servers lost rows
+        of it: it sends that again, and waits for the next trainer."""
+        loses = self.made.fate in ("empty", "snapshots")
+        ended = all(one.ended == 0 for one in self.of("rank"))
+        return loses and self.made.kind == "parts" and ended
 
     def _loaders_again(self) -> bool:
         """Until servers have all that they send."""

@@ -124,8 +124,14 @@ def _compare(made: Round, out: Verdict) -> None:
         return
     text = f"missing {out.missing}, told {out.told} (loaders {out.loaders})"
     dies = made.has("KILL", "rank") or made.has("TERM", "rank")
-    # A loader that is started again sends what servers lack then.
-    sends = made.has("KILL", "loader") or made.has("TERM", "loader")
+    # A loader that is started again sends what servers lack then, and one
+    # whose worker dies what it has not heard to be done.
+    sends = (
+        made.has("KILL", "loader")
+        or made.has("TERM", "loader")
+        or made.has("KILL", "worker")
+        or made.has("TERM", "worker")
+    )
     most = max(out.told, out.loaders * made.servers) if dies else out.told
     exact = not (dies or sends)
     if exact or out.missing > most:
