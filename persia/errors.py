@@ -171,8 +171,9 @@ class UpdatesLost(PersiaError, RuntimeError):
     """A server lost updates that it had acknowledged.
 
     They are earlier ones. A ``backward()`` that raises it is applied; a
-    forward is to be called again. ``persia.data.Sender.flush()`` raises it for
-    a batch that trainers took too often without returning gradients.
+    forward is to be called again. Load a checkpoint, or make the store with
+    ``lost="continue"``. ``persia.data.Sender.flush()`` raises it for another
+    reason: trainers took a batch too often without returning gradients.
     """
 
 
@@ -190,8 +191,8 @@ class RestoreIncomplete(PersiaError, RuntimeError):
     short.
 
     A store finds that when it opens, or when a load in place fails.
-    Everything raises this but ``stats()``, ``load()`` and the making of
-    tables, until one restore has reached every server.
+    Everything raises this but ``stats()``, ``load()``, ``close()`` and the
+    making of tables, until one restore has reached every server.
     """
 
 

@@ -59,7 +59,7 @@ int persia_client_tell_lost(ps_client *r)
                  "acknowledged", n ? "; " : "",
                  (unsigned long long)elsewhere);
     return text[0] ? persia_err_set(code,
-                                    "%s; load a checkpoint, or go on "
+                                    "%s; load a checkpoint, or continue "
                                     "without them (lost=\"continue\")",
                                     text)
                    : PERSIA_OK;
@@ -208,7 +208,7 @@ static int check_history(ps_client *r, const server *to,
         PERSIA_EMISMATCH,
         "%s was started again with rows of another training: they "
         "have update %llu, this store has made %llu; load the "
-        "checkpoint again that it goes on from",
+        "checkpoint again that it continues from",
         to->address, (unsigned long long)top, (unsigned long long)last);
 }
 

@@ -327,7 +327,8 @@ static int adopt(role_service *s, const role_known_rank *by, role_job *j)
     if (used)
         return persia_err_set(PERSIA_EMISMATCH,
                               "the ranks of this job look up other features "
-                              "or tables; give each model a job of its own");
+                              "or tables; give each model a job of its own "
+                              "(job=)");
     reopen_streams(s, j);
     j->plan = by->plan;
     check_queued(s, j);

@@ -546,7 +546,7 @@ static int check_rank(const role_service *s, uint64_t client, uint32_t rank)
     if (rank_is_replaced(s, client))
         return persia_err_set(PERSIA_ECLOSED,
                               "another process takes the batches of rank %u "
-                              "now",
+                              "now; give jobs at once a name each (job=)",
                               rank);
     return persia_err_set(PERSIA_ESTALE, "rank %u has not said Hello", rank);
 }

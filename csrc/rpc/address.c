@@ -137,9 +137,9 @@ int security_check(const rpc_security *s, const rpc_address *a,
         return persia_err_set(
             PERSIA_EARG,
             "serving at %s: an address that other machines reach "
-            "needs TLS and a token (--tls-cert, --tls-key, "
-            "--token-file), or --insecure where the network is "
-            "trusted",
+            "needs TLS and a token (--tls-cert, --tls-key, --token-file; of "
+            "ranks PERSIA_TLS_CERT, PERSIA_TLS_KEY, PERSIA_TOKEN_FILE), or "
+            "--insecure where the network is trusted",
             address);
     if (!tls)
         return persia_err_set(

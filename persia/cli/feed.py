@@ -58,7 +58,7 @@ class FeedConfig(pydantic.BaseModel):
     )
     namespace: str | None = Field(
         None,
-        description="That of the workers: the name of the job (default: "
+        description="That of the workers, a name of their tables (default: "
         "PERSIA_NAMESPACE, else default).",
     )
     shard: str = Field(
@@ -86,9 +86,10 @@ class FeedConfig(pydantic.BaseModel):
         None,
         min_length=1,
         description="Name of the job: persia train --job NAME trains its "
-        "batches. A loader of it that is started again, with the same "
-        "options, continues where the servers are; of kafka:// with --parts "
-        "alone (default: PERSIA_RUN_ID, which persia launch sets).",
+        "batches. With the same name and options batches that the servers "
+        "have are not sent again, so a loader that was killed continues; of "
+        "kafka:// with --parts alone (default: PERSIA_RUN_ID, which persia "
+        "launch sets).",
     )
     timeout: float = Field(
         60.0,
@@ -108,8 +109,8 @@ class FeedConfig(pydantic.BaseModel):
         30.0,
         ge=0,
         le=86400,
-        description="Seconds from SIGTERM until it has ended, whatever it "
-        "waits for.",
+        description="Seconds from SIGTERM or Ctrl-C until it has ended, "
+        "whatever it waits for.",
     )
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="Prometheus metrics; 0: any port."
@@ -200,6 +201,12 @@ def _run(config: FeedConfig, index: int, count: int) -> None:
         f"{time.monotonic() - began:.1f} s",
         flush=True,
     )
+    if sent["passed"]:
+        print(
+            f"{sent['passed']:,} of them servers had already: they were not "
+            "sent",
+            flush=True,
+        )
     if not sent["streams"]:
         print(
             "all parts have ended: --epochs is of all runs of the job, so one "
@@ -210,14 +217,9 @@ def _run(config: FeedConfig, index: int, count: int) -> None:
         print(
             f"lost: {sent['lost']:,} batches that were trained are not in the "
             "rows of the servers any more: a server was started again without "
-            "them, or a checkpoint was loaded. After a load the same command "
-            "sends them again" + ("" if config.job_name else ", with --job"),
-            flush=True,
-        )
-    if sent["passed"]:
-        print(
-            f"{sent['passed']:,} of them servers had already: they were not "
-            "sent",
+            "them, or a checkpoint was loaded. The same command"
+            + ("" if config.job_name else ", with --job,")
+            + " sends what servers lack, to a trainer with an epoch left",
             flush=True,
         )
     if sent["failed"]:

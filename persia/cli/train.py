@@ -163,7 +163,7 @@ def _train(
         console.print(line)
     ending.what = "all was saved; the scores were not computed"
     if not finished and run.config.save is not None:
-        console.print(f"go on: persia train --resume {run.config.save}")
+        console.print(f"continue: persia train --resume {run.config.save}")
     if not finished or ending.number is not None:
         if failed is not None:
             raise failed

@@ -224,8 +224,8 @@ class Reader:
         if {said(key) for key in old} != set(given):
             raise errors.InvalidArgument(
                 f"the position has partitions {sorted(given)}, this share "
-                f"has {sorted(map(said, old))}: go on with the same topics, "
-                "ranks and workers"
+                f"has {sorted(map(said, old))}: continue with the same "
+                "topics, ranks and workers"
             )
         return {key: given[said(key)] for key in old}
 
@@ -243,7 +243,7 @@ class Reader:
             )
             if self._strict:
                 raise errors.StorageError(
-                    f"{text}; strict=False goes on behind them"
+                    f"{text}; strict=False continues behind them"
                 )
             log.warning("%s (counted in stats())", text)
             self.lost[key] += low - begin

@@ -35,7 +35,8 @@ class Sender:
 
     Workers get the batches in turn. Where one's queue is full, :meth:`send`
     waits until ranks have trained. In a ``with`` block that ends without an
-    error the epoch is ended, too.
+    error the epoch is ended, too. Call :meth:`flush` before: only that waits
+    until all is trained, and raises what batches ended with.
 
     Each batch is kept until workers report that it is done. A worker that was
     started again gets its batches once more. The batches of one that cannot be
@@ -57,7 +58,7 @@ class Sender:
             needs another name.
         job: the job that this loader is of: trainers of the same job train
             its batches. Default: PERSIA_RUN_ID, which ``persia launch`` sets,
-            else none.
+            else none: trainers that name none train them.
         timeout: seconds after which it is an error that no worker can be
             reached or, with a name, that a server cannot.
         move_after: seconds after which the batches of a worker that cannot be
@@ -178,7 +179,7 @@ class Sender:
         self._open = False
 
     def flush(self, timeout: float | None = None) -> None:
-        """Returns when every batch that was sent is trained.
+        """Returns when every batch that was sent is trained or has failed.
 
         A loader that must lose none flushes before it ends: a worker that is
         killed loses its queue, and only the loader has its batches then.
@@ -195,7 +196,8 @@ class Sender:
                 without an update for that reason, since the last call; the
                 text has its number. ``stats()["failed"]`` counts all of them.
             UpdatesLost: the same, as trainers took a batch four times and
-                returned no gradients that were applied.
+                returned no gradients that were applied. What servers lost of
+                trained batches is not raised: see ``stats()["lost"]``.
         """
         if timeout is not None:
             timeout = number("timeout", timeout, 1e-9, 1e9)
@@ -216,8 +218,9 @@ class Sender:
         return counts
 
     def close(self, ended: bool = True) -> None:
-        """Ends the epoch, if batches were sent in it, and the connection.
-        Workers do not wait for more epochs of this loader.
+        """Ends the epoch, if batches were sent in it, and the connection;
+        waits for no batch, see :meth:`flush`. Workers do not wait for more
+        epochs of this loader.
 
         Args:
             ended: False: workers wait, for a while, for another sender that

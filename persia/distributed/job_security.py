@@ -86,9 +86,9 @@ def _by_keys(keys: Keys, job: Job) -> Security:
         raise errors.InvalidArgument(
             "the ranks of this job are on several machines, and would send "
             f"keys and tokens to each other in clear: set {JOB_SECRET} to the "
-            "same secret words on all ranks, or give certificates of your "
-            "own (PERSIA_TLS_CA, PERSIA_TLS_CERT and PERSIA_TLS_KEY, or "
-            "Store(security=))"
+            "same secret words on all ranks, or give certificates and a token "
+            "of your own (PERSIA_TLS_CA, PERSIA_TLS_CERT, PERSIA_TLS_KEY and "
+            "PERSIA_TOKEN_FILE, or Store(security=))"
         )
     return Security.from_json(_open(sealed, secret))
 

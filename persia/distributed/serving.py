@@ -49,8 +49,9 @@ class Listening(pydantic.BaseModel):
         default_factory=namespace_of,
         min_length=1,
         max_length=255,
-        description="Name of the job; clients of another one are refused "
-        "(default: PERSIA_NAMESPACE, else default).",
+        description="A name of these tables, on all servers, workers and "
+        "clients of them; clients of another one are refused (default: "
+        "PERSIA_NAMESPACE, else default).",
     )
     threads: int | None = Field(
         None,
@@ -100,8 +101,8 @@ class Listening(pydantic.BaseModel):
         30.0,
         ge=0,
         le=86400,
-        description="Seconds from SIGTERM until it has ended, whatever it "
-        "waits for: requests in hand, other servers, files.",
+        description="Seconds from SIGTERM or Ctrl-C until it has ended, "
+        "whatever it waits for: requests in hand, other servers, files.",
     )
 
     @pydantic.model_validator(mode="after")

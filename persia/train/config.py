@@ -192,8 +192,9 @@ class TrainConfig(pydantic.BaseModel):
     )
     namespace: str | None = Field(
         None,
-        description="Name of the job; servers of another one refuse "
-        "(default: PERSIA_NAMESPACE, else default).",
+        description="That of the servers and workers, a name of their tables; "
+        "those of another one refuse (default: PERSIA_NAMESPACE, else "
+        "default).",
     )
     wire_dtype: Literal["fp32", "fp16", "bf16"] = Field(
         "fp32",
@@ -211,7 +212,7 @@ class TrainConfig(pydantic.BaseModel):
         min_length=1,
         description="With --workers: train the batches of the data loaders "
         "of this job, persia feed --job (default: PERSIA_RUN_ID, which persia "
-        "launch sets, else the job that has loaders).",
+        "launch sets, else the job that a loader joined last).",
     )
     lost: Literal["raise", "continue"] = Field(
         "raise",

@@ -21,8 +21,8 @@ __all__ = ["Roots", "agreed", "best_root", "newest"]
 T = TypeVar("T")
 
 _REMEDY = (
-    "continue it (--resume auto), name another folder, or remove it by the "
-    "first save (--overwrite)"
+    "continue that run (--resume auto), name another folder, or let the first "
+    "save remove what is there (--overwrite)"
 )
 
 

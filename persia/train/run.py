@@ -70,7 +70,7 @@ class Run:
 
     Args:
         config: what to do.
-        resume: the folder of a checkpoint to go on from, or its URI.
+        resume: the folder of a checkpoint to continue from, or its URI.
         overwrite: the first save removes what the roots of ``config`` hold.
 
     Raises:

@@ -110,7 +110,7 @@ def load(path: str | os.PathLike[str], step: int | None = None) -> Trained:
     if "keys" not in extra:
         raise errors.SchemaMismatch(
             f"{path} was written by an older Persia, which kept no names of "
-            "features: go on with persia train --resume, which adds them"
+            "features: continue with persia train --resume, which adds them"
         )
     store = persia.Store(
         seed=config.seed,

@@ -64,8 +64,8 @@ class Stream:
             be reached, before it begins with the others. Default: a third of
             ``timeout``.
         job: the job whose loaders' batches this trainer takes. Default:
-            PERSIA_RUN_ID, which ``persia launch`` sets, else the job that has
-            loaders.
+            PERSIA_RUN_ID, which ``persia launch`` sets, else the job that a
+            loader joined last. A pass waits until the job has loaders.
         security: TLS and tokens; default: as the environment says, see
             :meth:`persia.distributed.Security.from_environment`.
 
