@@ -384,7 +384,7 @@ int rank_hello(role_service *s, const wire_hello *m)
     role_known_rank *r = s->ranks;
     while (r && (r->named != m->job || r->rank != m->rank))
         r = r->next;
-    if (r && r->client == m->caller.client)
+    if (r && (r->client == m->caller.client || m->stays))
         return PERSIA_OK;
     if (r) {
         give_back(s, r->client);
@@ -417,6 +417,47 @@ int rank_has(const role_known_rank *r, const offer *o)
                              r->held[i].number != o->m.number))
         i++;
     return i < r->held_n;
+}
+
+void rank_hear(role_known_rank *r, const wire_batch_name *names,
+                      size_t n)
+{
+    wire_batch_name *held = n ? malloc(n * sizeof *held) : NULL;
+    if (n && !held)
+        return; /* the time of a lease must do */
+    if (n)
+        memcpy(held, names, n * sizeof *held);
+    free(r->held);
+    r->held = held;
+    r->held_n = n;
+    r->heard = persia_clock_ns();
+}
+
+void rank_asks(role_service *s, role_known_rank *r, const wire_take *m)
+{
+    rank_hear(r, m->held, m->held_n);
+    r->seen = persia_clock_ns();
+    for (offer *o = s->leased; o; o = o->next)
+        if (o->client == r->client && rank_has(r, o))
+            o->expires = r->seen + s->config.lease_ns;
+}
+
+/* Also one that has not asked for a batch yet. */
+static int rank_may_be_of(const role_known_rank *r, const role_job *j)
+{
+    return r->job ? r->job == j : !r->named || r->named == j->id;
+}
+
+int is_withheld(const role_service *s, const offer *o, uint64_t now)
+{
+    const role_job *j = o->stream->job;
+    uint32_t without = 0;
+    if (o->m.attempt < 2 || now - o->since >= s->config.lease_ns)
+        return 0;
+    for (const role_known_rank *r = s->ranks; r; r = r->next)
+        without += rank_may_be_of(r, j) && r->rank < j->world &&
+                   r->heard > o->since && !rank_has(r, o);
+    return without < j->world;
 }
 
 /* Another rank of the same world, which is there. */

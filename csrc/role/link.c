@@ -171,8 +171,9 @@ wire_caller link_caller(const role_client *c, const role_link *l)
                          .lineage = atomic_load(&l->lineage)};
 }
 
+/* again: a rank of which the worker may know another process. */
 static int say_hello(const role_client *c, role_link *l, uint64_t stream,
-                     uint64_t timeout_ns, link_answer *answer,
+                     int again, uint64_t timeout_ns, link_answer *answer,
                      wire_hello_reply *reply)
 {
     wire_hello m = {.caller = {.client = c->client},
@@ -181,13 +182,16 @@ static int say_hello(const role_client *c, role_link *l, uint64_t stream,
                     .rank = c->rank,
                     .world = c->world,
                     .stream = stream,
-                    .job = c->job};
+                    .job = c->job,
+                    .stays = (uint32_t)again};
     wire_out o;
     memcpy(m.name_space, c->name_space, sizeof m.name_space);
     persia_wire_out_init(&o);
     answer->bytes = (rpc_reply){0};
     persia_wire_memory_init(&answer->memory);
+    m.held = c->held ? c->held(c->owner, &m.held_n) : NULL;
     int rc = persia_wire_put_hello(&o, &m);
+    free(m.held);
     if (rc) {
         persia_wire_out_free(&o);
         return rc;
@@ -199,11 +203,12 @@ static int say_hello(const role_client *c, role_link *l, uint64_t stream,
     return rc;
 }
 
-int link_hello(const role_client *c, role_link *l, uint64_t timeout_ns)
+static int greet_link(const role_client *c, role_link *l, int again,
+                      uint64_t timeout_ns)
 {
     wire_hello_reply reply;
     link_answer answer;
-    int rc = say_hello(c, l, 0, timeout_ns, &answer, &reply);
+    int rc = say_hello(c, l, 0, again, timeout_ns, &answer, &reply);
     if (!rc && c->meet)
         rc = c->meet(c->owner, l, &reply);
     if (!rc) {
@@ -216,11 +221,21 @@ int link_hello(const role_client *c, role_link *l, uint64_t timeout_ns)
     return rc;
 }
 
+int link_hello(const role_client *c, role_link *l, uint64_t timeout_ns)
+{
+    return greet_link(c, l, 0, timeout_ns);
+}
+
+int link_hello_again(const role_client *c, role_link *l, uint64_t timeout_ns)
+{
+    return greet_link(c, l, 1, timeout_ns);
+}
+
 int link_ask(const role_client *c, role_link *l, uint64_t stream,
              wire_hello_reply *out)
 {
     link_answer answer;
-    int rc = say_hello(c, l, stream, c->timeout_ns, &answer, out);
+    int rc = say_hello(c, l, stream, 0, c->timeout_ns, &answer, out);
     link_answer_free(&answer);
     return rc;
 }

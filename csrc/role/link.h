@@ -31,6 +31,8 @@ typedef struct role_client {
     uint64_t timeout_ns, move_ns;
     /* Called by the thread, about once a second, or 20 times if `hurry`. */
     void (*tick)(void *owner);
+    /* What a rank holds, of malloc(); or NULL: it holds none. */
+    wire_batch_name *(*held)(void *owner, size_t *n);
     /* Called for each Hello before its answer counts; or NULL.  An error: it
      * does not. */
     int (*meet)(void *owner, role_link *l, const wire_hello_reply *m);
@@ -73,6 +75,8 @@ int link_call(const role_client *c, role_link *l, uint32_t method, wire_out *o,
               int copies, uint64_t timeout_ns, link_answer *out);
 /* Says Hello (again); then it is not away. */
 int link_hello(const role_client *c, role_link *l, uint64_t timeout_ns);
+/* Says it once more: what it holds. */
+int link_hello_again(const role_client *c, role_link *l, uint64_t timeout_ns);
 /* What its Hello says of a stream of batches; 0: of none.  Only numbers and
  * the ledger are kept. */
 int link_ask(const role_client *c, role_link *l, uint64_t stream,

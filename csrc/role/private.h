@@ -368,6 +368,10 @@ void role_jobs_tick(role_service *s, uint64_t now);
 void role_jobs_free(role_service *s);
 /* A rank's process says Hello. */
 int rank_hello(role_service *s, const wire_hello *m);
+/* What it holds now. */
+void rank_hear(role_known_rank *r, const wire_batch_name *names, size_t n);
+/* It asks for a batch: its leases last longer. */
+void rank_asks(role_service *s, role_known_rank *r, const wire_take *m);
 /* Of this process; or NULL. */
 role_known_rank *rank_find(const role_service *s, uint64_t client);
 /* Whether a later process has its place. */

@@ -244,6 +244,9 @@ void service_hello(asking *a)
 {
     const wire_hello *m = &a->m.hello;
     int rc = m->world ? rank_hello(a->s, m) : PERSIA_OK;
+    role_known_rank *r = rank_find(a->s, m->caller.client);
+    if (r)
+        rank_hear(r, m->held, m->held_n);
     if (!m->world && m->stream)
         a->job = work_hello;
     if (rc)
@@ -251,36 +254,6 @@ void service_hello(asking *a)
     else
         ready(a);
     service_match(a->s);
-}
-
-/* What the rank holds now. */
-static void rank_hear(role_service *s, role_known_rank *r, const wire_take *m)
-{
-    const size_t bytes = m->held_n * sizeof *m->held;
-    wire_batch_name *held = bytes ? malloc(bytes) : NULL;
-    if (bytes && !held)
-        return; /* the time of a lease must do */
-    if (bytes)
-        memcpy(held, m->held, bytes);
-    free(r->held);
-    r->held = held;
-    r->held_n = m->held_n;
-    r->seen = r->heard = persia_clock_ns();
-    for (offer *o = s->leased; o; o = o->next)
-        if (o->client == r->client && rank_has(r, o))
-            o->expires = r->heard + s->config.lease_ns;
-}
-
-int is_withheld(const role_service *s, const offer *o, uint64_t now)
-{
-    const role_job *j = o->stream->job;
-    uint32_t without = 0;
-    if (o->m.attempt < 2 || now - o->since >= s->config.lease_ns)
-        return 0;
-    for (const role_known_rank *r = s->ranks; r; r = r->next)
-        without += r->job == j && r->rank < j->world && r->heard > o->since &&
-                   !rank_has(r, o);
-    return without < j->world;
 }
 
 /* ---- Take ---- */
@@ -561,7 +534,7 @@ void service_take(asking *a)
         rc = check_loaders(s);
     offer *o = s->leased;
     if (r)
-        rank_hear(s, r, m);
+        rank_asks(s, r, m);
     while (o && (o->client != m->caller.client || o->request != m->number))
         o = o->next;
     if (o)

@@ -17,6 +17,7 @@
 
 #define AGAIN_NS ((uint64_t)10000000)
 #define MISSING_NS ((uint64_t)50000000)
+#define HELLO_NS ((uint64_t)5 * 1000000000)
 #define RPC_NS ((uint64_t)30 * 1000000000)
 
 /* ---- life ---- */
@@ -63,6 +64,21 @@ static int rank_meet(void *owner, role_link *l, const wire_hello_reply *m)
     return PERSIA_OK;
 }
 
+static wire_batch_name *rank_held(void *owner, size_t *n)
+{
+    return pass_held(owner, n);
+}
+
+/* Workers wait for what each rank says of a batch that was sent again, also
+ * for a rank that is between two passes. */
+static void rank_tick(void *owner)
+{
+    role_rank *r = owner;
+    for (size_t i = 0; i < r->c.links_n; i++)
+        if (!link_is_away(&r->c.links[i]))
+            (void)link_hello_again(&r->c, &r->c.links[i], HELLO_NS);
+}
+
 int persia_rank_open(const role_client_config *config, role_rank **out)
 {
     *out = NULL;
@@ -85,7 +101,9 @@ int persia_rank_open(const role_client_config *config, role_rank **out)
     for (size_t i = 0; i < r->c.links_n && !rc; i++)
         r->homes[i] = i;
     if (!rc)
-        rc = role_client_start(&r->c, NULL, rank_meet, r);
+        r->c.held = rank_held;
+    if (!rc)
+        rc = role_client_start(&r->c, rank_tick, rank_meet, r);
     if (rc) {
         rank_free(r);
         return rc;

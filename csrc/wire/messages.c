@@ -29,6 +29,15 @@ static const wire_type caller_type = {
     .fields_n = 5
 };
 
+static const wire_field batch_name_fields[] = {
+    [1] = F(wire_batch_name, stream, FIXED64, "stream"),
+    [2] = F(wire_batch_name, number, U64, "number"),
+};
+static const wire_type batch_name_type = {
+    .name = "BatchName", .size = sizeof(wire_batch_name),
+    .fields = batch_name_fields, .fields_n = 2
+};
+
 static const wire_field hello_fields[] = {
     [1] = F(wire_hello, caller, MESSAGE, "caller", .type = &caller_type),
     [2] = F(wire_hello, version, U32, "version", .limit = UINT32_MAX),
@@ -41,10 +50,13 @@ static const wire_field hello_fields[] = {
     [8] = F(wire_hello, version_min, U32, "version_min", .limit = UINT32_MAX),
     [9] = F(wire_hello, features, U64, "features"),
     [22] = F(wire_hello, job, FIXED64, "job"),
+    [23] = F(wire_hello, held, MESSAGES, "held", COUNT(wire_hello, held_n),
+        .limit = 1024, .type = &batch_name_type),
+    [24] = F(wire_hello, stays, U32, "stays", .limit = 1),
 };
 static const wire_type hello_type = {
     .name = "HelloRequest", .size = sizeof(wire_hello), .fields = hello_fields,
-    .fields_n = 22, .check = at_check_hello
+    .fields_n = 24, .check = at_check_hello
 };
 
 static const wire_field ledger_fields[] = {
@@ -577,15 +589,6 @@ static const wire_field heartbeat_fields[] = {
 static const wire_type heartbeat_type = {
     .name = "HeartbeatRequest", .size = sizeof(wire_heartbeat),
     .fields = heartbeat_fields, .fields_n = 12, .check = at_check_heartbeat
-};
-
-static const wire_field batch_name_fields[] = {
-    [1] = F(wire_batch_name, stream, FIXED64, "stream"),
-    [2] = F(wire_batch_name, number, U64, "number"),
-};
-static const wire_type batch_name_type = {
-    .name = "BatchName", .size = sizeof(wire_batch_name),
-    .fields = batch_name_fields, .fields_n = 2
 };
 
 static const wire_field failed_batch_fields[] = {

@@ -131,6 +131,11 @@ typedef struct wire_caller {
     uint64_t slots_rev;
 } wire_caller;
 
+typedef struct wire_batch_name {
+    uint64_t stream;
+    uint64_t number;
+} wire_batch_name;
+
 typedef struct wire_hello {
     wire_caller caller;
     /* Of this format, the highest that the client speaks; version_min is the
@@ -163,6 +168,11 @@ typedef struct wire_hello {
      * takes those of the job that has loaders; a loader is of the job that has
      * no name. */
     uint64_t job;
+    /* By this rank, as in Take: it says so also while it takes none. */
+    wire_batch_name *held;
+    size_t held_n;
+    /* a rank that goes on: it takes no other process's place */
+    uint32_t stays;
 } wire_hello;
 
 /* Which updates of a stream have been applied: numbers 1 .. watermark, and
@@ -567,11 +577,6 @@ typedef struct wire_heartbeat {
     uint32_t shared; /* it was claimed */
     uint64_t job; /* see HelloRequest */
 } wire_heartbeat;
-
-typedef struct wire_batch_name {
-    uint64_t stream;
-    uint64_t number;
-} wire_batch_name;
 
 typedef struct wire_failed_batch {
     uint64_t number;

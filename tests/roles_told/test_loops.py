@@ -207,6 +207,27 @@ def test_both_ranks_start_again_at_the_end() -> None:
         assert missing(counts(servers, 9)) == 0
 
 
+def test_a_rank_between_passes_holds_nothing_up() -> None:
+    """A worker was started again: its batches are sent to it once more. A
+    rank that takes none says that it holds none of them."""
+    with cluster(2) as (servers, some):
+        with Sender(some.addresses, timeout=8) as sender:
+            send(sender, 0, 8)
+            sender.end()
+            ranks = pair(servers, some)
+            joins = [
+                in_thread(lambda rank=rank: rank.epoch(2)) for rank in ranks
+            ]  # type: ignore[misc]
+            for join in joins:
+                join()
+            send(sender, 8, 14)
+            some.restart(1)
+            sender.end()
+            assert ranks[0].epoch(2) == 6
+            sender.flush(8)
+        assert missing(counts(servers, 14)) == 0
+
+
 def pair(servers: Servers, some: Workers) -> list[Trainer]:
     """Two ranks."""
     return [

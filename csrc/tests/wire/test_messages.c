@@ -37,8 +37,9 @@ static uint16_t halves[N * DIM];
 static uint32_t rows[N];
 static uint8_t found[N];
 
+static wire_batch_name held[] = { { 5, 1 }, { UINT64_MAX, 1ull << 40 } };
 static wire_hello hello = {
-    CALLER, 1, "space", 2, 4, 5, 1, 6, 1, 3, 7
+    CALLER, 1, "space", 2, 4, 5, 1, 6, 1, 3, 7, held, 2, 1
 };
 static table_spec specs[] = { SPEC, { .name = "item", .dim = 4096 } };
 static wire_slot_run runs[] = { { 4095, 4096, 1 }, { 0, 5, 1u << 31 } };
@@ -122,7 +123,6 @@ static uint64_t ends[] = { 0, 9, 9, UINT64_MAX };
 static wire_heartbeat heartbeat = {
     CALLER, 5, 9, 8, 1, 3, ends, 4, { 7, 0, UINT64_MAX }, 1, 3, 1, 2
 };
-static wire_batch_name held[] = { { 5, 1 }, { UINT64_MAX, 1ull << 40 } };
 static wire_failed_batch failed[] = {
     { 1, "LimitReached", "too long" }, { UINT64_MAX, "UpdatesLost", "" }
 };
