@@ -217,9 +217,9 @@ def _run(config: FeedConfig, index: int, count: int) -> None:
         print(
             f"lost: {sent['lost']:,} batches that were trained are not in the "
             "rows of the servers any more: a server was started again without "
-            "them, or a checkpoint was loaded. The same command"
-            + ("" if config.job_name else ", with --job,")
-            + " sends what servers lack, to a trainer with an epoch left",
+            "them, or a checkpoint was loaded. Resume the trainer from an "
+            "earlier checkpoint, then run the same command again"
+            + ("" if config.job_name else ", with --job"),
             flush=True,
         )
     if sent["failed"]:
