@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persia import errors
-from persia.data.encode import column_of
+from persia.data.columns import column_of
 from persia.data.schema import Schema
 
 __all__ = ["infer"]

@@ -259,7 +259,8 @@ class Kafka(Dataset):
         """
         self.forget_position()
         if begin:
-            self.load_state_dict({"epoch": 0} | self._after(begin))
+            version = {"hash_version": self.schema.hash_version}
+            self.load_state_dict({"epoch": 0} | version | self._after(begin))
         for batch in self:
             (end,) = self.state_dict()["at"]["offsets"].values()
             yield -(-end // self.batch_size), batch

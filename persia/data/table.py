@@ -14,7 +14,9 @@ import torch
 from persia import errors
 from persia.base.check import kind, real
 from persia.data.base import Dataset, check_salt
-from persia.data.encode import Encoder, LabelError, column_of, measure
+from persia.data.columns import column_of
+from persia.data.encode import Encoder, LabelError, measure
+from persia.data.encode_ids import is_same_in_versions
 from persia.data.faults import Faults
 from persia.data.hashing import as_array, hash_array
 from persia.data.inference import infer
@@ -90,6 +92,7 @@ class Table(Dataset):
         self.dense_names = [c.column for c in self.schema.dense]
         self._faults = Faults(strict)
         self._rows = _encode(self.schema, table, self._faults)
+        self._same = is_same_in_versions(self.schema, table)
 
     @property
     def malformed(self) -> int:
@@ -105,6 +108,22 @@ class Table(Dataset):
     def rows(self) -> int:
         """The number of rows, without malformed ones."""
         return len(self._rows)
+
+    def use_hash_version(self, version: int) -> None:
+        """As of another source; the ids were made already, so they must be
+        the same in both versions.
+
+        Raises:
+            InvalidArgument: they may differ.
+        """
+        if version != self.hash_version and not self._same:
+            raise errors.InvalidArgument(
+                f"the checkpoint was trained on ids of version {version} of "
+                "the hash, and those of this table were made with version "
+                f"{self.hash_version}: make the table with hash_version: "
+                f"{version} in its schema"
+            )
+        super().use_hash_version(version)
 
     def __len__(self) -> int:
         """The number of batches."""
