@@ -235,7 +235,7 @@ class Dataset(IterableDataset[Batch]):
 
     @property
     def hash_version(self) -> int | None:
-        """Of the ids; None: the source has no schema."""
+        """The version of the ids, or None where the source has no schema."""
         return getattr(getattr(self, "schema", None), "hash_version", None)
 
     def use_hash_version(self, version: int) -> None:

@@ -22,8 +22,9 @@ from persia.data.encode_ids import IdEncoder
 from persia.data.rows import Floats, Ints, Rows
 from persia.data.schema import DenseColumn, Moments, Schema
 
-__all__ = ["Encoder", "LabelError", "asks", "measure"]
+__all__ = ["Encoder", "LabelError", "asks", "encode_rows", "measure"]
 
+_UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # ticks of a second
 _RARE = 0.01  # more labels of other values mean another schema
 
 # What may be a number or a time; a cast of pyarrow decides it. So texts that
@@ -122,7 +123,7 @@ class Encoder:
         return pc.utf8_trim(column, " \t") if self.schema.strip else column
 
     def numbers(
-        self, table: Any, name: str
+        self, table: Any, name: str, decimal: str = "."
     ) -> tuple[npt.NDArray[np.float64], Mask, Mask, Any]:
         """(numbers, where one is missing, where one is wrong, the column)."""
         column = column_of(table, name)
@@ -142,7 +143,7 @@ class Encoder:
                 raise errors.SchemaMismatch(
                     f"column {name!r} has the type {kind}, need numbers"
                 )
-            return self._parsed(table, name)
+            return self._parsed(table, name, decimal)
         missing = column.is_null().to_numpy(zero_copy_only=False)
         numbers = _raw(column)
         missing = missing | np.isnan(numbers)
@@ -154,12 +155,15 @@ class Encoder:
         )
 
     def _parsed(
-        self, table: Any, name: str
+        self, table: Any, name: str, decimal: str
     ) -> tuple[npt.NDArray[np.float64], Mask, Mask, Any]:
         column = self._strings(table, name)
         blank = pc.is_in(column, self._missing)
         missing = blank.to_numpy(zero_copy_only=False)
         filled = pc.if_else(blank, "0", column) if missing.any() else column
+        if decimal == ",":
+            filled = pc.replace_substring(filled, ".", "")
+            filled = pc.replace_substring(filled, ",", ".")
         try:
             numbers = filled.cast(pa.float64()).to_numpy()
         except pa.ArrowInvalid:
@@ -180,7 +184,9 @@ class Encoder:
         if x is not None and np.isfinite(x := _scaled(x, spec)).all():
             out[:] = x
             return np.ones(len(out), bool)
-        numbers, missing, wrong, column = self.numbers(table, spec.column)
+        numbers, missing, wrong, column = self.numbers(
+            table, spec.column, spec.decimal
+        )
         with np.errstate(over="ignore"):
             x = numbers.astype(np.float32)
         x[missing] = spec.missing
@@ -278,6 +284,7 @@ class Encoder:
             seconds, wrong = _seconds(read)
         else:
             seconds, missing, wrong, column = self.numbers(table, name)
+            seconds = seconds / _UNITS[self.schema.time_unit]
             wrong = wrong | missing
             if wrong.any() and pa.types.is_string(column.type):
                 said, unknown = _times(column)
@@ -286,6 +293,38 @@ class Encoder:
         need = "is neither a time nor a number"
         tell(ok & wrong, column, name, need, report)
         return np.where(wrong, 0.0, seconds), ok & ~wrong
+
+
+def encode_rows(
+    encoder: Encoder, table: pa.Table | pa.RecordBatch, report: Report
+) -> tuple[Rows, Mask]:
+    """As :meth:`Encoder.encode`; a row that makes another library raise is
+    malformed, with its reason.
+
+    Raises:
+        SchemaMismatch: see :meth:`Encoder.encode`.
+    """
+    try:
+        return encoder.encode(table, report)
+    except (errors.PersiaError, MemoryError):
+        raise
+    except Exception as error:
+        if table.num_rows <= 1:
+            if not table.num_rows:
+                raise
+            text = (str(error) or type(error).__name__).splitlines()[0]
+            report(0, f"it cannot be read: {text}", type(error).__name__)
+            none = encoder.encode(table.slice(0, 0), report)[0]
+            return none, np.zeros(1, bool)
+    half = table.num_rows // 2
+
+    def later(row: int, text: str, kind: str) -> None:
+        report(half + row, text, kind)
+
+    first = encode_rows(encoder, table.slice(0, half), report)
+    second = encode_rows(encoder, table.slice(half), later)
+    ok = np.concatenate([first[1], second[1]])
+    return Rows.join([first[0], second[0]]), ok
 
 
 def asks(schema: Schema) -> bool:
@@ -431,9 +470,8 @@ def _cast(
 
 def _seconds(column: pa.Array) -> tuple[npt.NDArray[np.float64], Mask]:
     wrong = column.is_null().to_numpy(zero_copy_only=False)
-    units = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
     ticks = pc.fill_null(column.cast(pa.int64()), 0).to_numpy()
-    return ticks / units[column.type.unit], wrong
+    return ticks / _UNITS[column.type.unit], wrong
 
 
 def _times(column: pa.Array) -> tuple[npt.NDArray[np.float64], Mask]:

@@ -22,7 +22,7 @@ from persia.data.hashing import (
 )
 from persia.data.rows import Bags, Ints, gather, running
 from persia.data.schema import CategoricalColumn, CrossColumn, Schema
-from persia.data.text_lists import bracketed, values_of
+from persia.data.text_lists import any_bracketed, values_of
 
 __all__ = ["IdEncoder", "is_same_in_versions"]
 
@@ -224,10 +224,10 @@ class IdEncoder:
                 f"column {spec.column!r} has texts ({column.type}), and "
                 "separator: null, which is for lists; give a separator"
             )
-        if self._version > 1:
-            lists = bracketed(column)
-            if spec.type is not None or pc.any(lists).as_py():
-                return self._of_texts(column, spec)
+        if self._version > 1 and (
+            spec.type is not None or any_bracketed(column)
+        ):
+            return self._of_texts(column, spec)
         if not spec.hash:
             if not pa.types.is_string(column.type):
                 column = column.cast(pa.string())

@@ -19,6 +19,7 @@ import torch
 from persia import _core, errors
 from persia.base.check import whole
 from persia.data.base import check_salt
+from persia.data.boundary import guarded
 from persia.data.canonical import HASH_VERSION, is_mixed, plain, texts
 
 __all__ = [
@@ -47,6 +48,7 @@ _UNITS: dict[Any, str] = {
 _INTEGER = re.compile(rb"[-+]?[0-9]{1,30}")
 
 
+@guarded
 def hash_ids(
     values: Any, salt: int = 0, *, hash_version: int = HASH_VERSION
 ) -> torch.Tensor:
@@ -205,13 +207,16 @@ def _mixed(
             text = f"{what}: a {type(value).__name__} that has no text"
             bad.setdefault(i, (text, what))
             parts.append(None)
-    lists = any(isinstance(part, list) for part in parts)
-    for i, part in enumerate(parts if lists else ()):
-        if part is not None and not isinstance(part, list):
-            if bad is None:
-                raise _unreadable(what, error)
-            bad.setdefault(i, (f"{what}: one value among lists", what))
-            parts[i] = None
+    known = [isinstance(part, list) for part in parts if part is not None]
+    lists = sum(known) > len(known) / 2
+    if any(known) and not all(known):
+        if bad is None:
+            raise _unreadable(what, error)
+        odd = "one value among lists" if lists else "a list among values"
+        for i, part in enumerate(parts):
+            if part is not None and isinstance(part, list) != lists:
+                bad.setdefault(i, (f"{what}: {odd}", what))
+                parts[i] = None
     return pa.array(parts, pa.list_(pa.binary()) if lists else pa.binary())
 
 

@@ -90,6 +90,8 @@ class DenseColumn(_Model):
         standardise: subtract a mean and divide by a standard deviation
             (after the logarithm); True: those of the first rows.
         scale: multiplies the value in the end.
+        decimal: the mark of decimals in texts; with a comma, points mark
+            thousands.
     """
 
     column: str
@@ -97,6 +99,7 @@ class DenseColumn(_Model):
     log: bool = False
     standardise: bool | Moments = False
     scale: Number = 1.0
+    decimal: Literal[".", ","] = "."
 
 
 class CategoricalColumn(_Model):
@@ -221,8 +224,9 @@ class Schema(_Model):
         weight: the column of ``batch.weight``, numbers of at least 0.
         time_format: of a timestamp in texts or digits, as strptime has it:
             "%y%m%d%H"; in UTC. Others are ISO 8601, or seconds since 1970.
+        time_unit: of a timestamp in numbers: "s", "ms", "us" or "ns".
         timestamp: the column of ``batch.timestamp``: dates and times, or
-            numbers, which are taken as they are.
+            numbers since 1970 (see ``time_unit``).
         delimiter: between fields, one character.
         quote: around fields that hold the delimiter; None if nothing is.
         header: whether the first line has the names of the columns; "auto":
@@ -249,12 +253,16 @@ class Schema(_Model):
     weight: str | None = None
     timestamp: str | None = None
     time_format: str | None = None
+    time_unit: Literal["s", "ms", "us", "ns"] = "s"
     delimiter: Character = ","
     quote: Character | None = '"'
     header: bool | Literal["auto"] = True
     columns: list[str] | None = None
     strip: bool = False
-    missing: list[str] = ["", "NA", "NaN", "nan", "null", "NULL", "?"]
+    missing: list[str] = [
+        *("", "NA", "N/A", "n/a", "<NA>", "NaN", "nan", "null", "NULL"),
+        *("None", r"\N", "-", "?"),
+    ]
     hash_version: Literal[1, 2] = 2
 
     @classmethod
@@ -268,6 +276,8 @@ class Schema(_Model):
         except ValidationError as error:
             wrong = [_explain(dict(one)) for one in error.errors()]
             raise errors.InvalidArgument("; ".join(wrong)) from None
+        except UnicodeError as error:  # half a character
+            raise errors.InvalidArgument(f"a schema: {error}") from None
 
     @model_validator(mode="after")
     def _check(self) -> Schema:
@@ -354,7 +364,7 @@ class Schema(_Model):
                 text = preset.read_text(encoding="utf-8")
             else:
                 text = path.read_text(encoding="utf-8")
-        except OSError as error:
+        except (OSError, UnicodeEncodeError) as error:
             raise errors.StorageError(
                 f"no schema {os.fspath(source)!r}: neither a file nor one of"
                 f" the presets {cls.presets()}"

@@ -148,7 +148,7 @@ def _after(schema: Schema) -> Schema:
         exclude_defaults=True,
         exclude={
             *("delimiter", "quote", "header", "columns", "strip"),
-            *("time_format", "label", "timestamp"),
+            *("time_format", "time_unit", "label", "timestamp"),
         },
     )
     fields["timestamp"] = _TIME

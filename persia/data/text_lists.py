@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from persia.data.canonical import digits
 
-__all__ = ["bracketed", "values_of"]
+__all__ = ["any_bracketed", "values_of"]
 
 _CLOSING = {"[": "]", "{": "}"}
 _NULLS = {"", "null", "NULL", "None", "nan", "NaN"}
@@ -32,19 +32,13 @@ _NUMBER = re.compile(
 )
 
 
-def bracketed(column: pa.Array) -> pa.Array:
-    """Which texts, strings or bytes, are lists in brackets or braces."""
-    text = column
-    if not pa.types.is_string(text.type):
-        text = text.cast(pa.large_binary()).view(pa.large_string())
-    begin = pc.ascii_ltrim_whitespace(text)
-    some = pc.or_(pc.starts_with(begin, "["), pc.starts_with(begin, "{"))
-    if not pc.any(some).as_py():
-        return pc.fill_null(some, False)
-    end = pc.ascii_rtrim_whitespace(begin)
-    square = pc.and_(pc.starts_with(end, "["), pc.ends_with(end, "]"))
-    curly = pc.and_(pc.starts_with(end, "{"), pc.ends_with(end, "}"))
-    return pc.fill_null(pc.or_(square, curly), False)
+def any_bracketed(column: pa.Array) -> bool:
+    """Whether a text, a string or bytes, may be a list in brackets or
+    braces."""
+    return any(
+        pc.any(pc.starts_with(column, begin)).as_py()
+        for begin in ("[", "{", " ")
+    )
 
 
 def values_of(text: str, separator: str) -> list[str] | None:
