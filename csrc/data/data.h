@@ -93,6 +93,13 @@ PERSIA_API size_t persia_criteo_read(criteo_reader *r, const char *text,
 PERSIA_API size_t persia_lines_skip(const char *text, size_t size, int final,
                                     uint64_t *lines);
 
+/* The number of lines of a text in JSON, whose last one may lack its end;
+ * *deep of them have more than `most` brackets within each other, and *odd
+ * of them do not begin and end as an object. */
+PERSIA_API uint64_t persia_json_lines(const char *text, size_t size,
+                                      size_t most, uint64_t *deep,
+                                      uint64_t *odd);
+
 /* ---- made click logs ------------------------------------------------- */
 
 /* Rows with a planted model: the logit of a click is a sum of effects of

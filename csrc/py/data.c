@@ -165,6 +165,27 @@ static PyObject *py_lines_skip(PyObject *module, PyObject *args)
     return Py_BuildValue("nK", (Py_ssize_t)used, (unsigned long long)n);
 }
 
+static PyObject *py_json_lines(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *text;
+    Py_ssize_t most;
+    array a = {0};
+    if (!PyArg_ParseTuple(args, "On", &text, &most))
+        return NULL;
+    if (most < 0)
+        return PyErr_Format(PyExc_ValueError, "most is %zd", most);
+    if (array_take(text, "text", 0, 0, &a))
+        return NULL;
+    uint64_t deep, odd, lines;
+    Py_BEGIN_ALLOW_THREADS lines = persia_json_lines(
+        a.view.buf, (size_t)a.view.len, (size_t)most, &deep, &odd);
+    Py_END_ALLOW_THREADS
+    array_drop(&a);
+    return Py_BuildValue("KKK", (unsigned long long)lines,
+                         (unsigned long long)deep, (unsigned long long)odd);
+}
+
 /* ---- CriteoReader ---------------------------------------------------- */
 
 enum { FAULTS_KEPT = 64 };
@@ -465,6 +486,10 @@ static PyMethodDef functions[] = {
     {"lines_skip", py_lines_skip, METH_VARARGS,
      "lines_skip(text, final, lines)\n--\n\n"
      "Passes over lines; returns (bytes, lines)."},
+    {"json_lines", py_json_lines, METH_VARARGS,
+     "json_lines(text, most)\n--\n\n"
+     "(lines, those with more than most brackets within each other, those "
+     "that are no object by their ends)."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -46,6 +46,7 @@ class FeedConfig(pydantic.BaseModel):
     table_schema: Url | None = of_train("table_schema")
     samples: int = of_train("samples")
     shuffle: int = of_train("shuffle")
+    malformed_limit: float = of_train("malformed_limit")
     eval_data: Url | None = of_train("eval_data")
     eval_split: float | None = of_train("eval_split")
     batch_size: int = of_train("batch_size")
@@ -271,7 +272,9 @@ def _show(loader: Loader, config: FeedConfig) -> None:
 def _options(config: FeedConfig) -> TrainConfig:
     """What persia train would read."""
     given = config.model_dump(
-        by_alias=True, exclude_none=True, include=set(_DATA)
+        by_alias=True,
+        exclude_none=True,
+        include={*_DATA, "malformed_limit"},
     )
     return resolve(given)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
 import mmap
 import os
 import queue
@@ -23,9 +24,11 @@ from persia import _core, errors
 from persia.base.check import kind, whole
 from persia.data.jagged import Batch
 
-__all__ = ["Dataset", "pair", "read_ahead", "value_hash"]
+__all__ = ["Dataset", "hash_version_of", "pair", "read_ahead", "value_hash"]
 
 T = TypeVar("T")
+
+log = logging.getLogger("persia.data")
 
 _STATES = 256  # positions kept, for a loader that takes batches ahead
 
@@ -78,6 +81,7 @@ class Dataset(IterableDataset[Batch]):
 
     keys: list[str]
     dense_names: list[str]
+    schema: Any
     continues = False
 
     def __init__(
@@ -211,7 +215,8 @@ class Dataset(IterableDataset[Batch]):
 
         Returns:
             ``epoch``, ``batches`` (of this shard) and ``at``: where that is
-            in the data, or None where it is not known any more.
+            in the data, or None where it is not known any more. A source
+            with a schema adds its ``hash_version``.
 
         Raises:
             InvalidArgument: worker processes read the data.
@@ -224,12 +229,37 @@ class Dataset(IterableDataset[Batch]):
         count = self._given if batches is None else batches
         states = tuple(self._states)  # another thread may add to them
         at = next((a for n, a in states if n == count), None)
-        return {"epoch": self.epoch, "batches": count, "at": at}
+        out = {"epoch": self.epoch, "batches": count, "at": at}
+        version = self.hash_version
+        return out if version is None else out | {"hash_version": version}
+
+    @property
+    def hash_version(self) -> int | None:
+        """The version of the ids, or None where the source has no schema."""
+        return getattr(getattr(self, "schema", None), "hash_version", None)
+
+    def use_hash_version(self, version: int) -> None:
+        """Makes the ids of a version of the hash, as of a checkpoint whose
+        model was trained on them.
+
+        Raises:
+            InvalidArgument: the ids were made already, or there is no such
+                version.
+        """
+        if version == self.hash_version:
+            return
+        log.warning(
+            "the checkpoint was trained on ids of version %s of the hash: so "
+            "are those of this data",
+            version,
+        )
+        self.schema = self.schema.model_copy(update={"hash_version": version})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next iteration begins after the batches that were given out.
 
-        The data, the options and the shard must be those of before.
+        The data, the options and the shard must be those of before. Ids get
+        the version of the hash that the state says; 1, if it says none.
 
         Raises:
             InvalidArgument: it is no state of a data source.
@@ -241,6 +271,8 @@ class Dataset(IterableDataset[Batch]):
                 f"the state of a data source has epoch and batches; this is "
                 f"{state!r}"
             ) from None
+        if self.hash_version is not None:
+            self.use_hash_version(hash_version_of(state))
         self.epoch = whole("epoch", epoch, 0, 2**63 - 1)
         batches = whole("batches", batches, 0, 2**63 - 1)
         self._given = batches
@@ -262,6 +294,12 @@ class Dataset(IterableDataset[Batch]):
     @abstractmethod
     def _batches(self, shard: int, shards: int) -> Iterator[Batch]:
         """The batches of one of ``shards`` parts, in order."""
+
+
+def hash_version_of(state: Mapping[str, Any]) -> int:
+    """Of the ids that a state was saved with; none is said in those of before
+    version 2."""
+    return whole("hash_version", state.get("hash_version", 1), 1, 2)
 
 
 class _End:

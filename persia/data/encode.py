@@ -14,31 +14,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persia import _core, errors
-from persia.data.hashing import (
-    hash_array,
-    hash_dictionary,
-    ids_of_codes,
-    texts,
-)
-from persia.data.rows import Bags, Floats, Ints, Rows, gather, running
-from persia.data.schema import (
-    CategoricalColumn,
-    CrossColumn,
-    DenseColumn,
-    Moments,
-    Schema,
-)
+from persia import errors
+from persia.data.canonical import texts
+from persia.data.columns import Mask, Report, column_of, shown, tell
+from persia.data.declared import NO, YES
+from persia.data.encode_ids import IdEncoder
+from persia.data.rows import Floats, Ints, Rows
+from persia.data.schema import DenseColumn, Moments, Schema
 
-__all__ = ["Encoder", "LabelError", "Report", "asks", "column_of", "measure"]
+__all__ = ["Encoder", "LabelError", "asks", "encode_rows", "measure"]
 
-Mask = npt.NDArray[np.bool_]
-# (row of the piece, what is wrong, its kind)
-Report = Callable[[int, str, str], None]
-
-_YES = ["1", "yes", "true", "y", "t"]
+_UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # ticks of a second
 _RARE = 0.01  # more labels of other values mean another schema
-_NO = ["0", "no", "false", "n", "f"]
 
 # What may be a number or a time; a cast of pyarrow decides it. So texts that
 # are none, which it finds one at a time, are left out at once.
@@ -47,29 +34,6 @@ _DAY = r"^[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])"
 _CLOCK = r"[ T](?:[01][0-9]|2[0-3])(?::?[0-5][0-9]){0,2}(?:[.,][0-9]+)?"
 _TIME = rf"{_DAY}(?:{_CLOCK})?$"
 _ZONED = rf"{_DAY}(?:{_CLOCK})?(?:Z|[+-][0-9:]+)$"
-
-
-def column_of(table: pa.Table | pa.RecordBatch, name: str) -> pa.Array:
-    """A column in one piece."""
-    column = table.column(name)
-    if isinstance(column, pa.ChunkedArray):
-        one = column.num_chunks == 1
-        column = column.chunk(0) if one else column.combine_chunks()
-    if isinstance(column, pa.ChunkedArray):  # of no chunks, or too long
-        column = (
-            pa.concat_arrays(column.chunks)
-            if column.num_chunks
-            else pa.array([], column.type)
-        )
-    if isinstance(column, pa.ExtensionArray):
-        column = column.storage
-    if pa.types.is_list_view(column.type) or pa.types.is_large_list_view(
-        column.type
-    ):
-        lengths = pc.fill_null(column.value_lengths(), 0).to_numpy()
-        offsets = running(lengths.astype(np.int64))
-        column = pa.LargeListArray.from_arrays(offsets, column.flatten())
-    return column
 
 
 class Encoder:
@@ -86,11 +50,8 @@ class Encoder:
     ) -> None:
         self.schema = schema
         self._text = text
-        self._utf8 = utf8
         self._missing = pa.array(schema.missing, pa.string())
-        # Of each feature, the latest dictionary and the ids of its values:
-        # all pieces of a row group have the same one.
-        self._codes: dict[str, tuple[pa.Array, Ints]] = {}
+        self._ids = IdEncoder(schema, text and utf8, self.numbers)
 
     def encode(
         self, table: pa.Table | pa.RecordBatch, report: Report
@@ -118,10 +79,10 @@ class Encoder:
             timestamp, ok = self._time(table, schema.timestamp, ok, report)
         singles = np.empty((len(schema.singles), n), np.int64)
         for j, one in enumerate(schema.singles):
-            ok &= self._single(table, one, ok, report, singles[j])
+            ok &= self._ids.single(table, one, ok, report, singles[j])
         bags = []
         for many in schema.bags:
-            bag, fine = self._bag(table, many, ok, report)
+            bag, fine = self._ids.bag(table, many, ok, report)
             bags.append(bag)
             ok &= fine
         rows = Rows(singles, bags, dense, label, weight, timestamp)
@@ -147,7 +108,11 @@ class Encoder:
 
     def _strings(self, table: Any, name: str) -> pa.Array:
         """The texts of a column; bytes that are no UTF-8 become "�"."""
-        column = texts(column_of(table, name), f"column {name!r}")
+        version = self.schema.hash_version
+        column = column_of(table, name, version)
+        column = texts(column, f"column {name!r}", version)
+        if column.null_count:
+            column = pc.fill_null(column, "")
         if not pa.types.is_string(column.type):
             try:
                 column = column.cast(pa.string())
@@ -158,7 +123,7 @@ class Encoder:
         return pc.utf8_trim(column, " \t") if self.schema.strip else column
 
     def numbers(
-        self, table: Any, name: str
+        self, table: Any, name: str, decimal: str = "."
     ) -> tuple[npt.NDArray[np.float64], Mask, Mask, Any]:
         """(numbers, where one is missing, where one is wrong, the column)."""
         column = column_of(table, name)
@@ -178,7 +143,7 @@ class Encoder:
                 raise errors.SchemaMismatch(
                     f"column {name!r} has the type {kind}, need numbers"
                 )
-            return self._parsed(table, name)
+            return self._parsed(table, name, decimal)
         missing = column.is_null().to_numpy(zero_copy_only=False)
         numbers = _raw(column)
         missing = missing | np.isnan(numbers)
@@ -190,12 +155,15 @@ class Encoder:
         )
 
     def _parsed(
-        self, table: Any, name: str
+        self, table: Any, name: str, decimal: str
     ) -> tuple[npt.NDArray[np.float64], Mask, Mask, Any]:
         column = self._strings(table, name)
         blank = pc.is_in(column, self._missing)
         missing = blank.to_numpy(zero_copy_only=False)
         filled = pc.if_else(blank, "0", column) if missing.any() else column
+        if decimal == ",":
+            filled = pc.replace_substring(filled, ".", "")
+            filled = pc.replace_substring(filled, ",", ".")
         try:
             numbers = filled.cast(pa.float64()).to_numpy()
         except pa.ArrowInvalid:
@@ -216,14 +184,16 @@ class Encoder:
         if x is not None and np.isfinite(x := _scaled(x, spec)).all():
             out[:] = x
             return np.ones(len(out), bool)
-        numbers, missing, wrong, column = self.numbers(table, spec.column)
+        numbers, missing, wrong, column = self.numbers(
+            table, spec.column, spec.decimal
+        )
         with np.errstate(over="ignore"):
             x = numbers.astype(np.float32)
         x[missing] = spec.missing
         x = _scaled(x, spec)
         wrong |= ~np.isfinite(x)
         out[:] = np.where(wrong, np.float32(0), x)
-        _tell(
+        tell(
             ok & wrong,
             column,
             spec.column,
@@ -256,8 +226,8 @@ class Encoder:
                 words = pc.utf8_lower(self._strings(table, name))
                 said, unknown = _looked_up(
                     words,
-                    pa.array([*_YES, *_NO]),
-                    np.repeat([1.0, 0.0], [len(_YES), len(_NO)]),
+                    pa.array([*YES, *NO]),
+                    np.repeat([1.0, 0.0], [len(YES), len(NO)]),
                 )
                 numbers = np.where(wrong, said, numbers)
                 wrong &= unknown
@@ -267,7 +237,7 @@ class Encoder:
                 other = (numbers != 0) & (numbers != 1)
                 self._check_binary(ok & ~wrong, other, column)
                 wrong |= other
-        _tell(ok & wrong, column, name, need, report)
+        tell(ok & wrong, column, name, need, report)
         label = np.where(wrong, 0, numbers).astype(np.float32)
         return label, ok & ~wrong
 
@@ -282,7 +252,7 @@ class Encoder:
         name, value = self.schema.label.column, column[at].as_py()
         raise LabelError(
             at,
-            f"column {name!r}: the label is {_shown(value)}, need 0 or 1; "
+            f"column {name!r}: the label is {shown(value)}, need 0 or 1; "
             f"in the schema, 'label: {{column: {name}, threshold: t}}' makes "
             "1 of what is at least t, 'values' names the number for each "
             "text, and 'number: true' takes any number",
@@ -294,7 +264,7 @@ class Encoder:
         numbers, missing, wrong, column = self.numbers(table, name)
         wrong = wrong | missing | (numbers < 0)
         need = "is no weight: a finite number of at least 0"
-        _tell(ok & wrong, column, name, need, report)
+        tell(ok & wrong, column, name, need, report)
         return np.where(wrong, 0, numbers).astype(np.float32), ok & ~wrong
 
     def _time(
@@ -314,214 +284,47 @@ class Encoder:
             seconds, wrong = _seconds(read)
         else:
             seconds, missing, wrong, column = self.numbers(table, name)
+            seconds = seconds / _UNITS[self.schema.time_unit]
             wrong = wrong | missing
             if wrong.any() and pa.types.is_string(column.type):
                 said, unknown = _times(column)
                 seconds = np.where(wrong, said, seconds)
                 wrong &= unknown
         need = "is neither a time nor a number"
-        _tell(ok & wrong, column, name, need, report)
+        tell(ok & wrong, column, name, need, report)
         return np.where(wrong, 0.0, seconds), ok & ~wrong
 
-    # ---- ids
 
-    def _single(
-        self,
-        table: Any,
-        spec: CategoricalColumn | CrossColumn,
-        ok: Mask,
-        report: Report,
-        out: Ints,
-    ) -> Mask:
-        fine = np.ones(len(out), bool)
-        if isinstance(spec, CrossColumn):
-            out[:] = hash_array(self._crossed(table, spec), spec.hash_salt)
-            return fine
-        name = spec.column
-        if not spec.hash:
-            out[:], fine = self._given(column_of(table, name), name)
-            what = "is no integer of 64 bits (hash: false)"
-            _tell(ok & ~fine, column_of(table, name), name, what, report)
-            return fine
-        if spec.buckets is not None:
-            column, fine = self._bucket(table, spec)
-            need = "is no finite number"
-            _tell(ok & ~fine, column_of(table, name), name, need, report)
-        else:
-            column = column_of(table, name)
-            fine = self._decoded(column, name, ok, report)
-        _need_text(column, name)
-        if pa.types.is_dictionary(column.type):
-            ids_of_codes(column, self._known_codes(column, spec), out)
-            return fine
-        hash_array(
-            column,
-            spec.hash_salt,
-            strip=self.schema.strip,
-            out=out,
-            what=f"column {name!r}",
-        )
-        return fine
+def encode_rows(
+    encoder: Encoder, table: pa.Table | pa.RecordBatch, report: Report
+) -> tuple[Rows, Mask]:
+    """As :meth:`Encoder.encode`; a row that makes another library raise is
+    malformed, with its reason.
 
-    def _known_codes(self, column: Any, spec: CategoricalColumn) -> Ints:
-        """The ids of a column's dictionary."""
-        values = column.dictionary
-        before, ids = self._codes.get(spec.feature, (None, None))
-        if ids is None or not _is_same(before, values):
-            salt, strip = spec.hash_salt, self.schema.strip
-            ids = hash_dictionary(values, salt, strip=strip)
-            self._codes[spec.feature] = values, ids
-        return ids
+    Raises:
+        SchemaMismatch: see :meth:`Encoder.encode`.
+    """
+    try:
+        return encoder.encode(table, report)
+    except (errors.PersiaError, MemoryError):
+        raise
+    except Exception as error:
+        if table.num_rows <= 1:
+            if not table.num_rows:
+                raise
+            text = (str(error) or type(error).__name__).splitlines()[0]
+            report(0, f"it cannot be read: {text}", type(error).__name__)
+            none = encoder.encode(table.slice(0, 0), report)[0]
+            return none, np.zeros(1, bool)
+    half = table.num_rows // 2
 
-    def _decoded(
-        self, column: pa.Array, name: str, ok: Mask, report: Report
-    ) -> Mask:
-        """Where bytes of text files are UTF-8."""
-        fine = np.ones(len(column), bool)
-        if not (self._text and self._utf8):
-            return fine
-        try:
-            column.cast(pa.string())
-            return fine
-        except pa.ArrowInvalid:
-            pass
-        for i, value in enumerate(column.to_pylist()):
-            try:
-                value.decode()
-            except UnicodeDecodeError:
-                fine[i] = False
-        need = "is no UTF-8; give the file's encoding (encoding='latin-1')"
-        _tell(ok & ~fine, column, name, need, report)
-        return fine
+    def later(row: int, text: str, kind: str) -> None:
+        report(half + row, text, kind)
 
-    def _given(self, column: pa.Array, name: str) -> tuple[Ints, Mask]:
-        """Ids that the column holds: no hash."""
-        fine = np.ones(len(column), bool)
-        kind = column.type
-        if pa.types.is_uint64(kind):
-            column = column.view(pa.int64())
-        elif not pa.types.is_integer(kind):
-            column = texts(column, f"column {name!r}")
-            if not pa.types.is_string(column.type):
-                column = column.cast(pa.binary())
-            try:
-                column = column.cast(pa.string()).cast(pa.int64())
-            except pa.ArrowInvalid:
-                read = [_integer(v) for v in column.to_pylist()]
-                column = pa.array(read, pa.int64())
-        fine &= column.is_valid().to_numpy(zero_copy_only=False)
-        column = pc.fill_null(column, 0) if column.null_count else column
-        ids = column.to_numpy(zero_copy_only=False).astype(np.int64)
-        return ids, fine
-
-    def _crossed(self, table: Any, spec: CrossColumn) -> pa.Array:
-        parts = []
-        for name in spec.columns:
-            column = column_of(table, name)
-            _need_text(column, name)
-            column = texts(column, f"column {name!r}").cast(pa.large_binary())
-            parts.append(_stripped(column) if self.schema.strip else column)
-        between = pa.scalar(b"\x1f", pa.large_binary())
-        return pc.binary_join_element_wise(*parts, between)
-
-    def _bucket(
-        self, table: Any, spec: CategoricalColumn
-    ) -> tuple[pa.Array, Mask]:
-        numbers, missing, wrong, _ = self.numbers(table, spec.column)
-        assert isinstance(spec.buckets, list)
-        found = np.searchsorted(spec.buckets, numbers, side="right")
-        return pa.array(found, mask=missing), ~wrong
-
-    def _bag(
-        self, table: Any, spec: CategoricalColumn, ok: Mask, report: Report
-    ) -> tuple[Bags, Mask]:
-        column, name = column_of(table, spec.column), spec.column
-        t = pa.types
-        fine = np.ones(len(column), bool)
-        if t.is_null(column.type):
-            bags = Bags(np.empty(0, np.int64), running(np.zeros_like(fine)))
-        elif _is_list(column.type):
-            bags, inner = self._of_lists(column, spec)
-            fine &= inner
-        else:
-            if t.is_dictionary(column.type):
-                column = column.dictionary_decode()
-            fine = self._decoded(column, name, ok, report)
-            bags = self._split(column, spec)
-        need = "holds what is no 64-bit id (hash: false)"
-        if not spec.hash:
-            _tell(ok & ~fine, column, name, need, report)
-        most = spec.max_length
-        if most is not None:
-            lengths = np.minimum(bags.lengths, most)
-            if lengths.sum() < bags.offsets[-1]:
-                starts = bags.offsets[:-1]
-                if spec in self.schema.sequences:
-                    starts = bags.offsets[1:] - lengths
-                bags = gather(bags.values, starts, lengths)
-        return bags, fine
-
-    def _split(self, column: pa.Array, spec: CategoricalColumn) -> Bags:
-        column = texts(column, f"column {spec.column!r}")
-        assert spec.separator is not None
-        if not spec.hash:
-            separator: Any = spec.separator
-            if not pa.types.is_string(column.type):
-                column = column.cast(pa.string())
-            return self._of_lists(pc.split_pattern(column, separator), spec)[0]
-        _, offsets, data = column.buffers()
-        n = len(column)
-        ids = np.empty(((data.size if data else 0) + n) // 2 + 1, np.int64)
-        lengths = np.empty(n, np.int64)
-        wide = pa.types.is_large_binary(column.type)
-        wide |= pa.types.is_large_string(column.type)
-        used = 0
-        if n:
-            used = _core.strings_split(
-                offsets,
-                data,
-                column.offset,
-                n,
-                wide,
-                self.schema.strip,
-                spec.separator.encode(),
-                spec.hash_salt,
-                ids,
-                lengths,
-            )
-        return Bags(ids[:used].copy(), running(lengths))
-
-    def _of_lists(
-        self, column: pa.Array, spec: CategoricalColumn
-    ) -> tuple[Bags, Mask]:
-        """Lists of values; null and empty ones are none."""
-        if not pa.types.is_list(column.type):
-            column = column.cast(pa.list_(column.type.value_type))
-        lengths = pc.fill_null(column.value_lengths(), 0).to_numpy()
-        inner = column.flatten()
-        offsets = running(lengths.astype(np.int64))
-        row = np.repeat(np.arange(len(column)), np.diff(offsets))
-        fine = np.ones(len(column), bool)
-        if spec.hash:
-            _need_text(inner, spec.column)
-            text = texts(inner, f"column {spec.column!r}")
-            if self.schema.strip:
-                text = _stripped(text.cast(pa.large_binary()))
-            kept = pc.greater(pc.binary_length(text), 0)
-            used = kept.to_numpy(zero_copy_only=False)
-            ids = hash_array(text, spec.hash_salt)
-        else:
-            ids, good = self._given(inner, spec.column)
-            used = inner.is_valid().to_numpy(zero_copy_only=False)
-            if _is_texts(inner.type):
-                used &= pc.greater(pc.binary_length(inner), 0).to_numpy(
-                    zero_copy_only=False
-                )
-            fine[row[used & ~good]] = False
-        if not used.all():
-            lengths = np.bincount(row[used], minlength=len(column))
-            ids, offsets = ids[used], running(lengths.astype(np.int64))
-        return Bags(ids, offsets), fine
+    first = encode_rows(encoder, table.slice(0, half), report)
+    second = encode_rows(encoder, table.slice(half), later)
+    ok = np.concatenate([first[1], second[1]])
+    return Rows.join([first[0], second[0]]), ok
 
 
 def asks(schema: Schema) -> bool:
@@ -579,35 +382,6 @@ class LabelError(errors.SchemaMismatch):
     def __init__(self, row: int, text: str) -> None:
         super().__init__(text)
         self.row = row
-
-
-def _need_text(column: pa.Array, name: str) -> None:
-    if _is_list(column.type):
-        raise errors.SchemaMismatch(
-            f"column {name!r} has lists ({column.type}): list it under "
-            "multivalued or sequences"
-        )
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    t = pa.types
-    return bool(
-        t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind)
-    )
-
-
-def _is_texts(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    """Whether two arrays are in the same memory."""
-    return (
-        a.type == b.type
-        and (len(a), a.offset) == (len(b), b.offset)
-        and [x and x.address for x in a.buffers()]
-        == [x and x.address for x in b.buffers()]
-    )
 
 
 def _plain(column: pa.Array, missing: float) -> Floats | None:
@@ -694,19 +468,10 @@ def _cast(
     return values, wrong
 
 
-def _integer(value: str | bytes) -> int | None:
-    try:
-        number = int(value)
-    except ValueError:
-        return None
-    return number if -(2**63) <= number < 2**63 else None
-
-
 def _seconds(column: pa.Array) -> tuple[npt.NDArray[np.float64], Mask]:
     wrong = column.is_null().to_numpy(zero_copy_only=False)
-    units = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
     ticks = pc.fill_null(column.cast(pa.int64()), 0).to_numpy()
-    return ticks / units[column.type.unit], wrong
+    return ticks / _UNITS[column.type.unit], wrong
 
 
 def _times(column: pa.Array) -> tuple[npt.NDArray[np.float64], Mask]:
@@ -722,26 +487,3 @@ def _times(column: pa.Array) -> tuple[npt.NDArray[np.float64], Mask]:
         out[some], wrong[some] = np.where(none, 0.0, found), none
     at = known.indices.to_numpy()
     return out[at], wrong[at]
-
-
-def _stripped(column: pa.Array) -> pa.Array:
-    """Large binary without spaces and tabs around, UTF-8 or not."""
-    text = column.view(pa.large_string())  # ascii_trim looks at bytes
-    return pc.ascii_trim(text, " \t").view(pa.large_binary())
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", "replace")
-    if isinstance(value, str):
-        return repr(value[:80])
-    return repr(value)[:80]
-
-
-def _tell(
-    wrong: Mask, column: pa.Array, name: str, need: str, report: Report
-) -> None:
-    for i in np.flatnonzero(wrong):
-        value = column[int(i)].as_py()
-        text = f"column {name!r}: {_shown(value)} {need}"
-        report(int(i), text, f"column {name}")

@@ -15,8 +15,10 @@ import pyarrow as pa
 
 from persia import errors
 from persia.data.base import read_ahead
+from persia.data.boundary import guarded, guarding
 from persia.data.encode import Encoder, asks, measure
-from persia.data.inference import infer
+from persia.data.faults import MALFORMED_LIMIT
+from persia.data.inference import inferred, say
 from persia.data.paths import File, Paths, find_files
 from persia.data.read_arrow import ArrowStreamReader, open_units
 from persia.data.read_csv import CSVReader, Wrong
@@ -96,6 +98,9 @@ class Files(Source):
             of its line, here and in messages.
         strict: raise MalformedData at a malformed row, instead of counting it
             in ``malformed`` and leaving it out.
+        malformed_limit: the share of the samples that one rule, such as that
+            of a column, may leave out. Beyond it the iteration ends with
+            LimitReached: after 10,000 samples, or at the end of 100 or more.
         shuffle: 0, or a number of rows: so many are read at a time, and given
             out in an order decided by ``seed`` and ``epoch``.
         shuffle_files: read the files, and the row groups in them, in an order
@@ -120,6 +125,7 @@ class Files(Source):
             or with another type; or a label is neither 0 nor 1.
     """
 
+    @guarded
     def __init__(
         self,
         paths: Paths,
@@ -129,6 +135,7 @@ class Files(Source):
         format: str | None = None,
         rows: tuple[int, int | None] = (0, None),
         strict: bool = False,
+        malformed_limit: float = MALFORMED_LIMIT,
         shuffle: int = 0,
         shuffle_files: bool = False,
         seed: int = 1,
@@ -144,18 +151,21 @@ class Files(Source):
             schema = as_schema(schema)
         self._files = find_files(paths)
         self.files = [file.name for file in self._files]
-        self.format = format or format_of(self._files[0])
+        some = [file for file in self._files if file.size != 0]
+        self.format = format or format_of((some or self._files)[0])
         self.encoding = encoding
         self.shuffle_files = bool(shuffle_files)
         if self.format == "csv":
             guess = format is None
-            schema = with_delimiter(self._files[0], schema, encoding, guess)
+            head = (some or self._files)[0]
+            schema = with_delimiter(head, schema, encoding, guess)
         schema = self._known(schema)
         super().__init__(
             schema,
             batch_size,
             rows=rows,
             strict=strict,
+            malformed_limit=malformed_limit,
             shuffle=shuffle,
             seed=seed,
             drop_last=drop_last,
@@ -166,23 +176,35 @@ class Files(Source):
         self._read_bytes = 0
 
     def _known(self, schema: Schema | None) -> Schema:
-        """The schema, with what the first rows of the first file decide."""
-        file = self._files[0]
+        """The schema, with what the first rows decide: those of the first
+        file that has some."""
         if schema is not None and not asks(schema):
             return schema
-        first = sample(file, self.format, schema, self.encoding)
+        for file in self._files:
+            first = sample(file, self.format, schema, self.encoding)
+            if first.num_rows:
+                break
+        else:
+            raise errors.SchemaMismatch(
+                f"{self._files[0].name!r} and {len(self._files) - 1} other "
+                "files have no rows to infer a schema from; pass schema="
+            )
+        text = self.format == "csv"
         if schema is None:
             try:
-                schema = infer(first)
-                if self.format == "csv" and has_spaces(file, self.encoding):
-                    schema = schema.model_copy(update={"strip": True})
+                schema, lines = inferred(first, text)
             except errors.SchemaMismatch as error:
                 raise errors.SchemaMismatch(
                     f"{file.name!r}: {error}"
                 ) from None
-        if self.format == "csv":
-            schema = with_delimiter(file, schema, self.encoding, True)
-        assert schema is not None
+            if text and has_spaces(file, self.encoding):
+                schema = schema.model_copy(update={"strip": True})
+                lines.append("strip: names have spaces around them")
+            say(f"{file.name!r} ({first.num_rows:,} rows)", lines)
+        if text:
+            known = with_delimiter(file, schema, self.encoding, True)
+            assert known is not None
+            schema = known
         return measure(schema, first, repr(file.name))
 
     @property
@@ -250,7 +272,7 @@ class Files(Source):
         return max(0, min(total, total if end is None else end) - first)
 
     def _count(self, file: File) -> int:
-        reader = _READERS[self.format](file, self.schema, self.encoding)
+        reader = self._reader(file)
         with closing(reader.tables()) as tables:
             for _ in tables:
                 pass
@@ -371,6 +393,13 @@ class Files(Source):
 
     # ---- reading
 
+    def _reader(self, file: File) -> Any:
+        reader = _READERS[self.format](file, self.schema, self.encoding)
+        if self.format in ("json", "tfrecord"):
+            every = [file, *self._files]  # the same one is likely to have it
+            reader.seen.others = [f for f in every if f.size is not None]
+        return reader
+
     def tables(self) -> Generator[RawPiece, None, None]:
         """The columns of the schema as the files hold them, of all rows in
         the order of the files: (table, the number of each row in its file,
@@ -388,7 +417,7 @@ class Files(Source):
             return
         for unit in units:
             file = unit.file
-            reader = _READERS[self.format](file, self.schema, self.encoding)
+            reader = self._reader(file)
             with closing(reader.tables()) as tables:
                 for table, numbers, wrong, _ in tables:
                     yield table, numbers, reader.where, wrong
@@ -412,12 +441,15 @@ class Files(Source):
             start, mark = 0, (0, 0)
             if number == place.unit:
                 start, mark = place.row, place.mark
-            reader = _READERS[self.format](file, self.schema, self.encoding)
-            with closing(
-                self._of_text(
-                    reader, number, before, start, mark, shard, shards
-                )
-            ) as parts:
+            reader = self._reader(file)
+            with (
+                guarding(f"cannot read {file.name!r}"),
+                closing(
+                    self._of_text(
+                        reader, number, before, start, mark, shard, shards
+                    )
+                ) as parts,
+            ):
                 yield from parts
             before += reader.lines
             if rows[1] is not None and before >= rows[1]:

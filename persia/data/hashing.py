@@ -1,14 +1,13 @@
 """Values of any type to ids of 64 bits, whole columns at a time.
 
-The id of a value is XXH64 of its text in UTF-8, read as a signed number. An
-integer is its decimal digits, a float without a fraction is that integer, a
-decimal has the digits of its scale (7.00), a boolean is "true" or "false", a
-date or time is as ISO 8601 writes it, bytes are as they are. A missing value
-(null, NaN) is the empty text.
+The id of a value is XXH64 of its text in UTF-8 (see
+:mod:`persia.data.canonical`), read as a signed number.
 """
 
 from __future__ import annotations
 
+import re
+import uuid
 from typing import Any
 
 import numpy as np
@@ -18,91 +17,147 @@ import pyarrow.compute as pc
 import torch
 
 from persia import _core, errors
+from persia.base.check import whole
 from persia.data.base import check_salt
+from persia.data.boundary import guarded
+from persia.data.canonical import HASH_VERSION, is_mixed, plain, texts
 
 __all__ = [
+    "Bad",
     "as_array",
     "as_arrays",
     "hash_array",
     "hash_dictionary",
     "hash_ids",
+    "hash_texts",
     "ids_of_codes",
-    "texts",
+    "integers",
 ]
 
 Ids = npt.NDArray[np.int64]
 
+# By row: (what is wrong with its value, the kind of it).
+Bad = dict[int, tuple[str, str]]
 
-def hash_ids(values: Any, salt: int = 0) -> torch.Tensor:
+# Units of NumPy that Arrow has not.
+_UNITS: dict[Any, str] = {
+    **{(unit, 1): "M8[s]" for unit in "hm"},
+    **{(unit, 1): "M8[D]" for unit in "YMW"},
+    **{("m", unit, 1): "m8[s]" for unit in "WDhm"},
+}
+_INTEGER = re.compile(rb"[-+]?[0-9]{1,30}")
+
+
+@guarded
+def hash_ids(
+    values: Any, salt: int = 0, *, hash_version: int = HASH_VERSION
+) -> torch.Tensor:
     """The 64-bit ids of many values, as all data sources compute them.
 
     Element i is ``persia.datasets.value_hash(text of values[i], salt)``. The
-    text of an integer is its decimal digits, so 7, 7.0 and "7" share an id; a
-    missing value (None, NaN) has the id of the empty text.
+    text depends on the value alone (see :doc:`/data`): that of an integer is
+    its decimal digits, so 7, 7.0 and "7" share an id; a missing value (None,
+    NaN) has the id of the empty text.
 
     Args:
         values: n values: a pandas or polars Series, a NumPy array, an Arrow
-            array, a tensor, or a list. Of strings, bytes, integers, floats,
-            booleans, dates, or a categorical type.
+            array, a tensor, or a list. Of strings, bytes, numbers, booleans,
+            dates, times, UUIDs, or a categorical type.
         salt: another id for the same value, 0 to 2**64 - 1.
+        hash_version: 1 gives the ids of models trained before version 2.
 
     Returns:
         int64 [n].
 
     Raises:
         DtypeError: values that have no text, such as lists.
+        MalformedData: a text with half a character (a lone surrogate), or a
+            time out of the range of years.
     """
     salt = check_salt("hash_ids", salt)
-    parts = [hash_array(part, salt) for part in as_arrays("values", values)]
+    version = whole("hash_version", hash_version, 1, HASH_VERSION)
+    parts = [
+        hash_array(part, salt, what="values", version=version)
+        for part in as_arrays("values", values)
+    ]
     if not parts:
         return torch.empty(0, dtype=torch.int64)
     joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
     return torch.from_numpy(joined)
 
 
-def as_arrays(what: str, values: Any) -> list[pa.Array]:
-    """Values of any container as Arrow arrays, one after the other."""
-    if hasattr(values, "to_arrow"):  # polars
-        values = values.to_arrow()
-    if isinstance(values, pa.ChunkedArray):
-        return list(values.chunks)
-    if isinstance(values, pa.Array):
-        return [values]
+def as_arrays(
+    what: str, values: Any, bad: Bad | None = None
+) -> list[pa.Array]:
+    """Values of any container as Arrow arrays, one after the other.
+
+    Args:
+        what: they are, for messages.
+        values: a Series, an array, a tensor, a list, or an iterable.
+        bad: gets what is wrong with values that cannot be read, which are
+            null then. None: the first of them is an error.
+
+    Raises:
+        DtypeError: they cannot be one column.
+        MalformedData: a text has half a character.
+    """
     if isinstance(values, str | bytes):
         raise errors.InvalidArgument(
             f"{what} is one {type(values).__name__}; need a Series, an array "
             "or a list (persia.datasets.value_hash takes one value)"
         )
-    if isinstance(values, torch.Tensor):
-        values = values.detach().cpu().numpy()
     try:
-        if isinstance(values, np.ndarray):
-            array = _of_numpy(values)
-        elif hasattr(values, "dtype") or isinstance(values, list | tuple):
-            array = pa.array(values, from_pandas=True)
-        else:
-            array = pa.array(list(values), from_pandas=True)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-        return [_mixed(what, values, error)]
-    except (pa.ArrowNotImplementedError, TypeError) as error:
-        raise errors.DtypeError(
-            f"{what} cannot be read as one column: {_first_line(error)}"
-        ) from None
-    if isinstance(array, pa.ChunkedArray):
-        return list(array.chunks)
-    return [array]
+        array = _as_arrow(values)
+    except errors.PersiaError:
+        raise
+    except (
+        pa.ArrowException,
+        OverflowError,
+        UnicodeEncodeError,
+        TypeError,
+    ) as error:
+        if not hasattr(values, "__iter__") or isinstance(values, torch.Tensor):
+            raise _unreadable(what, error) from None
+        array = _mixed(what, values, error, bad)
+    except Exception as error:  # of the library that made the values
+        raise _unreadable(what, error) from None
+    return (
+        list(array.chunks) if isinstance(array, pa.ChunkedArray) else [array]
+    )
 
 
-def as_array(what: str, values: Any) -> pa.Array:
+def _as_arrow(values: Any) -> Any:
+    if hasattr(values, "to_arrow"):  # polars
+        values = values.to_arrow()
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return values
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu()
+        if values.dtype == torch.bfloat16:
+            values = values.float()
+        values = values.numpy()
+    if isinstance(values, np.ndarray):
+        return _of_numpy(values)
+    if not hasattr(values, "dtype") and not isinstance(values, list | tuple):
+        values = list(values)
+    array = pa.array(values, from_pandas=True)
+    alone = isinstance(values, list | tuple) or values.dtype == object
+    if alone and is_mixed(values, array.type):
+        raise pa.ArrowInvalid("values of several types")
+    return array
+
+
+def as_array(what: str, values: Any, bad: Bad | None = None) -> pa.Array:
     """As :func:`as_arrays`, in one piece."""
-    parts = as_arrays(what, values)
+    parts = as_arrays(what, values, bad)
     if not parts:
         return pa.array([], pa.null())
     return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+def _unreadable(what: str, error: BaseException) -> errors.DtypeError:
+    text = (str(error) or type(error).__name__).splitlines()[0]
+    return errors.DtypeError(f"{what} cannot be read as one column: {text}")
 
 
 def _of_numpy(values: npt.NDArray[Any]) -> pa.Array:
@@ -116,120 +171,129 @@ def _of_numpy(values: npt.NDArray[Any]) -> pa.Array:
             f"an array of shape {values.shape} is no column; need [n], or "
             "[n, L] for a multi-valued one"
         )
-    return pa.array(values, from_pandas=True)
+    if values.dtype.kind in "mM":
+        unit = np.datetime_data(values.dtype)
+        to = _UNITS.get(unit if values.dtype.kind == "M" else ("m", *unit))
+        if to is not None:
+            values = values.astype(to)
+    array = pa.array(values, from_pandas=True)
+    if values.dtype == object and is_mixed(values, array.type):
+        raise pa.ArrowInvalid("values of several types")
+    return array
 
 
-def _mixed(what: str, values: Any, error: BaseException) -> pa.Array:
+def _mixed(
+    what: str, values: Any, error: BaseException, bad: Bad | None
+) -> pa.Array:
     """Values of several types, each by its text."""
-
-    def text(value: Any) -> Any:
-        if value is None or type(value).__name__ in ("NAType", "NaTType"):
-            return None
-        if isinstance(value, bytes):
-            return value
-        if type(value) is int:  # of any size
-            return str(value).encode()
-        if isinstance(value, list | tuple):
-            return [text(one) for one in value]
-        if not isinstance(value, str | float | bool | np.generic):
-            raise errors.DtypeError(
-                f"{what} cannot be read as one column: {_first_line(error)}"
-            ) from None
-        if value != value:
-            return None
-        out = texts(pa.array([value]))[0].as_py()
-        return out.encode() if isinstance(out, str) else out
-
-    parts = [text(value) for value in values]
-    lists = any(isinstance(part, list) for part in parts)
-    try:
-        return pa.array(parts, pa.list_(pa.binary()) if lists else pa.binary())
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as wrong:
-        raise errors.DtypeError(
-            f"{what} cannot be read as one column: {_first_line(wrong)}"
-        ) from None
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    t = pa.types
-    return bool(
-        t.is_string(kind)
-        or t.is_large_string(kind)
-        or t.is_binary(kind)
-        or t.is_large_binary(kind)
-    )
+    parts: list[Any] = []
+    for i, value in enumerate(values):
+        try:
+            parts.append(_text(value))
+        except UnicodeEncodeError:
+            text = f"{what}: {ascii(value)[:80]} has half a character"
+            if bad is None:
+                raise errors.MalformedData(
+                    f"{text} (a lone surrogate), at {i}"
+                ) from None
+            bad.setdefault(i, (text, what))
+            parts.append(None)
+        except (TypeError, ValueError, pa.ArrowException) as wrong:
+            if bad is None:
+                shown = (
+                    wrong if isinstance(wrong, errors.DtypeError) else error
+                )
+                raise _unreadable(what, shown) from None
+            text = f"{what}: a {type(value).__name__} that has no text"
+            bad.setdefault(i, (text, what))
+            parts.append(None)
+    known = [isinstance(part, list) for part in parts if part is not None]
+    lists = sum(known) > len(known) / 2
+    if any(known) and not all(known):
+        if bad is None:
+            raise _unreadable(what, error)
+        odd = "one value among lists" if lists else "a list among values"
+        for i, part in enumerate(parts):
+            if part is not None and isinstance(part, list) != lists:
+                bad.setdefault(i, (f"{what}: {odd}", what))
+                parts[i] = None
+    return pa.array(parts, pa.list_(pa.binary()) if lists else pa.binary())
 
 
-def texts(array: pa.Array, what: str = "a column") -> pa.Array:
-    """The text of each value, as strings or bytes; "" where it is missing."""
-    kind, t = array.type, pa.types
-    if t.is_dictionary(kind):
-        return texts(array.dictionary_decode(), what)
-    if t.is_null(kind):
-        return pa.array([""] * len(array), pa.string())
-    if isinstance(array, pa.ExtensionArray):
-        return texts(array.storage, what)
-    if _is_text(kind):
-        out = array
-    elif t.is_fixed_size_binary(kind):
-        out = array.cast(pa.binary())
-    elif t.is_floating(kind):
-        out = _floats(array)
-    elif t.is_nested(kind) or not _castable(kind):
-        raise errors.DtypeError(
-            f"{what} has the type {kind}, which has no text to hash; need "
-            "strings, numbers, booleans, dates or bytes"
-        )
-    else:
-        out = array.cast(pa.string())
-    if out.null_count:
-        out = pc.fill_null(out, pa.scalar("").cast(out.type))
-    return out
+def _text(value: Any) -> Any:
+    """A value as bytes, None or a list of them.
 
-
-def _castable(kind: pa.DataType) -> bool:
-    try:
-        pa.array([], kind).cast(pa.string())
-    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
-        return False
-    return True
-
-
-def _floats(array: pa.Array) -> pa.Array:
-    if pa.types.is_float16(array.type):
-        array = array.cast(pa.float32())
-    x = array.to_numpy(zero_copy_only=False).astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        missing = np.isnan(x)
-        whole = (np.floor(x) == x) & (np.abs(x) < 2.0**63)
-    digits = np.where(whole, x, 0.0).astype(np.int64)
-    out = pa.array(digits, mask=missing).cast(pa.string())
-    if (whole | missing).all():
-        return out
-    return pc.if_else(pa.array(whole | missing), out, array.cast(pa.string()))
+    Raises:
+        TypeError: it has no text.
+    """
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return None
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    if type(value) is int:  # of any size
+        return str(value).encode()
+    if isinstance(value, list | tuple | np.ndarray):
+        parts = [_text(one) for one in value]
+        if any(isinstance(part, list) for part in parts):
+            raise errors.DtypeError("a list of lists has no text")
+        return parts
+    if isinstance(value, uuid.UUID):
+        return str(value).encode()
+    out = texts(_as_arrow([value]))[0].as_py()
+    if out == "" and value != value:  # NaN
+        return None
+    return out.encode() if isinstance(out, str) else out
 
 
 def hash_array(
     array: pa.Array,
     salt: int,
     *,
-    strip: bool = False,
-    out: Ids | None = None,
     what: str = "a column",
+    version: int = HASH_VERSION,
 ) -> Ids:
     """The ids of an array's values, int64 [n].
 
     Args:
         array: any type that has a text.
         salt: checked already.
+        what: it is, for messages.
+        version: of the hash.
+
+    Raises:
+        DtypeError: its type has no text.
+        MalformedData: a value has none.
+    """
+    array = plain(array, version)
+    if pa.types.is_dictionary(array.type):
+        known = hash_dictionary(array.dictionary, salt, version=version)
+        return ids_of_codes(array, known)
+    column = texts(array, what, version)
+    if column.null_count:
+        at = int(np.argmin(column.is_valid().to_numpy(zero_copy_only=False)))
+        raise errors.MalformedData(
+            f"{what}: value {at} is a time out of the range that has a text"
+        )
+    return hash_texts(column, salt)
+
+
+def hash_texts(
+    column: pa.Array,
+    salt: int,
+    *,
+    strip: bool = False,
+    out: Ids | None = None,
+) -> Ids:
+    """The ids of texts, int64 [n].
+
+    Args:
+        column: strings or bytes, without nulls.
+        salt: checked already.
         strip: leave out spaces and tabs around texts.
         out: where the ids go.
-        what: it is, for messages.
     """
-    if pa.types.is_dictionary(array.type):
-        known = hash_dictionary(array.dictionary, salt, strip=strip)
-        return ids_of_codes(array, known, out)
-    column = texts(array, what)
     if out is None:
         out = np.empty(len(column), np.int64)
     _, offsets, data = column.buffers()
@@ -244,13 +308,72 @@ def hash_array(
 
 
 def hash_dictionary(
-    values: pa.Array, salt: int, *, strip: bool = False
+    values: pa.Array,
+    salt: int,
+    *,
+    strip: bool = False,
+    version: int = HASH_VERSION,
 ) -> Ids:
     """The ids of a dictionary's n values, and that of a missing one behind
     them: int64 [n + 1]."""
-    column = texts(values)
+    column = texts(values, version=version)
     empty = pa.array([""]).cast(column.type)
-    return hash_array(pa.concat_arrays([column, empty]), salt, strip=strip)
+    column = pc.fill_null(pa.concat_arrays([column, empty]), "")
+    return hash_texts(column, salt, strip=strip)
+
+
+def integers(
+    array: pa.Array,
+    what: str,
+    *,
+    strip: bool = False,
+    version: int = HASH_VERSION,
+) -> tuple[Ids, npt.NDArray[np.bool_]]:
+    """(values as ids of 64 bits, which values are integers of 64 bits).
+
+    Integers from 2**63 to 2**64 - 1 are ids less 2**64, whatever their type.
+
+    Args:
+        array: integers, or what has the text of one.
+        what: it is, for messages.
+        strip: spaces and tabs around texts do not count.
+        version: of the hash: its texts.
+    """
+    kind = array.type
+    if pa.types.is_integer(kind):
+        good = array.is_valid().to_numpy(zero_copy_only=False)
+        array = pc.fill_null(array, 0) if array.null_count else array
+        ids = array.to_numpy(zero_copy_only=False)
+        ids = ids.view(np.int64) if ids.dtype == np.uint64 else ids
+        return ids.astype(np.int64), good
+    text = pc.fill_null(texts(array, what, version), "")
+    if not pa.types.is_string(text.type):
+        text = text.cast(pa.large_binary()).view(pa.large_string())
+    if strip:
+        text = pc.ascii_trim(text, " \t")
+    try:
+        if not pc.any(pc.match_substring(text, "x", ignore_case=True)).as_py():
+            ids = text.cast(pa.int64()).to_numpy()
+            return ids, np.ones(len(ids), bool)
+    except pa.ArrowInvalid:
+        pass
+    wide = pa.types.is_large_string(text.type)
+    text = text.view(pa.large_binary() if wide else pa.binary())
+    known = text.dictionary_encode()
+    found = [_integer(value) for value in known.dictionary.to_pylist()]
+    each = np.array([0 if v is None else v for v in found], np.int64)
+    is_one = np.array([v is not None for v in found], bool)
+    at = known.indices.to_numpy()
+    return each[at], is_one[at]
+
+
+def _integer(text: bytes) -> int | None:
+    if not _INTEGER.fullmatch(text):
+        return None
+    number = int(text)
+    if 2**63 <= number < 2**64:
+        number -= 2**64
+    return number if -(2**63) <= number < 2**63 else None
 
 
 def ids_of_codes(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from persia import errors
-from persia.data.encode import column_of
+from persia.data.boundary import guarded
+from persia.data.columns import column_of
 from persia.data.schema import Schema
 
-__all__ = ["infer"]
+__all__ = ["infer", "inferred", "say", "with_odd"]
 
 _LABELS = (
     "label click clicked is_click is_clicked y target conversion converted "
@@ -29,17 +33,39 @@ _ID = re.compile(
 _FEW = 32  # distinct integers that are categories rather than an amount
 _BINARY = [{"0", "1"}, {"yes", "no"}, {"true", "false"}, {"y", "n"}]
 _SEPARATORS = "|;,"
+_POINT = r"^[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?$"
+_COMMA = r"^[+-]?([0-9]{1,3}(\.[0-9]{3})+|[0-9]+)(,[0-9]+)?$"
+
+log = logging.getLogger("persia.data")
+
+_said: set[str] = set()
+
+_ODD = b"persia.odd"
 
 
+def with_odd(table: pa.Table, odd: Mapping[str, str]) -> pa.Table:
+    """A table that remembers why columns could not be converted."""
+    fields = [
+        f.with_metadata({_ODD: odd[f.name].encode()}) if f.name in odd else f
+        for f in table.schema
+    ]
+    return pa.table(table.columns, pa.schema(fields))
+
+
+@guarded
 def infer(data: Any) -> Schema:
     """A schema for a table, from its first 100,000 rows.
 
     Texts and booleans are categorical, floats are dense, lists are
     multi-valued. Integers are categorical if their name says so (``user_id``)
-    or if they have few values, else dense. The label is the column of a usual
+    or if they have few values, else dense; so are decimals without a
+    fraction, and texts that are numbers. The label is the column of a usual
     name (``label``, ``click``, ``y``, ...) or the only column of two values.
     Columns without a second value or without a name, and texts that differ in
     each row, are left out.
+
+    What each column is taken as, and why, is logged as a warning, once a
+    process.
 
     Args:
         data: what :class:`persia.data.Table` takes.
@@ -47,39 +73,99 @@ def infer(data: Any) -> Schema:
     Raises:
         SchemaMismatch: no column can be a feature.
     """
+    schema, lines = inferred(data)
+    say("the table", lines)
+    return schema
+
+
+def say(where: str, lines: Sequence[str]) -> None:
+    """Logs what was inferred, once a process."""
+    text = "\n  ".join([f"the schema of {where} is a guess:", *lines])
+    if text not in _said:
+        _said.add(text)
+        log.warning("%s\n  (pass schema= to decide it)", text)
+
+
+def inferred(data: Any, text: bool = False) -> tuple[Schema, list[str]]:
+    """(the schema of a table, a line about each column).
+
+    Args:
+        data: what :class:`persia.data.Table` takes.
+        text: it is read from text without types, as of CSV.
+
+    Raises:
+        SchemaMismatch: no column can be a feature.
+    """
     from persia.data.table import as_table
 
-    table = as_table(data).slice(0, 100_000)
+    odd: dict[str, str] = {}
+    table = with_odd(as_table(data, odd=odd), odd).slice(0, 100_000)
     fields: dict[str, Any] = {
         "dense": [],
         "categorical": [],
         "multivalued": [],
     }
+    lines = []
     columns = {n: column_of(table, n) for n in table.column_names}
     label = _label(columns)
     for name, column in columns.items():
         if label is not None and name == label["column"]:
+            lines.append(f"{name}: label{_with(label)}, by its name or values")
             continue
-        where, entry = _role(name, column)
+        why = (table.schema.field(name).metadata or {}).get(_ODD)
+        if why is not None:
+            lines.append(f"{name}: left out: {why.decode()}")
+            continue
+        where, entry, why = _role(name, column, text)
+        if where in ("weight", "timestamp") and where in fields:
+            where, why = "", f"{why}, but {fields[where]!r} is the {where}"
+        if not where:
+            lines.append(f"{name}: left out: {why}")
+            continue
+        lines.append(f"{name}: {where}{_with(entry)}: {why}")
+        if where == "timestamp":
+            fields |= _unit(column)
         if where in ("weight", "timestamp"):
-            if where not in fields:
-                fields[where] = entry
-        elif where:
+            fields[where] = entry
+        else:
             fields[where].append(entry)
     if not fields["categorical"] and not fields["multivalued"]:
-        if fields["dense"]:  # an amount can be a value, too
-            fields["categorical"] = [
-                {"column": d["column"], "name": f"{d['column']}_bucket"}
-                | {"buckets": 32}
-                if isinstance(d, dict)
-                else {"column": d, "name": f"{d}_bucket", "buckets": 32}
-                for d in fields["dense"]
-            ]
-        else:
+        if not fields["dense"]:
             raise errors.SchemaMismatch(
-                f"no column can be a feature; there are {list(columns)}"
+                "no column can be a feature: " + "; ".join(lines)
             )
-    return Schema(label=label, **fields)
+        # An amount can be a value, too.
+        for dense in fields["dense"]:
+            name = dense if isinstance(dense, str) else dense["column"]
+            one = {"column": name, "name": f"{name}_bucket", "buckets": 32}
+            fields["categorical"].append(one)
+            lines.append(f"{name}: also {one['name']}, one of 32 buckets")
+    return Schema(label=label, **fields), lines
+
+
+def _with(entry: Any) -> str:
+    """What an entry says besides the column."""
+    if isinstance(entry, str):
+        return ""
+    rest = {k: v for k, v in entry.items() if k != "column"}
+    text = ", ".join(f"{k}: {v}" for k, v in rest.items())
+    return f" ({text})" if text else ""
+
+
+def _unit(column: pa.Array) -> dict[str, Any]:
+    """The unit of instants that are numbers, by how large they are."""
+    if not _is_number(column.type):
+        return {}
+    x = np.abs(_floats(column.drop_null()))
+    middle = float(np.median(x)) if len(x) else 0.0
+    for unit, least in (("ns", 1e17), ("us", 1e14), ("ms", 1e11)):
+        if middle >= least:
+            return {"time_unit": unit}
+    return {}
+
+
+def _floats(known: pa.Array) -> npt.NDArray[np.float64]:
+    return np.asarray(known.cast(pa.float64(), safe=False), np.float64)
 
 
 def _label(columns: dict[str, pa.Array]) -> dict[str, Any] | None:
@@ -134,7 +220,7 @@ def _threshold(column: pa.Array) -> float | None:
     """What divides the numbers of a label in two."""
     if not _is_number(column.type):
         return None
-    x = column.drop_null().to_numpy(zero_copy_only=False).astype(np.float64)
+    x = _floats(column.drop_null())
     if not len(x) or x.min() == x.max():
         return None
     middle = float(np.median(x))
@@ -155,46 +241,122 @@ def _is_text(kind: pa.DataType) -> bool:
     )
 
 
-def _role(name: str, column: pa.Array) -> tuple[str, Any]:
-    """(field of the schema, entry) of a column; "" leaves it out."""
+def _role(name: str, column: pa.Array, text: bool) -> tuple[str, Any, str]:
+    """(field of the schema, entry, why) of a column; "" leaves it out."""
     kind, t, lower = column.type, pa.types, name.lower()
     known = column.drop_null()
-    if not len(known) or _is_index(lower) or t.is_map(kind):
-        return "", None
+    if not len(known):
+        return "", None, "it has no value"
+    if _is_index(lower):
+        return "", None, "it is the index of a DataFrame, or has no name"
+    if t.is_map(kind):
+        return "", None, f"values of the type {kind} have no id"
     if hasattr(column, "value_lengths"):
         inner = kind.value_type
-        if hasattr(inner, "value_type") and not t.is_dictionary(inner):
-            return "", None
-        return "multivalued", name
+        if (
+            hasattr(inner, "value_type") and not t.is_dictionary(inner)
+        ) or t.is_nested(inner):
+            return "", None, f"values of the type {kind} have no id"
+        return "multivalued", name, "it has lists"
     if t.is_timestamp(kind) or t.is_date(kind):
-        return "timestamp", name
-    if t.is_nested(kind) or t.is_temporal(kind):
-        return "", None
+        return "timestamp", name, f"it has the type {kind}"
+    if t.is_nested(kind) or t.is_temporal(kind) or t.is_union(kind):
+        return (
+            "",
+            None,
+            f"values of the type {kind} have no role",
+        )
+    if _is_plain_text(kind):
+        found = _numbers_in(known)
+        if found is not None:
+            return _role_of_texts(name, known, found)
     if lower in _WEIGHTS and _is_number(kind):
-        return "weight", name
+        return "weight", name, "by its name"
     if lower in _TIMES and _is_number(kind):
-        return "timestamp", name
+        return "timestamp", name, "by its name"
     if t.is_dictionary(kind):
-        return "categorical", name
+        return "categorical", name, "it has categories"
     distinct = len(pc.unique(known))
     if distinct == 1 and len(known) == len(column) > 1:
-        return "", None
-    if (t.is_floating(kind) and not _whole(known)) or t.is_decimal(kind):
-        return _dense(name, known)
+        return "", None, "it has one value in all rows"
     if _is_number(kind):
-        if _ID.search(name) or distinct <= _FEW:
-            if lower == "id" and distinct == len(column) > 1:
-                return "", None
-            return "categorical", name
-        return _dense(name, known)
+        return _role_of_numbers(name, column, known, distinct, text)
     if _is_text(kind):
         separator = _separator(known)
         if separator:
             entry = {"column": name, "separator": separator}
-            return "multivalued", entry
+            return "multivalued", entry, "its texts are lists"
         if distinct == len(column) > 100:
-            return "", None
-    return "categorical", name
+            return "", None, "its texts differ in each row"
+    declared = text and t.is_boolean(kind)
+    one: Any = {"column": name, "type": "boolean"} if declared else name
+    return "categorical", one, f"{distinct} values of the type {kind}"
+
+
+def _role_of_numbers(
+    name: str, column: pa.Array, known: pa.Array, distinct: int, text: bool
+) -> tuple[str, Any, str]:
+    x = _floats(known)
+    if not _whole(x):
+        return *_dense(name, x), "its numbers have fractions"
+    large = float(np.abs(x).max()) >= 2.0**53
+    if not (large or _ID.search(name) or distinct <= _FEW):
+        return *_dense(name, x), f"{distinct} different whole numbers"
+    if name.lower() == "id" and distinct == len(column) > 1:
+        return "", None, "it is the number of the row"
+    why = (
+        "numbers beyond 2**53 are ids"
+        if large
+        else "by its name"
+        if _ID.search(name)
+        else f"{distinct} different whole numbers"
+    )
+    # As texts they may be 7.0 or NA, whose ids are those of 7 and of none.
+    odd = pa.types.is_floating(column.type) or column.null_count
+    entry = {"column": name, "type": "number"} if text and odd else name
+    return "categorical", entry, why
+
+
+def _role_of_texts(
+    name: str, known: pa.Array, found: tuple[str, npt.NDArray[np.float64]]
+) -> tuple[str, Any, str]:
+    """Of texts all of which are numbers, or say that one is missing."""
+    decimal, x = found
+    distinct = len(np.unique(x))
+    if _whole(x) and (_ID.search(name) or distinct <= _FEW):
+        return "categorical", name, f"texts of {distinct} whole numbers"
+    where, entry = _dense(name, x)
+    if decimal != "." and where:
+        alone: Any = {"column": name} if isinstance(entry, str) else entry
+        entry = alone | {"decimal": decimal}
+    why = "texts of numbers"
+    return where, entry, why + (" with decimal commas" * (decimal == ","))
+
+
+def _numbers_in(
+    known: pa.Array,
+) -> tuple[str, npt.NDArray[np.float64]] | None:
+    """(the mark of decimals, the numbers) of texts that are numbers; None:
+    one of them is none."""
+    text = pc.utf8_trim_whitespace(known)
+    missing = pc.is_in(text, pa.array(Schema.missing_texts(), text.type))
+    text = text.filter(pc.invert(missing))
+    if not len(text):
+        return None
+    for decimal, pattern in (".", _POINT), (",", _COMMA):
+        if pc.all(pc.match_substring_regex(text, pattern)).as_py():
+            if decimal == ",":
+                text = pc.replace_substring(text, ".", "")
+                text = pc.replace_substring(text, ",", ".")
+            try:
+                return decimal, _floats(text)
+            except pa.ArrowInvalid:
+                return None
+    return None
+
+
+def _is_plain_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _is_index(name: str) -> bool:
@@ -203,14 +365,12 @@ def _is_index(name: str) -> bool:
     return not name.strip() or name.startswith(("__index_level_", "unnamed: "))
 
 
-def _whole(known: pa.Array) -> bool:
+def _whole(x: npt.NDArray[np.float64]) -> bool:
     """Whether floats are integers, as pandas has them beside a null."""
-    x = known.to_numpy(zero_copy_only=False).astype(np.float64)
     return bool((np.floor(x) == x).all())
 
 
-def _dense(name: str, known: pa.Array) -> tuple[str, Any]:
-    x = known.to_numpy(zero_copy_only=False).astype(np.float64)
+def _dense(name: str, x: npt.NDArray[np.float64]) -> tuple[str, Any]:
     x = x[np.isfinite(x)]
     if not len(x):
         return "", None

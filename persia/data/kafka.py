@@ -13,7 +13,7 @@ from persia import errors
 from persia.base.check import kind, real
 from persia.data.base import Dataset, read_ahead
 from persia.data.encode import asks
-from persia.data.faults import Faults
+from persia.data.faults import MALFORMED_LIMIT, Faults, check_limit
 from persia.data.jagged import Batch
 from persia.data.read_kafka import Reader
 from persia.data.read_kafka_brokers import (
@@ -76,6 +76,9 @@ class Kafka(Dataset):
             iteration. None: wait for more messages, without end.
         strict: raise at a malformed message, and where messages are gone
             that were not read, instead of counting both.
+        malformed_limit: the share of the messages that one rule may leave
+            out. Beyond it the iteration ends with LimitReached: after 10,000
+            messages, or at the end of 100 or more.
         dead_letter: a topic that malformed messages are sent to, with their
             place and what is wrong in their headers. None: no topic.
         timeout: seconds that brokers may be away.
@@ -115,6 +118,7 @@ class Kafka(Dataset):
         since: datetime.datetime | str | None = None,
         until: str | None = None,
         strict: bool = False,
+        malformed_limit: float = MALFORMED_LIMIT,
         dead_letter: str | None = None,
         timeout: float = 60.0,
         config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
@@ -153,7 +157,7 @@ class Kafka(Dataset):
         self.since = _time(since)
         self.until = until
         self.dead_letter = dead_letter
-        self._faults = Faults(strict)
+        self._faults = Faults(strict, check_limit(malformed_limit))
         self._sent = 0
         self._lost: Mapping[Key, int] = {}
         self._high: Mapping[Key, int] = {}
@@ -179,6 +183,15 @@ class Kafka(Dataset):
     def malformed_lines(self) -> list[str]:
         """What was wrong with the first 100 of them, with their place."""
         return self._faults.lines
+
+    @property
+    def malformed_limit(self) -> float:
+        """The share of the messages that one rule may leave out."""
+        return self._faults.limit
+
+    @malformed_limit.setter
+    def malformed_limit(self, limit: float) -> None:
+        self._faults.limit = check_limit(limit)
 
     def stats(self) -> dict[str, Any]:
         """Where the latest iteration in this process is.
@@ -259,7 +272,8 @@ class Kafka(Dataset):
         """
         self.forget_position()
         if begin:
-            self.load_state_dict({"epoch": 0} | self._after(begin))
+            version = {"hash_version": self.schema.hash_version}
+            self.load_state_dict({"epoch": 0} | version | self._after(begin))
         for batch in self:
             (end,) = self.state_dict()["at"]["offsets"].values()
             yield -(-end // self.batch_size), batch
@@ -335,8 +349,10 @@ class Kafka(Dataset):
                         [(messages[i], text) for i, text in wrong.items()],
                         letters,
                     )
+                    self._faults.passed(len(messages))
                     if rows is not None:
                         yield rows.batch(self.keys), place
+                self._faults.check()
             finally:
                 stop.set()
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyarrow import parquet as pq
 
 from persia import errors
+from persia.data.boundary import is_of_storage
 from persia.data.paths import File, unread
 from persia.data.read_csv import Mark, Piece
 from persia.data.schema import Schema
@@ -112,6 +113,7 @@ class ArrowReader:
         """A record batch from a row on, in pieces."""
         with reading(self.name, "Arrow"):
             batch = self._file.get_batch(group).select(columns)
+            batch.validate(full=True)  # offsets may point anywhere
         for at in range(first, batch.num_rows, _PIECE_ROWS):
             yield batch.slice(at, _PIECE_ROWS)
 
@@ -155,7 +157,9 @@ class ArrowStreamReader:
 def stream_tables(stream: Any, name: str) -> Iterator[pa.RecordBatch]:
     """The record batches of a file in the stream format."""
     with reading(name, "Arrow"):
-        yield from pa.ipc.open_stream(stream)
+        for batch in pa.ipc.open_stream(stream):
+            batch.validate(full=True)
+            yield batch
 
 
 @contextlib.contextmanager
@@ -166,6 +170,10 @@ def reading(name: str, kind: str) -> Iterator[None]:
     except errors.PersiaError:
         raise
     except (OSError, pa.ArrowException) as error:
+        if is_of_storage(error):
+            raise errors.StorageError(
+                f"cannot read {name!r}: {error}"
+            ) from clean(error)
         text = (str(error) or type(error).__name__).splitlines()[0]
         raise errors.CorruptFile(
             f"{name!r} is no {kind} file, or damaged or cut off: {text}"

@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyarrow import csv as pa_csv
 
 from persia import errors
+from persia.data.boundary import is_of_storage
 from persia.data.csv_blocks import LINE_BYTES, Blocks
 from persia.data.magic import check_text
 from persia.data.paths import File
@@ -84,6 +85,10 @@ class CSVReader:
             except errors.PersiaError:  # some are OSErrors, too
                 raise
             except OSError as error:
+                if is_of_storage(error):
+                    raise errors.StorageError(
+                        f"cannot read {self._file.name!r}: {error}"
+                    ) from clean(error)
                 raise errors.CorruptFile(
                     f"cannot read {self._file.name!r}: {error}"
                 ) from clean(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,17 +13,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import json as pa_json
 
-from persia import errors
+from persia import _core, errors
+from persia.data.hashing import Bad
 from persia.data.magic import check_text
 from persia.data.paths import File
 from persia.data.read_csv import Mark, Piece, Wrong
 from persia.data.schema import Schema
 from persia.data.table import of_dicts
 
-__all__ = ["JSONReader"]
+__all__ = [
+    "DEPTH",
+    "JSONReader",
+    "Objects",
+    "Seen",
+    "object_of",
+    "read_objects",
+]
 
 CHUNK_BYTES = 4 << 20
 LINE_BYTES = 4 << 20  # a longer line is malformed
+DEPTH = 100  # brackets within each other; parsers crash at thousands
+_SAMPLE = 256  # lines that the types of the first piece are guessed from
 
 Ints = npt.NDArray[np.int64]
 
@@ -41,9 +51,9 @@ class JSONReader:
     ) -> None:
         self._file = file
         self._names = sorted(schema.used_columns)
-        self._ids = {n for f in schema.features for n in f.columns}
+        self._objects = Objects(schema)
         self._encoding = encoding
-        self._seen: set[str] = set()
+        self.seen = Seen(self._names)
         self.lines = 0
         self.position = 0
 
@@ -56,7 +66,7 @@ class JSONReader:
         with other lines, and a mark before them. It begins at ``mark``."""
         self.lines, at = mark
         if at:  # its beginning was checked when it was read
-            self._seen.update(self._names)
+            self.seen.all()
         with self._file.stream(self._encoding, lines=True) as stream:
             stream.skip(at)
             for chunk, end in _line_pieces(stream, self._file.name, at):
@@ -65,86 +75,229 @@ class JSONReader:
                 mark = self.lines, end
 
     def _piece(self, chunk: bytes) -> tuple[pa.Table, Ints, Wrong]:
-        first, n = self.lines, chunk.count(b"\n")
-        n += not chunk.endswith(b"\n")
+        first = self.lines
+        n, deep, odd = _core.json_lines(chunk, DEPTH)
         wrong: Wrong = []
         numbers = np.arange(first, first + n)
-        table = read_objects(chunk, self._ids)
+        table = None if deep or odd else self._objects.read(chunk)
         if table is None or table.num_rows != n:
-            table, numbers = self._by_line(chunk, first, wrong)
+            lines = chunk.split(b"\n")[:n]
+            table, kept, bad = self._objects.of_each(lines)
+            numbers = first + kept
+            wrong = [(first + i, text, kind) for i, text, kind in bad]
         self.lines = first + n
-        missing = set(self._names) - set(table.column_names)
-        self._seen.update(set(self._names) - missing)
-        if (never := sorted(missing - self._seen)) and table.num_rows:
-            raise errors.SchemaMismatch(
-                f"{self._file.name!r} has no field {never} in its first "
-                f"{self.lines} lines; they have {table.column_names}"
-            )
-        for name in missing:
-            nulls = pa.nulls(table.num_rows)
-            table = table.append_column(name, nulls)
-        return table.select(self._names), numbers, wrong
+        if table.num_rows:
+            self.seen.look(table, chunk, self._file.name)
+        return table, numbers, wrong
 
-    def _by_line(
-        self, chunk: bytes, first: int, wrong: Wrong
-    ) -> tuple[pa.Table, Ints]:
-        """A chunk with a line that is malformed, or with fields of several
-        types."""
+
+class Seen:
+    """Which fields of a schema a source has had so far.
+
+    A record may lack a field; one that no record of any file has is an error
+    of the schema.
+
+    Args:
+        names: of the fields.
+
+    Attributes:
+        others: files to look into for a field that the first records lack.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._absent = set(names)
+        self.others: Sequence[File] = ()
+
+    def all(self) -> None:
+        """No field is looked for any more."""
+        self._absent.clear()
+
+    def look(self, table: pa.Table, chunk: bytes | None, file: str) -> None:
+        """Looks for fields in a piece that has rows.
+
+        Args:
+            table: with a column for each field; null where it is absent.
+            chunk: the text of the piece, which may have nulls; None: the
+                columns say it.
+            file: its name.
+
+        Raises:
+            SchemaMismatch: no file has a field of the schema.
+        """
+        for name in sorted(self._absent):
+            column = table.column(name)
+            if column.null_count < len(column) or (
+                chunk is not None and any(k in chunk for k in _keys(name))
+            ):
+                self._absent.discard(name)
+        for name in sorted(self._absent):
+            if not any(_occurs(other, name) for other in self.others):
+                raise errors.SchemaMismatch(
+                    f"{file!r} has no field {name!r}, and neither has any "
+                    "other file of the data; correct the schema"
+                )
+        self._absent.clear()
+
+
+def _keys(name: str) -> list[bytes]:
+    """A field's name in quotes, as files have it; b"name" in TFRecords."""
+    plain = json.dumps(name, ensure_ascii=False)
+    written = {plain, json.dumps(name)}
+    return [key.encode("utf-8", "surrogatepass") for key in written]
+
+
+def _occurs(file: File, name: str) -> bool:
+    """Whether the name of a field is anywhere in the text of a file."""
+    keys = [key[1:-1] for key in _keys(name)]
+    longest, tail = max(map(len, keys)), b""
+    with file.stream() as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            text = tail + chunk
+            if any(key in text for key in keys):
+                return True
+            tail = text[-longest:]
+    return False
+
+
+class Objects:
+    """Makes columns of JSON objects, of the fields of a schema only.
+
+    Args:
+        schema: whose fields are read.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self._names = sorted(schema.used_columns)
+        self._ids = {n for f in schema.features for n in f.columns}
+        # The types of the piece before: those of the next one, most likely.
+        self._kinds: dict[str, pa.DataType] | None = None
+
+    def read(self, chunk: bytes) -> pa.Table | None:
+        """Columns of lines that are objects of at most :data:`DEPTH`; None
+        where a line is not, or a field has several types."""
+        if self._kinds is None:
+            lines = chunk.split(b"\n", _SAMPLE)[:_SAMPLE]
+            table, _, _ = self.of_each([one for one in lines if one.strip()])
+            self._learn(table)
+        table = read_objects(chunk, self._ids, self._kinds)
+        if table is None:
+            table = read_objects(chunk, self._ids)
+        if table is None:
+            return None
+        table = self._complete(table)
+        self._learn(table)
+        return table
+
+    def of_each(
+        self, values: Sequence[bytes | None]
+    ) -> tuple[pa.Table, Ints, Wrong]:
+        """Columns of objects, each by itself; which they are; and (which,
+        what is wrong, its kind) of others."""
         rows: list[dict[str, Any]] = []
-        numbers: list[int] = []
-        for i, line in enumerate(chunk.split(b"\n")):
-            if not line and i == chunk.count(b"\n"):
-                break  # what follows the last line end
+        kept: list[int] = []
+        wrong: Wrong = []
+        for i, value in enumerate(values):
             try:
-                row = object_of(line)
+                row = object_of(value or b"")
             except ValueError as error:
-                text = f"no JSON object: {error}"
-                wrong.append((first + i, text, "json"))
+                wrong.append((i, f"no JSON object: {error}", "json"))
                 continue
-            rows.append({n: row.get(n) for n in self._names if n in row})
-            numbers.append(first + i)
-        return of_dicts(rows), np.array(numbers, np.int64)
+            rows.append({n: row[n] for n in self._names if n in row})
+            kept.append(i)
+        bad: Bad = {}
+        table = of_dicts(rows, self._names, bad)
+        places = np.array(kept, np.int64)
+        if bad:
+            wrong += [(kept[i], *what) for i, what in bad.items()]
+            good = np.ones(len(rows), bool)
+            good[list(bad)] = False
+            table, places = table.filter(pa.array(good)), places[good]
+        if self._kinds is None or len(rows):
+            self._learn(table)
+        return table, places, sorted(wrong)
+
+    def _complete(self, table: pa.Table) -> pa.Table:
+        """With a column of nulls for each field that no object has."""
+        for name in self._names:
+            if name not in table.column_names:
+                table = table.append_column(name, pa.nulls(table.num_rows))
+        return table.select(self._names)
+
+    def _learn(self, table: pa.Table) -> None:
+        self._kinds = {f.name: _plain(f.type) for f in table.schema}
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """The type that JSON's values are read as. Of values of several types
+    none is known: null, so that any value is looked at again."""
+    if pa.types.is_decimal(kind):
+        return pa.float64()
+    if pa.types.is_list(kind):
+        return pa.list_(_plain(kind.value_type))
+    return pa.null() if pa.types.is_binary(kind) else kind
 
 
 def object_of(line: bytes) -> dict[str, Any]:
+    """The object of a line.
+
+    Raises:
+        ValueError: it is none, or nested deeper than :data:`DEPTH`.
+    """
     if line.startswith(b"\0"):
         raise ValueError(f"it has more than {LINE_BYTES:,} bytes, the limit")
     if not line.strip():
         raise ValueError("the line is empty")
+    if _core.json_lines(line.replace(b"\n", b" "), DEPTH)[1]:
+        raise ValueError(f"it has more than {DEPTH} brackets in each other")
     row = json.loads(line.decode())  # UnicodeDecodeError is a ValueError
     if not isinstance(row, dict):
         raise ValueError(f"it is a {type(row).__name__}")
     return row
 
 
-def read_objects(chunk: bytes, ids: set[str]) -> pa.Table | None:
+def read_objects(
+    chunk: bytes, ids: set[str], kinds: dict[str, pa.DataType] | None = None
+) -> pa.Table | None:
     """The objects of a chunk; None if a line is no object, or a field has
-    several types. Integers of fields in ``ids`` are exact."""
+    several types. Integers of fields in ``ids`` are exact.
 
-    def read(explicit: pa.Schema | None) -> pa.Table:
+    Args:
+        chunk: lines of objects, not deeper than :data:`DEPTH`.
+        ids: fields whose integers may have any size.
+        kinds: the fields to read, with their types. None: all.
+    """
+
+    def read(explicit: dict[str, pa.DataType] | None) -> pa.Table:
+        options = pa_json.ParseOptions()
+        if explicit is not None:
+            options = pa_json.ParseOptions(
+                explicit_schema=pa.schema(list(explicit.items())),
+                unexpected_field_behavior="ignore" if kinds else "infer",
+            )
         return pa_json.read_json(
             io.BytesIO(chunk),
             read_options=pa_json.ReadOptions(
                 use_threads=False, block_size=len(chunk) + 1
             ),
-            parse_options=pa_json.ParseOptions(explicit_schema=explicit),
+            parse_options=options,
         )
 
     try:
-        table = read(None)
-        given = {
+        table = read(kinds)
+        given = kinds or {
             f.name: kind
             for f in table.schema
             if (kind := _written(f.type)) != f.type
         }
         # pyarrow makes doubles of integers that have more than 64 bits.
-        for name in ids & set(table.column_names):
-            kind = _exact(table.column(name))
-            if kind is not None:
-                given[name] = kind
-        if given:
-            table = read(pa.schema(list(given.items())))
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        exact = {
+            name: kind
+            for name in ids & set(table.column_names)
+            if (kind := _exact(table.column(name))) is not None
+        }
+        if exact or (given and not kinds):
+            table = read({**given, **exact})
+    except (pa.ArrowException, ValueError):
         return None
     return table
 
@@ -214,8 +367,9 @@ def first_rows(file: File, encoding: str | None) -> pa.Table:
     """The first lines, as columns of what they hold."""
     with file.stream(encoding) as stream:
         chunk, _ = next(_line_pieces(stream, file.name), (b"", 0))
-    table = read_objects(chunk, set())
-    if table is not None:
+    lines, deep, odd = _core.json_lines(chunk, DEPTH)
+    table = None if deep or odd else read_objects(chunk, set())
+    if table is not None and table.num_rows == lines:
         return table
     rows = []
     for line in chunk.split(b"\n")[:10_000]:
@@ -223,4 +377,4 @@ def first_rows(file: File, encoding: str | None) -> pa.Table:
             rows.append(object_of(line))
         except ValueError:
             continue
-    return of_dicts(rows)
+    return of_dicts(rows, bad={})

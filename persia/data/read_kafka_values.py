@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from persia import errors
+from persia import _core, errors
 from persia.base.check import kind
 from persia.data.encode import Encoder
 from persia.data.hashing import as_array
-from persia.data.read_json import object_of, read_objects
+from persia.data.read_json import DEPTH, Objects
 from persia.data.read_kafka_avro import Avro
 from persia.data.read_kafka_protobuf import Protobuf
 from persia.data.read_kafka_registry import Place
 from persia.data.rows import Rows
 from persia.data.schema import Schema
-from persia.data.table import check_columns, of_dicts
+from persia.data.table import check_columns
 
 __all__ = ["Values", "Written"]
 
@@ -118,7 +118,7 @@ class Values:
         self._schema = schema
         self._encoder = Encoder(schema)
         self._names = sorted(schema.used_columns)
-        self._ids = {n for f in schema.features for n in f.columns}
+        self._objects = Objects(schema)
         self._reader = written.reader(self._names)
         if self._reader is not None:
             self._read = self._typed
@@ -165,9 +165,12 @@ class Values:
             rows, _ = self._encoder.encode(table.select(self._names), report)
         except (WrongSchema, errors.Unavailable, errors.AccessDenied):
             raise
-        except (errors.PersiaError, pa.ArrowException) as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # a message never stops an iteration twice
             if len(values) == 1:
-                wrong[first] = self._misfit(str(error))
+                text = str(error) or type(error).__name__
+                wrong[first] = self._misfit(text)
                 return []
             half = len(values) // 2
             parts = self._parts(values[:half], first, wrong)
@@ -193,35 +196,25 @@ class Values:
     def _json(
         self, values: Sequence[bytes | None], first: int, wrong: dict[int, str]
     ) -> _Read:
-        owners = np.arange(len(values))
-        table = self._all_json(values)
+        table, owners = self._all_json(values), np.arange(len(values))
         if table is None:
-            found = []
-            objects = []
-            for i, value in enumerate(values):
-                try:
-                    objects.append(object_of(value or b""))
-                    found.append(i)
-                except ValueError as error:
-                    wrong[first + i] = f"no JSON object: {error}"
-            owners = np.array(found, np.int64)
-            table = of_dicts(objects) if objects else pa.table({})
-        missing = set(self._names) - set(table.column_names)
-        self._absent &= missing
-        for name in missing if table.num_rows else ():
-            nulls = pa.nulls(table.num_rows)
-            table = table.append_column(name, nulls)
+            table, owners, bad = self._objects.of_each(values)
+            wrong.update({first + i: text for i, text, _ in bad})
+        self._absent -= {
+            name
+            for name in self._absent
+            if table.column(name).null_count < table.num_rows
+        }
         return table, owners
 
     def _all_json(self, values: Sequence[bytes | None]) -> pa.Table | None:
         """Objects, one a message; None where one is another thing."""
-        whole = [v.strip() for v in values if v is not None]
-        if len(whole) < len(values) or not all(
-            v[:1] == b"{" and v[-1:] == b"}" for v in whole
-        ):
+        whole = b"\n".join([v or b"" for v in values])
+        lines, deep, odd = _core.json_lines(whole, DEPTH)
+        if lines != len(values) or deep or odd:
             return None
-        table = read_objects(b"\n".join(whole), self._ids)
-        if table is None or table.num_rows != len(whole):
+        table = self._objects.read(whole)
+        if table is None or table.num_rows != lines:
             return None
         return table
 
@@ -266,11 +259,12 @@ class Values:
         for i, value in enumerate(values):
             try:
                 table = pa.ipc.open_stream(value or b"").read_all()
+                table.validate(full=True)
                 check_columns(self._schema, table.column_names, "the message")
-            except (pa.ArrowException, OSError) as error:
-                wrong[first + i] = f"no Arrow stream: {error}"
             except errors.SchemaMismatch as error:
                 wrong[first + i] = self._misfit(str(error))
+            except Exception as error:  # of pyarrow, of many kinds
+                wrong[first + i] = f"no Arrow stream: {error}"
             else:
                 tables.append(table.select(self._names))
                 found.append(i)

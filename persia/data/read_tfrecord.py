@@ -16,9 +16,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from persia import _core, errors
-from persia.data.hashing import as_array
+from persia.data.hashing import Bad, as_array
 from persia.data.paths import File
 from persia.data.read_csv import Mark, Piece, Wrong
+from persia.data.read_json import Seen
 from persia.data.schema import Schema
 
 __all__ = ["TFRecordReader", "first_rows"]
@@ -44,7 +45,7 @@ class TFRecordReader:
         self._names = sorted(schema.used_columns)
         bags = {c.column for c in schema.bags}
         self._bags = bags
-        self._seen: set[str] = set()
+        self.seen = Seen(self._names)
         self.lines = 0
         self.position = 0
 
@@ -57,7 +58,7 @@ class TFRecordReader:
         wrong with others, and a mark before them. It begins at ``mark``."""
         self.lines, at = mark
         if at:  # its beginning was checked when it was read
-            self._seen.update(self._names)
+            self.seen.all()
         with self._file.stream() as stream:
             stream.skip(at)
             rows: list[dict[str, Any]] = []
@@ -74,38 +75,45 @@ class TFRecordReader:
                 self.lines += 1
                 if len(rows) + len(wrong) == PIECE_RECORDS:
                     self.position = stream.position
-                    found = np.array(numbers, np.int64)
-                    yield self._table(rows), found, wrong, mark
+                    yield *self._piece(rows, numbers, wrong), mark
                     rows, numbers, wrong, mark = [], [], [], (self.lines, at)
             self.position = stream.position
             if rows or wrong:
-                found = np.array(numbers, np.int64)
-                yield self._table(rows), found, wrong, mark
+                yield *self._piece(rows, numbers, wrong), mark
 
-    def _table(self, rows: list[dict[str, Any]]) -> pa.Table:
-        for row in rows:
-            self._seen.update(row)
-        never = sorted(set(self._names) - self._seen)
-        if never and rows:
-            raise errors.SchemaMismatch(
-                f"{self._file.name!r} has no feature {never} in its first "
-                f"records; they have {sorted(self._seen)}"
-            )
-        return table_of(rows, self._names, self._bags)
+    def _piece(
+        self, rows: list[dict[str, Any]], numbers: list[int], wrong: Wrong
+    ) -> tuple[pa.Table, Ints, Wrong]:
+        """Examples as columns, without those that have odd values."""
+        bad: Bad = {}
+        table = table_of(rows, self._names, self._bags, bad)
+        found = np.array(numbers, np.int64)
+        if rows:
+            self.seen.look(table, None, self._file.name)
+        if bad:
+            wrong += [(numbers[i], *what) for i, what in bad.items()]
+            good = np.ones(len(rows), bool)
+            good[list(bad)] = False
+            table, found = table.filter(pa.array(good)), found[good]
+        return table, found, sorted(wrong)
 
 
 def table_of(
-    rows: list[dict[str, Any]], names: list[str], bags: set[str]
+    rows: list[dict[str, Any]],
+    names: list[str],
+    bags: set[str],
+    bad: Bad | None = None,
 ) -> pa.Table:
-    """Examples as columns: lists, or the only value of each."""
+    """Examples as columns: lists, or the only value of each. ``bad``: see
+    :func:`persia.data.hashing.as_arrays`."""
     columns = {}
     for name in names:
         lists = [row.get(name) for row in rows]
         if name in bags:
-            columns[name] = pa.array(lists)
+            columns[name] = as_array(f"feature {name!r}", lists, bad)
             continue
         values = [v[0] if v else None for v in lists]
-        columns[name] = as_array(f"feature {name!r}", values)
+        columns[name] = as_array(f"feature {name!r}", values, bad)
     return pa.table(columns)
 
 

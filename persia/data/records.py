@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from contextlib import closing
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -15,7 +23,9 @@ from persia import errors
 from persia.base.check import kind
 from persia.data.base import read_ahead
 from persia.data.encode import Encoder, asks, measure
-from persia.data.inference import infer
+from persia.data.faults import MALFORMED_LIMIT
+from persia.data.hashing import Bad
+from persia.data.inference import inferred, say, with_odd
 from persia.data.schema import Schema
 from persia.data.source import Part, Place, Source, wanted_rows
 from persia.data.table import as_schema, as_table, check_columns, of_dicts
@@ -47,6 +57,9 @@ class Records(Source):
         batch_size: samples of a batch; the last one may have fewer.
         strict: raise MalformedData at a malformed row, instead of counting it
             in ``malformed`` and leaving it out.
+        malformed_limit: the share of the samples that one rule, such as that
+            of a column, may leave out. Beyond it the iteration ends with
+            LimitReached: after 10,000 samples, or at the end of 100 or more.
         shuffle: 0, or a number of rows: so many are read at a time, and given
             out in an order decided by ``seed`` and ``epoch``.
         seed: of the shuffle.
@@ -68,6 +81,7 @@ class Records(Source):
         batch_size: int = 4096,
         *,
         strict: bool = False,
+        malformed_limit: float = MALFORMED_LIMIT,
         shuffle: int = 0,
         seed: int = 1,
         drop_last: bool = False,
@@ -82,18 +96,21 @@ class Records(Source):
         self._used = False
         schema = None if schema is None else as_schema(schema)
         if schema is None or asks(schema):
-            first = self._first()
+            first = self._first(schema)
             if not first.num_rows:
                 raise errors.SchemaMismatch(
                     "the source has no rows to infer a schema from"
                 )
-            schema = infer(first) if schema is None else schema
+            if schema is None:
+                schema, lines = inferred(first)
+                say("the source", lines)
             schema = measure(schema, first, "the source")
         super().__init__(
             schema,
             batch_size,
             rows=(0, None),
             strict=strict,
+            malformed_limit=malformed_limit,
             shuffle=shuffle,
             seed=seed,
             drop_last=drop_last,
@@ -116,7 +133,7 @@ class Records(Source):
         head, self._head = self._head, []
         return chain(head, items)
 
-    def _first(self) -> pa.Table:
+    def _first(self, schema: Schema | None) -> pa.Table:
         """The first rows; those of a generator are kept for the first
         epoch."""
         self._epoch = 0
@@ -125,23 +142,34 @@ class Records(Source):
         for item in items:
             head.append(item)
             row = _row(item)
-            rows += 1 if isinstance(row, Mapping) else as_table(row).num_rows
+            rows += 1 if isinstance(row, Mapping) else len(_rows_of(row))
             if rows >= _SAMPLE:
                 break
         if self._used:
             self._head, self._used = head, False
-        tables = list(_tables(iter(head)))
+        odd: dict[str, str] = {}
+        names = None if schema is None else schema.used_columns
+        tables = [table for table, _ in _tables(iter(head), names, odd)]
         if not tables:
             return pa.table({})
-        return pa.concat_tables(tables, promote_options="permissive")
+        try:
+            first = pa.concat_tables(tables, promote_options="permissive")
+        except pa.ArrowException as error:
+            raise errors.SchemaMismatch(
+                f"the first rows have columns of several types: {error}; "
+                "pass schema="
+            ) from error
+        return with_odd(first, odd)
 
     def _parts(
         self, shard: int, shards: int, place: Place
     ) -> Generator[Part, None, None]:
         encoder, first = Encoder(self.schema), 0
         columns = sorted(self.schema.used_columns)
-        with closing(read_ahead(lambda: _tables(self._items()))) as tables:
-            for table in tables:
+        used = self.schema.used_columns
+        read = partial(_tables, self._items(), used)
+        with closing(read_ahead(read)) as tables:
+            for table, bad in tables:
                 numbers = np.arange(first, first + table.num_rows)
                 first += table.num_rows
                 check_columns(
@@ -151,33 +179,46 @@ class Records(Source):
                     numbers, self.rows, self.batch_size, shard, shards
                 )
                 wanted &= numbers >= place.row
+                early = [(int(numbers[i]), *bad[i]) for i in bad if wanted[i]]
+                if bad:
+                    wanted[list(bad)] = False
                 table = table.select(columns)
                 if not wanted.all():
                     table = table.filter(pa.array(wanted))
                     numbers = numbers[wanted]
                 kept, numbers = self._encode(
-                    encoder, table, numbers, lambda row: f"row {row}"
+                    encoder, table, numbers, lambda row: f"row {row}", early
                 )
                 if len(kept):
                     yield Part(kept, numbers, 0, 0)
 
 
-def _tables(items: Iterator[Any]) -> Iterator[pa.Table]:
-    """Items as tables: many dicts become one."""
-    names: dict[str, None] = {}
+def _tables(
+    items: Iterator[Any],
+    wanted: Collection[str] | None,
+    odd: dict[str, str] | None = None,
+) -> Iterator[tuple[pa.Table, Bad]]:
+    """Items as tables, each with what is wrong with rows: many dicts become
+    one. ``wanted``, ``odd``: see :func:`persia.data.table.as_table`."""
+    seen: dict[str, None] = {}
     items = map(_row, items)
     for item in items:
+        bad: Bad = {}
         if not isinstance(item, Mapping):
-            yield as_table(item)
+            yield as_table(item, wanted, bad, odd), bad
             continue
         rows = [item, *islice(_dicts(items), _DICTS - 1)]
-        table = of_dicts(rows)
+        keys = dict.fromkeys(str(key) for row in rows for key in row)
         # A key that no row of this piece has, but earlier ones had, is null.
-        for name in names:
-            if name not in table.column_names:
-                table = table.append_column(name, pa.nulls(len(rows)))
-        names.update(dict.fromkeys(table.column_names))
-        yield table
+        seen.update(keys)
+        names = [n for n in seen if wanted is None or n in wanted]
+        yield of_dicts(rows, names, bad, odd), bad
+
+
+def _rows_of(item: Any) -> range:
+    """As many numbers as an item has rows."""
+    rows = getattr(item, "num_rows", None)
+    return range(len(item) if rows is None else rows)
 
 
 def _row(item: Any) -> Any:

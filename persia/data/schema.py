@@ -18,6 +18,7 @@ A schema is a Python object or a YAML file::
 from __future__ import annotations
 
 import difflib
+import json
 import os
 from importlib import resources
 from pathlib import Path
@@ -89,6 +90,8 @@ class DenseColumn(_Model):
         standardise: subtract a mean and divide by a standard deviation
             (after the logarithm); True: those of the first rows.
         scale: multiplies the value in the end.
+        decimal: the mark of decimals in texts; with a comma, points mark
+            thousands.
     """
 
     column: str
@@ -96,6 +99,7 @@ class DenseColumn(_Model):
     log: bool = False
     standardise: bool | Moments = False
     scale: Number = 1.0
+    decimal: Literal[".", ","] = "."
 
 
 class CategoricalColumn(_Model):
@@ -109,7 +113,12 @@ class CategoricalColumn(_Model):
             needs none.
         max_length: keep so many values of a sample at most: the first, or
             the last ones of a sequence.
-        hash: False: the column holds 64-bit ids already.
+        hash: False: the column holds 64-bit ids already: integers, or texts
+            of integers. Those from 2**63 to 2**64 - 1 are less 2**64.
+        type: "number", "boolean" or "time": what the texts of CSV, or of
+            JSON, mean. They have the ids of the values then, as a typed
+            column has them: ``7.0`` and ``7`` that of 7. Texts that are none
+            are malformed. None: texts are texts.
         buckets: the column holds numbers, and their bucket is the value: a
             list of rising bounds, or how many quantiles of the first rows.
         hash_salt: another id for the same value, for columns that share a
@@ -121,6 +130,7 @@ class CategoricalColumn(_Model):
     separator: Character | None = None
     max_length: int | None = Field(default=None, ge=1)
     hash: bool = True
+    type: Literal["number", "boolean", "time"] | None = None
     buckets: Annotated[int, Field(ge=2, le=65536)] | list[Number] | None = None
     hash_salt: int = Field(default=0, ge=0, lt=2**64)
 
@@ -214,8 +224,9 @@ class Schema(_Model):
         weight: the column of ``batch.weight``, numbers of at least 0.
         time_format: of a timestamp in texts or digits, as strptime has it:
             "%y%m%d%H"; in UTC. Others are ISO 8601, or seconds since 1970.
+        time_unit: of a timestamp in numbers: "s", "ms", "us" or "ns".
         timestamp: the column of ``batch.timestamp``: dates and times, or
-            numbers, which are taken as they are.
+            numbers since 1970 (see ``time_unit``).
         delimiter: between fields, one character.
         quote: around fields that hold the delimiter; None if nothing is.
         header: whether the first line has the names of the columns; "auto":
@@ -224,6 +235,9 @@ class Schema(_Model):
             without a header.
         strip: leave out spaces and tabs around names and values.
         missing: texts that count as a missing number.
+        hash_version: of the texts that ids are hashes of: 2, or 1 for models
+            trained before it. What the versions differ in is in
+            :doc:`/data`.
     """
 
     dense: list[Annotated[DenseColumn, BeforeValidator(_named)]] = []
@@ -239,12 +253,17 @@ class Schema(_Model):
     weight: str | None = None
     timestamp: str | None = None
     time_format: str | None = None
+    time_unit: Literal["s", "ms", "us", "ns"] = "s"
     delimiter: Character = ","
     quote: Character | None = '"'
     header: bool | Literal["auto"] = True
     columns: list[str] | None = None
     strip: bool = False
-    missing: list[str] = ["", "NA", "NaN", "nan", "null", "NULL", "?"]
+    missing: list[str] = [
+        *("", "NA", "N/A", "n/a", "<NA>", "NaN", "nan", "null", "NULL"),
+        *("None", r"\N", "-", "?"),
+    ]
+    hash_version: Literal[1, 2] = 2
 
     @classmethod
     def missing_texts(cls) -> list[str]:
@@ -257,6 +276,8 @@ class Schema(_Model):
         except ValidationError as error:
             wrong = [_explain(dict(one)) for one in error.errors()]
             raise errors.InvalidArgument("; ".join(wrong)) from None
+        except UnicodeError as error:  # half a character
+            raise errors.InvalidArgument(f"a schema: {error}") from None
 
     @model_validator(mode="after")
     def _check(self) -> Schema:
@@ -343,7 +364,7 @@ class Schema(_Model):
                 text = preset.read_text(encoding="utf-8")
             else:
                 text = path.read_text(encoding="utf-8")
-        except OSError as error:
+        except (OSError, UnicodeEncodeError) as error:
             raise errors.StorageError(
                 f"no schema {os.fspath(source)!r}: neither a file nor one of"
                 f" the presets {cls.presets()}"
@@ -360,9 +381,37 @@ class Schema(_Model):
                 f"schema {os.fspath(source)!r}: {error}"
             ) from error
 
+    @classmethod
+    def of_checkpoint(cls, text: str) -> Schema:
+        """The schema that a checkpoint holds as JSON.
+
+        One without a version of the hash is of a model that was trained
+        before there were two: its version is 1.
+
+        Raises:
+            CorruptFile: it is no schema.
+        """
+        try:
+            return cls(**({"hash_version": 1} | json.loads(text)))
+        except (ValueError, TypeError) as error:
+            raise errors.CorruptFile(
+                f"the checkpoint holds no schema: {error}"
+            ) from None
+
     def to_yaml(self) -> str:
-        """The schema as the text of a YAML file that :meth:`load` reads."""
-        content = self.model_dump(mode="json", exclude_defaults=True)
+        """The schema as the text of a YAML file that :meth:`load` reads.
+
+        It says all that was given or measured, and the version of the hash,
+        so that later versions of Persia give the same ids.
+        """
+        content = {
+            name: value
+            for name, value in self.model_dump(
+                mode="json", exclude_unset=True
+            ).items()
+            if value or type(self).model_fields[name].default
+        }
+        content["hash_version"] = self.hash_version
         for name, value in content.items():
             if isinstance(value, list):
                 content[name] = [_short(entry) for entry in value]

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import re
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as pa_csv
 
 from persia import errors
-from persia.data.magic import ARROW_STREAM, HEAD_BYTES, check_text
+from persia.data.magic import (
+    ARROW_STREAM,
+    CONTAINER_BYTES,
+    HEAD_BYTES,
+    check_container,
+    check_text,
+)
 from persia.data.paths import File
 from persia.data.read_arrow import open_units, stream_tables
 from persia.data.schema import Schema
@@ -35,10 +43,14 @@ _SUFFIXES = {
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 _SAMPLE_BYTES = 8 << 20
 _SAMPLE_ROWS = 100_000
+_LINES = 20  # in which quotes are looked at
 
 
 def format_of(file: File) -> str:
     """The format of a file, by its name and its first bytes."""
+    if file.size:
+        with file.open() as raw:
+            check_container(file.name, raw.read(CONTAINER_BYTES))
     with file.stream() as stream:
         head = stream.read(HEAD_BYTES) if file.size is not None else b""
     if head.startswith(b"PAR1"):
@@ -70,7 +82,7 @@ def with_delimiter(
     if not found:
         if not guess or file.size is None:  # a pipe is read once
             return schema
-        found = _delimiter(_head(file, encoding, 1 << 16))
+        found = _delimiter(_head(file, encoding, 1 << 16), schema.quote)
     return schema.model_copy(update={"delimiter": found})
 
 
@@ -79,21 +91,74 @@ def _head(file: File, encoding: str | None, size: int) -> bytes:
         return bytes(stream.read(size)).removeprefix(b"\xef\xbb\xbf")
 
 
-def _delimiter(head: bytes) -> str:
-    """What divides the fields of the first line; a comma if nothing does."""
-    line = head.partition(b"\n")[0].decode("utf-8", "replace")
-    counts = {d: line.count(d) for d in ",\t;|"}
-    best = max(counts, key=lambda d: counts[d])
-    return best if counts[best] else ","
+def _delimiter(head: bytes, quote: str | None = '"') -> str:
+    """What divides lines into fields, the same number in each, by the reader
+    of the files; a comma if nothing does."""
+    lines = head.decode("utf-8", "replace").split("\n")[:_LINES]
+    whole = head[: head.rfind(b"\n") + 1] or head
+    best = (0.0, 0, 0, ",")
+    for mark in ",\t;|":
+        first = _fields(lines[0], mark, quote)
+        if len(first) > 1:
+            # A quote within a field is one that begins elsewhere.
+            fields = [f for line in lines for f in _fields(line, mark, quote)]
+            odd = sum(quote in field for field in fields) if quote else 0
+            share = _share(whole, mark, quote)
+            best = max(best, (share, -odd, len(first), mark))
+    return best[3]
+
+
+def _fields(line: str, mark: str, quote: str | None) -> list[str]:
+    if quote is None:
+        return line.split(mark)
+    try:
+        return next(csv.reader([line], delimiter=mark, quotechar=quote), [])
+    except csv.Error:
+        return []
+
+
+def _share(text: bytes, mark: str, quote: str | None) -> float:
+    """The share of lines that have as many fields as the first one, in
+    hundredths."""
+    bad: list[Any] = []
+
+    def skip(row: Any) -> str:
+        bad.append(row.number)
+        return "skip"
+
+    try:
+        table = pa_csv.read_csv(
+            io.BytesIO(text),
+            read_options=pa_csv.ReadOptions(
+                use_threads=False,
+                block_size=len(text) + 1,
+                autogenerate_column_names=True,
+            ),
+            parse_options=pa_csv.ParseOptions(
+                delimiter=mark,
+                quote_char=quote or False,
+                newlines_in_values=quote is not None,
+                invalid_row_handler=skip,
+            ),
+            convert_options=pa_csv.ConvertOptions(
+                check_utf8=False,
+                include_columns=["f0"],
+                column_types={"f0": pa.binary()},
+            ),
+        )
+    except pa.ArrowException:
+        return 0.0
+    good = int(table.num_rows)
+    return round(good / (good + len(bad) or 1), 2)
 
 
 def sample(
     file: File, format: str, schema: Schema | None, encoding: str | None
 ) -> pa.Table:
-    """The first rows of a file, with types.
+    """The first rows of a file, with types; it may have none.
 
     Raises:
-        SchemaMismatch: it has no rows.
+        SchemaMismatch: it has a column twice, or no header.
     """
     if format in ("parquet", "arrow"):
         table = _first_group(file, format)
@@ -109,11 +174,8 @@ def sample(
             f"{file.name!r} has several columns {twice}; if its first line is "
             "no header, pass a schema with header: false and columns"
         )
-    if not table.num_rows:
-        raise errors.SchemaMismatch(
-            f"{file.name!r} has no rows to infer a schema from; pass schema="
-        )
-    return table.slice(0, _SAMPLE_ROWS)
+    # A slice of a table without columns has rows.
+    return table.slice(0, _SAMPLE_ROWS) if table.num_rows else table
 
 
 def _first_batches(file: File) -> pa.Table:

@@ -20,10 +20,11 @@ from pyarrow import parquet as pq
 from persia import errors
 from persia.base.check import whole
 from persia.base.output import new_folder
-from persia.data.encode import Encoder, LabelError, column_of
+from persia.data.canonical import texts
+from persia.data.columns import column_of
+from persia.data.encode import Encoder, LabelError
 from persia.data.faults import Faults
 from persia.data.files import Files
-from persia.data.hashing import texts
 from persia.data.paths import Paths
 from persia.data.schema import Schema
 
@@ -147,7 +148,7 @@ def _after(schema: Schema) -> Schema:
         exclude_defaults=True,
         exclude={
             *("delimiter", "quote", "header", "columns", "strip"),
-            *("time_format", "label", "timestamp"),
+            *("time_format", "time_unit", "label", "timestamp"),
         },
     )
     fields["timestamp"] = _TIME

@@ -18,8 +18,8 @@ import pyarrow as pa
 from persia import errors
 from persia.base.check import whole
 from persia.data.base import Dataset, pair, read_ahead
-from persia.data.encode import Encoder, LabelError
-from persia.data.faults import Faults
+from persia.data.encode import Encoder, LabelError, encode_rows
+from persia.data.faults import MALFORMED_LIMIT, Faults, check_limit
 from persia.data.jagged import Batch
 from persia.data.rows import Rows
 from persia.data.schema import Schema
@@ -89,6 +89,7 @@ class Source(Dataset):
         *,
         rows: tuple[int, int | None],
         strict: bool,
+        malformed_limit: float = MALFORMED_LIMIT,
         shuffle: int,
         seed: int,
         drop_last: bool,
@@ -99,14 +100,24 @@ class Source(Dataset):
         )
         self.rows = check_rows(rows)
         self.shuffle = whole("shuffle", shuffle, 0, 2**63 - 1)
-        self._faults = Faults(strict)
+        self._faults = Faults(strict, check_limit(malformed_limit))
         self._set_schema(schema)
 
     def _copy(self) -> Self:
         """What is malformed counts for each by itself."""
         part = super()._copy()
-        part._faults = Faults(self._faults.strict)
+        part._faults = Faults(self._faults.strict, self._faults.limit)
         return part
+
+    @property
+    def malformed_limit(self) -> float:
+        """The share of the samples that one rule may leave out: beyond it
+        the iteration ends with LimitReached."""
+        return self._faults.limit
+
+    @malformed_limit.setter
+    def malformed_limit(self, limit: float) -> None:
+        self._faults.limit = check_limit(limit)
 
     def _set_schema(self, schema: Schema) -> None:
         self.schema = schema
@@ -213,6 +224,7 @@ class Source(Dataset):
         if held:
             start, end = pending[0].place(0), pending[-1].place(-1, 1)
             yield Rows.join([p.rows for p in pending]), start, end
+        self._faults.check()
 
     @abstractmethod
     def _parts(
@@ -239,12 +251,13 @@ class Source(Dataset):
             early: what is known of rows that are not in the table.
         """
         wrong = early or []
+        samples = len(numbers) + len(wrong)
 
         def report(row: int, text: str, kind: str) -> None:
             wrong.append((int(numbers[row]), text, kind))
 
         try:
-            rows, ok = encoder.encode(table, report)
+            rows, ok = encode_rows(encoder, table, report)
         except LabelError as error:
             at = where(int(numbers[error.row]))
             raise errors.SchemaMismatch(f"{at}: {error}") from None
@@ -253,6 +266,7 @@ class Source(Dataset):
             raise type(error)(f"{at}: {error}") from None
         for number, text, kind in sorted(wrong):
             self._faults.add(where(number), text, kind)
+        self._faults.passed(samples)
         return rows, numbers if ok.all() else numbers[ok]
 
 

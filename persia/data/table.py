@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,12 @@ import torch
 from persia import errors
 from persia.base.check import kind, real
 from persia.data.base import Dataset, check_salt
-from persia.data.encode import Encoder, LabelError, column_of, measure
+from persia.data.boundary import guarded
+from persia.data.columns import column_of
+from persia.data.encode import Encoder, LabelError, encode_rows, measure
+from persia.data.encode_ids import is_same_in_versions
 from persia.data.faults import Faults
-from persia.data.hashing import as_array, hash_array
+from persia.data.hashing import Bad, as_array, hash_array
 from persia.data.inference import infer
 from persia.data.jagged import Batch, JaggedBatch
 from persia.data.rows import Rows
@@ -65,6 +68,7 @@ class Table(Dataset):
         InvalidArgument: data of another kind.
     """
 
+    @guarded
     def __init__(
         self,
         data: Any,
@@ -80,16 +84,22 @@ class Table(Dataset):
         super().__init__(
             batch_size, seed=seed, drop_last=drop_last, shard=shard
         )
-        table = as_table(data)
+        bad: Bad = {}
         if schema is None:
-            schema = infer(table)
-        self.schema = measure(as_schema(schema), table, "the table")
-        check_columns(self.schema, table.column_names, "the table")
+            schema = infer(data)
+        schema = as_schema(schema)
+        table = as_table(data, schema.used_columns, bad)
+        names = names_in(data) or table.column_names
+        check_columns(schema, names, "the table")
+        self.schema = measure(schema, table, "the table")
         self.shuffle = bool(shuffle)
         self.keys = [c.feature for c in self.schema.features]
         self.dense_names = [c.column for c in self.schema.dense]
         self._faults = Faults(strict)
-        self._rows = _encode(self.schema, table, self._faults)
+        for row, (text, about) in sorted(bad.items()):
+            self._faults.add(f"row {row}", text, about)
+        self._rows = _encode(self.schema, table, self._faults, bad)
+        self._same = is_same_in_versions(self.schema, table)
 
     @property
     def malformed(self) -> int:
@@ -105,6 +115,22 @@ class Table(Dataset):
     def rows(self) -> int:
         """The number of rows, without malformed ones."""
         return len(self._rows)
+
+    def use_hash_version(self, version: int) -> None:
+        """As of another source; the ids were made already, so they must be
+        the same in both versions.
+
+        Raises:
+            InvalidArgument: they may differ.
+        """
+        if version != self.hash_version and not self._same:
+            raise errors.InvalidArgument(
+                f"the checkpoint was trained on ids of version {version} of "
+                "the hash, and those of this table were made with version "
+                f"{self.hash_version}: make the table with hash_version: "
+                f"{version} in its schema"
+            )
+        super().use_hash_version(version)
 
     def __len__(self) -> int:
         """The number of batches."""
@@ -212,7 +238,8 @@ def check_columns(schema: Schema, names: Sequence[str], where: str) -> None:
         )
 
 
-def _encode(schema: Schema, table: pa.Table, faults: Faults) -> Rows:
+def _encode(schema: Schema, table: pa.Table, faults: Faults, bad: Bad) -> Rows:
+    """The rows of a table, without those that are bad already."""
     encoder = Encoder(schema)
     table = table.select(sorted(schema.used_columns))
     parts = []
@@ -226,87 +253,167 @@ def _encode(schema: Schema, table: pa.Table, faults: Faults) -> Rows:
             at: int = first,
             wrong: list[tuple[int, str, str]] = wrong,
         ) -> None:
-            wrong.append((at + row, text, kind))
+            if at + row not in bad:
+                wrong.append((at + row, text, kind))
 
+        piece = table.slice(first, _PIECE)
         try:
-            rows, _ = encoder.encode(table.slice(first, _PIECE), report)
+            rows, ok = encode_rows(encoder, piece, report)
         except LabelError as error:
             raise errors.SchemaMismatch(
                 f"row {first + error.row}, {error}"
             ) from None
         for row, text, about in sorted(wrong):
             faults.add(f"row {row}", text, about)
+        if bad:
+            numbers = first + np.flatnonzero(ok)
+            good = ~np.isin(numbers, list(bad))
+            rows = rows if good.all() else rows.take(np.flatnonzero(good))
         parts.append(rows)
     return Rows.join(parts)
 
 
-def as_table(data: Any) -> pa.Table:
+def as_table(
+    data: Any,
+    names: Collection[str] | None = None,
+    bad: Bad | None = None,
+    odd: dict[str, str] | None = None,
+) -> pa.Table:
     """Data of any kind as an Arrow table.
+
+    Args:
+        data: see :class:`Table`.
+        names: the columns that are wanted, of those that there are; others
+            are not converted. None: all.
+        bad: see :func:`persia.data.hashing.as_arrays`.
+        odd: gets the error of each column that cannot be converted, which is
+            null then. None: the first one is raised.
 
     Raises:
         InvalidArgument: it is no table.
+        DtypeError: a column cannot be converted.
     """
-    if isinstance(data, pa.Table):
-        return data
     if isinstance(data, pa.RecordBatch):
-        return pa.Table.from_batches([data])
+        data = pa.Table.from_batches([data])
+    if isinstance(data, pa.Table):
+        return data if names is None else data.select(_among(data, names))
     if isinstance(data, str | bytes | os.PathLike):
         raise errors.InvalidArgument(
             f"data is {data!r}, need {_NEED}; persia.data.Files reads files"
         )
     if isinstance(data, Mapping):
-        return _of_columns(data)
+        return _of_columns(data, names, bad, odd)
     if hasattr(data, "collect_schema") and hasattr(data, "collect"):
         # A LazyFrame of polars.
-        return as_table(data.collect())
+        return as_table(_imported(data.collect), names, bad, odd)
     if hasattr(data, "with_format") and hasattr(data, "column_names"):
-        return as_table(data.with_format("arrow")[:])  # Hugging Face
-    if hasattr(data, "to_arrow"):  # polars, duckdb
-        return as_table(_imported(data.to_arrow))
+        # Hugging Face
+        if names is not None and hasattr(data, "select_columns"):
+            data = data.select_columns(_among(data, names))
+        return as_table(_imported(lambda: data.with_format("arrow")[:]), names)
+    if hasattr(data, "get_columns") and hasattr(data, "columns"):  # polars
+        columns = {one.name: one for one in data.get_columns()}
+        return _of_columns(columns, names, bad, odd)
     if hasattr(data, "columns") and hasattr(data, "iloc"):  # pandas
-        names = [str(name) for name in data.columns]
-        if len(set(names)) < len(names):
-            twice = sorted({n for n in names if names.count(n) > 1})
+        found = [str(name) for name in data.columns]
+        if len(set(found)) < len(found):
+            twice = sorted({n for n in found if found.count(n) > 1})
             raise errors.InvalidArgument(
                 f"the DataFrame has several columns {twice}; rename them"
             )
-        return _of_columns({n: data.iloc[:, i] for i, n in enumerate(names)})
+        columns = {n: data.iloc[:, i] for i, n in enumerate(found)}
+        return _of_columns(columns, names, bad, odd)
+    if hasattr(data, "to_arrow"):  # duckdb
+        return as_table(_imported(data.to_arrow), names)
     if hasattr(data, "__arrow_c_stream__"):
-        return _imported(lambda: pa.table(data))
+        return as_table(_imported(lambda: pa.table(data)), names)
     if hasattr(data, "__arrow_c_array__"):
-        return as_table(_imported(lambda: pa.record_batch(data)))
+        return as_table(_imported(lambda: pa.record_batch(data)), names)
     if isinstance(data, list) and data:
         if all(isinstance(row, Mapping) for row in data):
-            return of_dicts(data)
+            return of_dicts(data, names, bad, odd)
         if all(isinstance(part, pa.RecordBatch) for part in data):
-            return pa.Table.from_batches(data)
+            return as_table(_imported(lambda: pa.Table.from_batches(data)))
     kind("data", data, (), _NEED)
     raise AssertionError
 
 
+def _among(data: Any, names: Collection[str]) -> list[str]:
+    return [name for name in data.column_names if name in names]
+
+
+def names_in(data: Any) -> list[str]:
+    """The names of the columns of data, as far as they are known without
+    converting it."""
+    if isinstance(data, Mapping):
+        return [str(name) for name in data]
+    if isinstance(data, pa.Table | pa.RecordBatch):
+        return list(data.schema.names)
+    if isinstance(data, list) and data and isinstance(data[0], Mapping):
+        return [str(n) for n in dict.fromkeys(n for row in data for n in row)]
+    return [str(name) for name in getattr(data, "columns", ())]
+
+
 def _imported(read: Callable[[], Any]) -> Any:
+    """What another library gives, whatever errors it has."""
     try:
         return read()
-    except pa.ArrowInvalid as error:
+    except errors.PersiaError:
+        raise
+    except Exception as error:
+        text = (str(error) or type(error).__name__).splitlines()[0]
         raise errors.InvalidArgument(
-            f"data cannot be read as an Arrow table: {error}; need {_NEED}"
-        ) from None
+            f"data cannot be read as an Arrow table: {text}; need {_NEED}"
+        ) from error
 
 
-def of_dicts(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Rows as dicts; a key that a row lacks is null there."""
-    names: dict[str, None] = {}
-    for row in rows:
-        names.update(dict.fromkeys(row))
-    return _of_columns({n: [row.get(n) for row in rows] for n in names})
+def of_dicts(
+    rows: Sequence[Mapping[str, Any]],
+    names: Collection[str] | None = None,
+    bad: Bad | None = None,
+    odd: dict[str, str] | None = None,
+) -> pa.Table:
+    """Rows as dicts; a key that a row lacks is null there.
+
+    Args:
+        rows: the dicts.
+        names: the keys that become columns; None: all.
+        bad: see :func:`persia.data.hashing.as_arrays`.
+        odd: see :func:`as_table`.
+    """
+    if names is None:
+        found: dict[str, None] = {}
+        for row in rows:
+            found.update(dict.fromkeys(row))
+        names = list(found)
+    columns = {n: [row.get(n) for row in rows] for n in names}
+    return _of_columns(columns, None, bad, odd)
 
 
-def _of_columns(columns: Mapping[Any, Any]) -> pa.Table:
-    arrays = {
-        str(name): as_array(f"column {str(name)!r}", column)
+def _of_columns(
+    columns: Mapping[Any, Any],
+    names: Collection[str] | None,
+    bad: Bad | None = None,
+    odd: dict[str, str] | None = None,
+) -> pa.Table:
+    arrays: dict[str, pa.Array] = {}
+    for name, column in columns.items():
+        name = str(name)
+        if names is not None and name not in names:
+            continue
+        try:
+            arrays[name] = as_array(f"column {name!r}", column, bad)
+        except (errors.DtypeError, errors.ShapeError) as error:
+            if odd is None or not hasattr(column, "__len__"):
+                raise
+            odd[name] = str(error)
+            arrays[name] = pa.nulls(len(column))
+    sizes = {
+        str(name): len(column)
         for name, column in columns.items()
+        if hasattr(column, "__len__")
     }
-    sizes = {name: len(array) for name, array in arrays.items()}
+    sizes |= {name: len(array) for name, array in arrays.items()}
     if len(set(sizes.values())) > 1:
         raise errors.ShapeError(
             f"the columns differ in length: {sizes}; need one row each"
@@ -314,6 +421,7 @@ def _of_columns(columns: Mapping[Any, Any]) -> pa.Table:
     return pa.table(arrays)
 
 
+@guarded
 def ids_of(
     table: Any, columns: Sequence[str] | None, hash: bool, salt: int
 ) -> JaggedBatch:

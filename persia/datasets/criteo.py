@@ -164,13 +164,14 @@ class Criteo(Files):
                                     unit, before, reader.lines, *mark
                                 )
                                 block = _Room(self._room, bool(labelled))
-                            faults = reader.faults
+                            faults, lines = reader.faults, reader.lines
                             text = text[block.read(reader, text) :]
                             if reader.faults > faults:
                                 columns = CRITEO_COLUMNS - (not labelled)
                                 self._report(
                                     file.name, reader, faults, columns
                                 )
+                            self._faults.passed(reader.lines - lines)
                             end = Place(unit, before, reader.lines, *mark)
                             if block.n == block.room:
                                 yield self._rows(block), begin, end
@@ -184,6 +185,7 @@ class Criteo(Files):
                 break
         if block is not None and block.n:
             yield self._rows(block), begin, end
+        self._faults.check()
 
     def _rows(self, block: _Room) -> Rows:
         n = block.n

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from pyarrow import csv as pa_csv
 
 from persia import errors
-from persia.data.encode import column_of
+from persia.data.columns import column_of
 from persia.data.files import Files
 from persia.data.paths import Paths
 from persia.data.schema import Schema

@@ -84,6 +84,13 @@ class TrainConfig(pydantic.BaseModel):
         description="Lines of a file to read at a time and give out in "
         "random order.",
     )
+    malformed_limit: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="Share of the samples that one rule, such as that of a "
+        "column, may leave out as malformed; more end the run.",
+    )
     eval_data: Url | None = Field(
         None, description="A file or glob to score the model on."
     )

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from persia import _core, errors
 from persia.base.check import whole
+from persia.data.base import hash_version_of
 from persia.data.jagged import JaggedBatch, skip
 from persia.nn.embedding import tables_of
 from persia.nn.joined import Given, Joined
@@ -191,6 +192,9 @@ class DataLoader(Generic[T]):
         """
         batches, epoch = self._position()
         state: dict[str, Any] = {"batches": batches, "epoch": epoch}
+        version = getattr(self.batches, "hash_version", None)
+        if isinstance(version, int):
+            state["hash_version"] = version
         if (source := self._continuing) is not None:
             state["source"] = source.state_dict(self._given)
         return state
@@ -235,6 +239,9 @@ class DataLoader(Generic[T]):
             source.load_state_dict(state.get("source"))
             self._given = batches
             return
+        data: Any = self.batches
+        if isinstance(getattr(data, "hash_version", None), int):
+            data.use_hash_version(hash_version_of(state))
         if epoch is not None and hasattr(self.batches, "epoch"):
             self.batches.epoch = whole("epoch", epoch, 0, 2**63 - 1)
         self._given = self._begin = batches

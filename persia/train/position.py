@@ -68,7 +68,14 @@ def source(config: TrainConfig, data: Dataset | None) -> dict[str, Any]:
     if isinstance(data, Files):
         files = [[os.path.basename(name), n] for name, n in data.sizes]
     if isinstance(data, Files) and not isinstance(data, Criteo):
-        schema = data.schema.model_dump_json(exclude_defaults=True)
+        # Checkpoints from before there were versions have none.
+        version = data.schema.hash_version
+        schema = data.schema.model_dump_json(
+            exclude_defaults=True,
+            exclude={"hash_version"} if version == 1 else None,
+        )
+        if version > 1:
+            schema = f"{schema} of version {version}"
     share = TEST_SHARE if config.eval_split is None else config.eval_split
     size = config.batch_size
     return {

@@ -17,7 +17,7 @@ from persia import _core, checkpoint, errors, prometheus
 from persia.base.environment import variable
 from persia.base.options import seconds_of
 from persia.checkpoint import files
-from persia.data import Files, Kafka
+from persia.data import Files, Kafka, Schema
 from persia.datasets import ClickStream, Dataset, SyntheticCTR
 from persia.metrics import Scores
 from persia.store.engine import engine_of
@@ -608,6 +608,11 @@ class Run:
     def _load(self, folder: Path | str) -> None:
         # Before the load: rows of servers that it replaces do not come back.
         extra = checkpoint.read_extra(folder)
+        if extra.get("schema") is not None:
+            version = Schema.of_checkpoint(extra["schema"]).hash_version
+            for data in self.train, self.test:
+                if data is not None and hasattr(data, "schema"):
+                    data.use_hash_version(version)
         trainer, place = self.trainer, self._place()
         if self.source is not self.train:  # data loaders know what is left
             trainer.epoch, trainer.batch = extra["epoch"], extra["batch"]

@@ -122,7 +122,7 @@ def load(path: str | os.PathLike[str], step: int | None = None) -> Trained:
     model = make_model(config, store, extra["keys"], extra["dense_features"])
     store.load(path, step=step, model=model)
     saved = extra["schema"]
-    schema = None if saved is None else Schema.model_validate_json(saved)
+    schema = None if saved is None else Schema.of_checkpoint(saved)
     return Trained(model.eval(), store, config, schema)
 
 

@@ -77,6 +77,7 @@ def open_data(
     held = config.eval_data
     told = held is not None or config.eval_split is not None
     data = read(config.data, config.table_schema)
+    data.malformed_limit = config.malformed_limit
     _check_label(config, data.schema)
     wants_last = config.target_auc is not None and not told
     if wants_last and config.window is None and len(data.files) > 1:
@@ -268,6 +269,7 @@ def _kafka(
         schema=config.table_schema,
         batch_size=config.batch_size,
         until="latest",
+        malformed_limit=config.malformed_limit,
         shard=shard,
         **options,
     )

@@ -42,8 +42,8 @@ def test_integers_of_any_size_have_ids(tmp_path: Path) -> None:
     given = Schema(label="y", categorical=[{"column": "u", "hash": False}])
     data = Files(path, given)
     (b,) = data
-    assert b.ids.values().tolist() == [2**53 + 1]
-    assert data.malformed == 4
+    assert b.ids.values().tolist() == [2**53 + 1, -(2**63), -1]
+    assert data.malformed == 2
 
 
 TEXTS = [

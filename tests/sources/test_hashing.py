@@ -50,7 +50,7 @@ def test_the_text_of_a_value() -> None:
         (np.array([0.1], np.float32), ["0.1"]),
         ([True, False, None], ["true", "false", ""]),
         ([day], ["2026-01-02"]),
-        ([decimal.Decimal("1.50")], ["1.50"]),
+        ([decimal.Decimal("1.50")], ["1.5"]),
         ([7, "7", b"7", 7.0, None], ["7", "7", "7", "7", ""]),
         (torch.tensor([7, 8]), ["7", "8"]),
         (pandas.Series([7, None]), ["7", ""]),

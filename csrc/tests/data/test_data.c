@@ -223,6 +223,34 @@ static void test_integers(void **state)
     }
 }
 
+static void test_json_lines(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        uint64_t lines, deep, odd;
+    } cases[] = {
+        {"", 0, 0, 0},
+        {"{}\n{}", 2, 0, 0},
+        {"{\"a\":[1]} \r\n\n", 2, 0, 1},
+        {"{\"a\":[[]]}\n", 1, 1, 0},
+        {"{\"a\":\"[[[\",\"b\":[]}\n", 1, 0, 0},
+        {"{\"\\\"[[\":[]}\n", 1, 0, 0},
+        {"[\n[\n[", 3, 0, 3},
+        {"{},{},{}", 1, 0, 0},
+        {"]]]][[[", 1, 1, 1},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        uint64_t deep, odd;
+        const char *text = cases[i].text;
+        assert_int_equal(
+            persia_json_lines(text, strlen(text), 2, &deep, &odd),
+            cases[i].lines);
+        assert_int_equal(deep, cases[i].deep);
+        assert_int_equal(odd, cases[i].odd);
+    }
+}
+
 static void test_lines_skip(void **state)
 {
     (void)state;
@@ -438,6 +466,7 @@ int main(void)
         cmocka_unit_test(test_reading_stops_when_the_room_is_full),
         cmocka_unit_test(test_lines_without_labels),
         cmocka_unit_test(test_integers),
+        cmocka_unit_test(test_json_lines),
         cmocka_unit_test(test_lines_skip),
         cmocka_unit_test(test_strings),
         cmocka_unit_test(test_bad_offsets),
