@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from persia import _core
 from persia.data import Sender
 from tests.remote import Servers
 from tests.roles import CountingTrainer, Workers
+from tests.roles_told import job
 from tests.test_roles_failures import wait_for
 
 if not _core.GRPC[0].isdigit():
@@ -103,6 +106,35 @@ def test_a_running_loader_reports_what_is_lost(
         sender.end()
     assert trainer.counts(50) == [1.0] * 50
     assert Sender(workers.addresses, name="job").claim() == "ended"
+
+
+def test_what_was_passed_over_is_lost_by_a_load(
+    servers: Servers, tmp_path: Path
+) -> None:
+    """Also behind a batch that no server has had."""
+    with contextlib.closing(Workers(servers.addresses, 2)) as both:
+        trainer = job.Trainer(servers, both)
+        trainer.store.save(tmp_path / "out")
+        with Sender(both.addresses, name="job") as sender:
+            job.send(sender, 0, 6)
+            (second,) = both.addresses[1:]
+            one: Any = SimpleNamespace(addresses=[second])
+            half = job.Trainer(servers, one)
+            half.open()
+            assert half.train(3) == 3  # 1, 3 and 5
+            half.flush()
+            half.close()
+            sender.close(ended=False)
+        with Sender(both.addresses, name="job") as sender:
+            job.send(sender, 0, 6)
+            assert sender.stats()["passed"] == 3
+            trainer.store.load(tmp_path / "out")
+            wait_for(lambda: sender.stats()["lost"] == 3)
+            sender.end()
+            assert trainer.epoch() == 3
+            sender.flush(8)
+        found = job.counts(servers, 6)
+        assert found == [(1, 1), (0, 0)] * 3
 
 
 def test_a_part_ends_with_its_loader_after_a_load(

@@ -52,6 +52,21 @@ static uint64_t count_lost(const role_sender *s, const wire_ledger *l,
     return lost;
 }
 
+/* Servers had batches that were passed over, and lack them now: they are not
+ * kept, as those that were sent are.  Behind the watermark. */
+static void lose_passed(role_sender *s)
+{
+    const kept *k = s->kept;
+    for (uint64_t n = s->done.watermark + 1; n <= s->number; n++) {
+        while (k && k->number < n)
+            k = k->next;
+        if ((k && k->number == n) || window_add(&s->done, n) != WINDOW_ADDED)
+            continue;
+        s->counts.lost += n < s->none_first || n > s->none;
+    }
+    window_advance(&s->done);
+}
+
 /* A checkpoint was loaded into the servers: batches that were done are not, or
  * those are lost that it need not keep any more.  The lock is held. */
 static void fall_back(role_sender *s, const wire_hello_reply *m)
@@ -68,6 +83,7 @@ static void fall_back(role_sender *s, const wire_hello_reply *m)
     ledger_add_to(&s->done, &m->ledger);
     (void)acks_read(&s->acked, &m->ledger);
     acks_free(&s->lost);
+    lose_passed(s);
     sender_forget(s, s->done.watermark);
 }
 

@@ -171,7 +171,7 @@ typedef struct wire_hello {
     /* By this rank, as in Take: it says so also while it takes none. */
     wire_batch_name *held;
     size_t held_n;
-    /* a rank that goes on: it takes no other process's place */
+    /* a rank that continues: it takes no other process's place */
     uint32_t stays;
 } wire_hello;
 
