@@ -171,7 +171,7 @@ def test_where_the_output_goes() -> None:
         other = make_bags()
         other.to("cpu", torch.float64)
         assert other(batch).values().device.type == "cpu"
-        assert other(batch).values().dtype == torch.float32
+        assert other(batch).values().dtype == torch.float64
 
 
 def test_missing_feature_is_named() -> None:

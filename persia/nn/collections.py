@@ -210,11 +210,11 @@ class EmbeddingBagCollection(Collection):
         places = _places(self.outputs)
         lookups = [self._rows_of(ids, place) for place in places]
         if offsets is None:
-            offsets = torch.arange(len(values) + 1, device="cpu")
+            offsets = torch.arange(values.shape[0] + 1, device="cpu")
         lengths = torch.diff(offsets)
         at = {key: i for i, key in enumerate(keys)}
-        bags = len(lengths) // len(keys)
-        bag = _bags_of(keys, offsets, len(values))
+        bags = lengths.shape[0] // len(keys)
+        bag = _bags_of(keys, offsets, values.shape[0])
         if weights.device.type != "cpu":
             there = weights.device
             bag, lengths = bag.to(there), lengths.to(there)
@@ -222,7 +222,7 @@ class EmbeddingBagCollection(Collection):
         parts = []
         for place, rows in zip(places, lookups, strict=True):
             chosen = [self.outputs[i] for i in place]
-            pooled = rows.new_zeros(len(lengths), rows.shape[1]).index_add(
+            pooled = rows.new_zeros(lengths.shape[0], rows.shape[1]).index_add(
                 0, bag, rows * weights.to(torch.float32)[:, None]
             )
             for i, (_, feature, config) in zip(place, chosen, strict=True):
@@ -262,7 +262,7 @@ def _bags_of(keys: tuple[str, ...], offsets: Tensor, n: int) -> Tensor:
     bag = torch.searchsorted(
         offsets[1:], torch.arange(n, device="cpu"), right=True
     )
-    return bag.clamp(max=max(len(offsets) - 2, 0))
+    return bag.clamp(max=max(offsets.shape[0] - 2, 0))
 
 
 def _places(
@@ -374,7 +374,7 @@ class EmbeddingCollection(Collection):
             for i in place
         }
         indices = values if self._need_indices else None
-        return Sequences(names, rows, offsets, _samples(ids), indices)
+        return Sequences(names, rows, offsets, len(keys), indices)
 
     def _all_rows(self, ids: Ids, device: torch.device) -> list[Tensor]:
         """The vectors of each round of lookups, [n, dim]."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from persia import _core, errors
 from persia.base.check import kind, whole
-from persia.base.torch_private import constant_while_tracing
+from persia.base.torch_private import constant_while_tracing, jit_traces
 from persia.data.ids import Ids, device_of, unpack
 from persia.data.jagged import JaggedBatch
 from persia.nn.anchor import Anchor
@@ -194,8 +194,7 @@ class Collection(nn.Module):
         plan = self._plans.get(keys)
         if plan is None:
             if torch.compiler.is_compiling():
-                plan = _plan_for_graph(self.traced_as, keys)
-                return int(plan)
+                return int(_plan_for_graph(self.traced_as, keys, None))
             plan = self._plans[keys] = self._make_plan(self._kind, keys)
         return plan
 
@@ -236,6 +235,11 @@ class Collection(nn.Module):
         """
         store = self.store
         grad = self.trains and torch.is_grad_enabled()
+        if grad and jit_traces():
+            raise errors.InvalidArgument(
+                "torch.jit.trace records lookups and no training of rows: "
+                "trace under torch.no_grad()"
+            )
         if grad and not torch.compiler.is_compiling():
             engine_of(store).drop_unfinished()
         if grad and store.update == "backward" and _fp16_autocast():
@@ -303,7 +307,9 @@ class Collection(nn.Module):
         keys = ids[0]
         memo = (*map(str, place), "|", *keys)
         plan = self._row_plans.get(memo)
-        if plan is None:
+        if plan is None and torch.compiler.is_compiling():
+            plan = int(_plan_for_graph(self.traced_as, keys, place))
+        elif plan is None:
             plan = self._row_plans[memo] = self._make_plan(
                 _core.PLAN_ROWS, keys, [self.outputs[i] for i in place]
             )
@@ -371,15 +377,18 @@ class Collection(nn.Module):
         return out
 
     def _apply(self, fn: Any, recurse: bool = True) -> Collection:
-        """``.to(device)`` moves the output; the tables stay."""
+        """``.to()`` another device or dtype: the output is there, and of that
+        dtype; the tables stay as they are."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if not isinstance(self.anchor, Anchor) or self.anchor.is_meta:
             self._set_anchor(self.anchor)  # for torch has made another
         here = self.device
         meta = here.type == "meta"  # from where torch moves nothing
-        there = fn(torch.zeros(0, device="cpu" if meta else here)).device
-        if there != here:
-            self._device = engine_of(self.store).device = there
+        where = "cpu" if meta else here
+        there = fn(torch.zeros(0, device=where, dtype=self._output_dtype))
+        if there.device != here:
+            self._device = engine_of(self.store).device = there.device
+        self._output_dtype = there.dtype
         return self
 
     @property
@@ -497,11 +506,16 @@ def stores_of(model: nn.Module) -> list[Store]:
 
 
 @constant_while_tracing
-def _plan_for_graph(number: int, keys: tuple[str, ...]) -> int:
+def _plan_for_graph(
+    number: int, keys: tuple[str, ...], place: tuple[int, ...] | None
+) -> int:
     """A plan made while a compiler traces: a constant of its arguments."""
     module = modules[number]
     assert isinstance(module, Collection)
-    return module._make_plan(module._kind, keys)
+    if place is None:
+        return module._make_plan(module._kind, keys)
+    outputs = [module.outputs[i] for i in place]
+    return module._make_plan(_core.PLAN_ROWS, keys, outputs)
 
 
 @constant_while_tracing
