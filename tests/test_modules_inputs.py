@@ -124,7 +124,7 @@ def test_real_keyed_jagged_tensor() -> None:
 
 def test_dicts_of_tensors() -> None:
     bags = make_bags("sum")
-    bags._padding_value = 0
+    bags.padding_value = 0
     ids = {
         "a": torch.tensor([1, 2]),
         "b": torch.tensor([[3, 0], [4, 5]]),

@@ -14,7 +14,7 @@ from persia import errors
 from persia.base.tensors import integers, vector
 from persia.nn import embedding as ours
 from persia.nn.collections import EmbeddingBagCollection, EmbeddingCollection
-from persia.nn.exported import exported
+from persia.nn.exported import as_parameters
 from persia.nn.lookups import Collection
 from persia.nn.weights import refuse_write
 from persia.optim import SparseOptimizer
@@ -321,7 +321,7 @@ def _weight(
     if n := int(((ids < 0) | (ids >= count)).sum()):
         outside[table] = n
     found = rows.store.rows(table, torch.arange(count, device="cpu"))
-    return found.to(device=rows.device, dtype=rows._output_dtype)
+    return found.to(device=rows.device, dtype=rows.output_dtype)
 
 
 def _exported(collection: Collection, outside: dict[str, int]) -> nn.Module:
@@ -337,7 +337,7 @@ def _exported(collection: Collection, outside: dict[str, int]) -> nn.Module:
         c.name: _weight(collection, c.name, c.num_embeddings, outside)
         for c in collection.tables
     }
-    return exported(collection, weights)
+    return as_parameters(collection, weights)
 
 
 def _switch_back(module: nn.Module, weights: dict[int, nn.Parameter]) -> None:

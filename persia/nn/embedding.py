@@ -67,11 +67,9 @@ def look_up(
     ids = ids.long()
     if (found := rows.taken_ahead(ids, padding)) is not None:
         return found
-    (config,) = rows.embedding_configs()
-    (feature,) = config.feature_names
-    batch = JaggedBatch([feature], ids)
-    values: Tensor = rows(batch)[feature].values()
-    return values
+    found = rows(JaggedBatch(rows.features, ids)).rows()
+    assert isinstance(found, Tensor)
+    return found
 
 
 def look_up_but(
@@ -227,7 +225,8 @@ class Embedding(_Looked, nn.Embedding):
         shape = (*input.shape, self.embedding_dim)
         padding = self.padding_idx
         if padding is None:
-            return look_up(self.rows, ids).reshape(shape)
+            found = look_up(self.rows, ids)
+            return found if input.dim() == 1 else found.reshape(shape)
         there = ids == padding
         if in_graph():
             found = look_up_but(self.rows, ids, there)

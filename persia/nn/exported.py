@@ -17,7 +17,7 @@ from persia.nn.lookups import Collection
 from persia.nn.outputs import KeyedTensor, Sequences
 from persia.store.configs import pooling_of
 
-__all__ = ["exported"]
+__all__ = ["as_parameters"]
 
 
 class _Exported(nn.Module):
@@ -38,7 +38,7 @@ class _Exported(nn.Module):
         tables = nn.ModuleDict()
         parts = {}  # by table, its name there
         for name, c in zip(
-            collection._names_given, collection.tables, strict=True
+            collection.names_given, collection.tables, strict=True
         ):
             parts[c.name] = name.replace(".", "/")
             weight = weights[c.name]
@@ -52,7 +52,7 @@ class _Exported(nn.Module):
         ]
         self._dims = [c.embedding_dim for _, _, c in collection.outputs]
         self._features = collection.features
-        self._padding = collection._padding_value
+        self._padding = collection.padding_value
 
     def _places(self, keys: tuple[str, ...]) -> dict[str, int]:
         at = {key: i for i, key in enumerate(keys)}
@@ -151,10 +151,10 @@ class ExportedRows(_Exported):
         self, collection: EmbeddingCollection, weights: Mapping[str, Tensor]
     ) -> None:
         super().__init__(collection, weights)
-        self._need_indices = collection._need_indices
+        self.need_indices = collection.need_indices
         self._rounds = [
             {self.outputs[i][1]: self.outputs[i] for i in places}
-            for places in collection._rounds
+            for places in collection.rounds
         ]
 
     def forward(self, features: Any) -> Sequences:
@@ -177,11 +177,11 @@ class ExportedRows(_Exported):
                 else:
                     parts.append(self._vectors(table, ids * 0) * 0)
             lookups.append(torch.cat(parts))
-        indices = values if self._need_indices else None
+        indices = values if self.need_indices else None
         return Sequences(names, lookups, offsets, len(keys), indices)
 
 
-def exported(
+def as_parameters(
     collection: Collection, weights: Mapping[str, Tensor]
 ) -> nn.Module:
     """A collection of these weights.

@@ -105,7 +105,7 @@ class Collection(nn.Module):
             raise errors.InvalidArgument(
                 f"tables {twice} occur more than once in one module"
             )
-        self._names_given = names
+        self.names_given = names
         if share is not None:
             kind("share", share, bool, "True or False")
         if store is None:
@@ -125,8 +125,8 @@ class Collection(nn.Module):
         self._device = None if of_ids else torch.device(here)
         if share is not None:  # None: a part of another module
             self._set_anchor(torch.empty(0, device=self.device))
-        self._output_dtype = output_dtype
-        self._padding_value = padding_value
+        self.output_dtype = output_dtype
+        self.padding_value = padding_value
         # (output name, feature, config) in the order of the output.
         features = [f for c in self._configs for f in c.feature_names]
         self.outputs = [
@@ -206,7 +206,7 @@ class Collection(nn.Module):
         """Adds the lookup of a data loader's batch; None if this batch is
         not for looking ahead. Raises what the forward would raise.
         """
-        ids = unpack(features, self._padding_value, self.features)
+        ids = unpack(features, self.padding_value, self.features)
         weights = self._weights_of(ids)
         if ids[1].is_meta or (weights is not None and weights.requires_grad):
             return None
@@ -260,7 +260,7 @@ class Collection(nn.Module):
         if self._compiled:  # what is looked up ahead is for the graph
             return None
         link = self._link or link_of(self._device or ids_device)
-        return None if link is None else Way.of(link, self._output_dtype)
+        return None if link is None else Way.of(link, self.output_dtype)
 
     def _lookup(
         self, ids: Ids, weights: Tensor | None, way: Way | None = None
@@ -335,7 +335,7 @@ class Collection(nn.Module):
         return bool(ids[1].is_meta) or self.device.type == "meta"
 
     def _no_values(self, shape: tuple[int, int]) -> Tensor:
-        return torch.empty(shape, dtype=self._output_dtype, device="meta")
+        return torch.empty(shape, dtype=self.output_dtype, device="meta")
 
     def ids_on_cpu(self, ids: Tensor) -> Tensor:
         """Ids on the CPU; those copied from a device are counted."""
@@ -370,8 +370,8 @@ class Collection(nn.Module):
     def _placed(self, out: Tensor, ids_device: torch.device) -> Tensor:
         """The output on the module's device, in its dtype."""
         device = self._device or ids_device
-        if device.type != "cpu" or self._output_dtype != torch.float32:
-            out = out.to(device=device, dtype=self._output_dtype)
+        if device.type != "cpu" or self.output_dtype != torch.float32:
+            out = out.to(device=device, dtype=self.output_dtype)
         if out.requires_grad and not torch.compiler.is_compiling():
             engine_of(self.store).device = out.device
         return out
@@ -385,10 +385,10 @@ class Collection(nn.Module):
         here = self.device
         meta = here.type == "meta"  # from where torch moves nothing
         where = "cpu" if meta else here
-        there = fn(torch.zeros(0, device=where, dtype=self._output_dtype))
+        there = fn(torch.zeros(0, device=where, dtype=self.output_dtype))
         if there.device != here:
             self._device = engine_of(self.store).device = there.device
-        self._output_dtype = there.dtype
+        self.output_dtype = there.dtype
         return self
 
     @property
@@ -440,7 +440,7 @@ class Collection(nn.Module):
     def _load_weights(self, state_dict: Any, prefix: str) -> None:
         """A state of torchrec's module has weights."""
         weights = {}
-        for name, config in zip(self._names_given, self._configs, strict=True):
+        for name, config in zip(self.names_given, self._configs, strict=True):
             for part in ("embedding_bags", "embeddings"):
                 weight = state_dict.get(f"{prefix}{part}.{name}.weight")
                 if isinstance(weight, Tensor):
