@@ -124,7 +124,7 @@ def test_real_keyed_jagged_tensor() -> None:
 
 def test_dicts_of_tensors() -> None:
     bags = make_bags("sum")
-    bags._padding_value = 0
+    bags.padding_value = 0
     ids = {
         "a": torch.tensor([1, 2]),
         "b": torch.tensor([[3, 0], [4, 5]]),
@@ -171,7 +171,7 @@ def test_where_the_output_goes() -> None:
         other = make_bags()
         other.to("cpu", torch.float64)
         assert other(batch).values().device.type == "cpu"
-        assert other(batch).values().dtype == torch.float32
+        assert other(batch).values().dtype == torch.float64
 
 
 def test_missing_feature_is_named() -> None:

@@ -569,3 +569,29 @@ def test_shards_are_those_of_the_core(servers: Any) -> None:
         here[_core.cluster_shard(c.store._engine.handle, i)] += 1
     shards = [_core.cluster_stats(c.store._engine.handle, s) for s in range(3)]
     assert here == [sum(t["rows"] for t in s["tables"]) for s in shards]
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_ranks_without_a_process_group_are_told_that_none_waits(
+    servers: Callable[..., Servers],
+) -> None:
+    """They cannot agree on steps; once a store."""
+    where = servers(1)
+    one = Counter(where, rank=0, world=2, grad_division=False)
+    with pytest.warns(UserWarning, match="init_process_group"):
+        one.forward(next(one.source(1)))[1].backward()
+    for batch in one.source(2):  # another one would be an error
+        one.forward(batch)[1].backward()
+    assert one.value == 3
+
+
+def test_a_loop_without_a_loader_sees_its_own_updates(
+    servers: Callable[..., Servers],
+) -> None:
+    c = Counter(servers(2))
+    values = []
+    for batch in c.source(20):
+        value, loss = c.forward(batch)
+        values.append(value)
+        loss.backward()
+    assert values == list(range(20))

@@ -179,6 +179,22 @@ static PyObject *py_leave(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *py_take_plain(PyObject *module, PyObject *arg)
+{
+    (void)module;
+    store *s;
+    uint64_t handle = PyLong_AsUnsignedLongLong(arg);
+    if (PyErr_Occurred())
+        return NULL;
+    int rc = persia_store_get(handle, "store", &s, NULL);
+    if (rc)
+        return py_raise(rc);
+    int plain = persia_store_take_plain(s);
+    Py_BEGIN_ALLOW_THREADS persia_store_put(s);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(plain);
+}
+
 static PyObject *py_held(PyObject *module, PyObject *arg)
 {
     (void)module;
@@ -316,6 +332,10 @@ static PyMethodDef functions[] = {
     {"cluster_sync_stream", py_sync_stream, METH_VARARGS,
      "cluster_sync_stream(handle, stream, by_batch)\n--\n\n"
      "A data loader's stream takes part in them."},
+    {"cluster_take_plain", py_take_plain, METH_O,
+     "cluster_take_plain(handle)\n--\n\n"
+     "Whether forwards with gradient were made outside of all passes since "
+     "the last such call."},
     {"cluster_leave", py_leave, METH_VARARGS,
      "cluster_leave(handle, settle)\n--\n\nLeaves the steps of all ranks."},
     {"cluster_counts", py_counts, METH_O,

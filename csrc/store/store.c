@@ -28,6 +28,7 @@ struct store {
     updates *u;
     copies copies;
     _Atomic(uint64_t) tickets; /* the last number given */
+    atomic_int plain; /* one was, to a forward outside of all passes */
     pthread_mutex_t lock;      /* guards all below */
     /* Of a thread that reads what is pending, or takes it; before `lock`. */
     persia_turn reading;
@@ -214,7 +215,14 @@ prefetch *store_prefetch(store *s)
 
 uint64_t persia_store_ticket(store *s)
 {
+    if (prefetch_is_idle(s->p))
+        atomic_store_explicit(&s->plain, 1, memory_order_relaxed);
     return atomic_fetch_add(&s->tickets, 1) + 1;
+}
+
+int persia_store_take_plain(store *s)
+{
+    return atomic_exchange(&s->plain, 0);
 }
 
 void persia_store_keep_index(store *s, uint64_t ticket, batch_index *index)
@@ -230,7 +238,11 @@ int persia_store_forward(store *s, uint64_t ticket, uint32_t plan,
                          uint32_t *rows)
 {
     batch_index *index = NULL;
-    int rc = ticket ? PERSIA_OK : persia_store_settle(s);
+    int plain = prefetch_is_idle(s->p), rc = PERSIA_OK;
+    if (!ticket || plain) /* else the bound of its pass holds */
+        rc = persia_store_settle(s);
+    if (!rc && ticket && plain)
+        rc = persia_store_error(s); /* of an update that it waited for */
     if (!rc)
         rc = persia_worker_forward(s->w, plan, batch, 0, out, stride, rows,
                                    ticket ? &index : NULL);

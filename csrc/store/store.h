@@ -54,9 +54,12 @@ PERSIA_API int persia_store_group(store *s, uint32_t plan,
 
 /* The number of a new forward, from 1. */
 PERSIA_API uint64_t persia_store_ticket(store *s);
+/* Whether one was given outside of all passes since the last such call. */
+PERSIA_API int persia_store_take_plain(store *s);
 
 /* Looks up a batch at once, see persia_worker_forward(), and keeps its index.
- * ticket 0: no gradient will be given, and it sees all updates before it. */
+ * ticket 0: no gradient will be given, and it sees all updates before it; so
+ * does every forward outside of all passes, and raises their error. */
 PERSIA_API int persia_store_forward(store *s, uint64_t ticket, uint32_t plan,
                                     const id_batch *batch, float *out,
                                     size_t stride, uint32_t *rows);

@@ -26,8 +26,39 @@ namespace {
  * TAKEN is of a batch whose ids are elsewhere: it cannot be looked up. */
 enum { AGAIN = -2 };
 
-Tensor ticket(const Tensor &batch, int64_t store, bool grad)
+/* A number of this process alone, not 0. */
+int64_t process()
 {
+    static const uint64_t own = [] {
+        uint64_t id = 0;
+        check(persia_random_id(&id));
+        return id >> 1 | 1;
+    }();
+    return static_cast<int64_t>(own);
+}
+
+/* A saved graph keeps the handle of its store, which is another store's in
+ * another process: `of` is the process that made the graph, int64 [1]. */
+void check_process(const Tensor &of)
+{
+    expect(of, "process", ScalarType::Long, "int64");
+    if (of.numel() == 1 &&
+        *static_cast<const int64_t *>(of.const_data_ptr()) == process())
+        return;
+    persia_err_set(PERSIA_EARG,
+                   "this graph was made in another process, and looks up "
+                   "rows of a store there: a saved graph (torch.export, "
+                   "torch.jit.trace) holds no rows. Make the graph here, of "
+                   "a model whose rows are loaded (store.load), or save that "
+                   "of persia.export_torch(model), which has the rows as "
+                   "weights");
+    fail(PERSIA_EARG);
+}
+
+Tensor ticket(const Tensor &batch, const Tensor &made_in, int64_t store,
+              bool grad)
+{
+    check_process(made_in);
     Store s(store, "forward");
     Tensor out = torch::stable::new_empty(batch, {2}, ScalarType::Long);
     auto *name = static_cast<int64_t *>(out.mutable_data_ptr());
@@ -159,7 +190,9 @@ const sched_team team = {team_size, team_run};
 STABLE_TORCH_LIBRARY(persia, m)
 {
     persia_sched_team_install(&team);
-    m.def("ticket_v1(Tensor batch, int store, bool grad) -> Tensor");
+    m.def("process_v1() -> int");
+    m.def("ticket_v2(Tensor batch, Tensor process, int store, bool grad) "
+          "-> Tensor");
     m.def("prefetch_v1(Tensor values, Tensor? offsets, Tensor? weights, "
                        "int store, int plan, int batch) -> ()");
     m.def("pull_v1(Tensor values, Tensor? offsets, Tensor? weights, "
@@ -173,9 +206,14 @@ STABLE_TORCH_LIBRARY(persia, m)
 
 STABLE_TORCH_LIBRARY_IMPL(persia, CPU, m)
 {
-    m.impl("ticket_v1", TORCH_BOX(&ticket));
+    m.impl("ticket_v2", TORCH_BOX(&ticket));
     m.impl("prefetch_v1", TORCH_BOX(&prefetch));
     m.impl("pull_v1", TORCH_BOX(&pull));
     m.impl("push_v1", TORCH_BOX(&push));
     m.impl("drop_v1", TORCH_BOX(&drop));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(persia, CompositeExplicitAutograd, m)
+{
+    m.impl("process_v1", TORCH_BOX(&process));
 }

@@ -8,12 +8,19 @@ import torch
 from torch import Tensor
 
 from persia import errors
+from persia.base.torch_private import jit_traces
 
-__all__ = ["integers", "tensor", "to_device", "vector"]
+__all__ = ["in_graph", "integers", "tensor", "to_device", "vector"]
 
 # Integer dtypes that widen to int64 without changing a value.
 _WIDENED = (torch.int32, torch.int16, torch.int8, torch.uint8)
 _HASH = "ids are int64: hash strings with persia.hash_ids first"
+
+
+def in_graph() -> bool:
+    """Whether torch records a graph (torch.compile, torch.export,
+    torch.jit.trace): then nothing may depend on the elements of a tensor."""
+    return torch.compiler.is_compiling() or jit_traces()
 
 
 def tensor(

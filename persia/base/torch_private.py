@@ -24,9 +24,12 @@ __all__ = [
     "eager_without",
     "foreach_zero_",
     "in_backward",
+    "jit_traces",
     "made_a_step",
     "missing",
     "order_effects",
+    "register_tree",
+    "transforms",
     "uncompiled",
     "version_of",
     "without_subclasses",
@@ -123,6 +126,46 @@ def in_backward() -> bool:
     """Whether this thread is within a backward."""
     task = getattr(torch._C, "_current_graph_task_id", None)
     return task is not None and bool(task() != -1)
+
+
+def jit_traces() -> bool:
+    """Whether torch.jit.trace records what this thread does."""
+    trace: Any = torch.jit
+    return bool(trace.is_tracing())
+
+
+def transforms() -> bool:
+    """Whether a transform of torch.func (vmap, grad, jvp) is at work."""
+    active = getattr(torch._C, "_are_functorch_transforms_active", None)
+    return active is not None and bool(active())
+
+
+def register_tree(
+    kind: type[Any],
+    flatten: Callable[[Any], tuple[list[Any], Any]],
+    unflatten: Callable[[Any, Any], Any],
+) -> None:
+    """Makes a class a container of tensors to torch: of inputs and outputs of
+    exported graphs, of ``tree_map`` and ``torch.func``.
+
+    ``flatten`` gives what it holds, and a context that JSON can write.
+    """
+    try:
+        from torch.utils._pytree import SequenceKey, register_pytree_node
+    except ImportError:
+        return  # torch.export then names the class that it does not know
+
+    def flatten_with_keys(one: Any) -> tuple[list[tuple[Any, Any]], Any]:
+        parts, context = flatten(one)
+        return [(SequenceKey(i), p) for i, p in enumerate(parts)], context
+
+    register_pytree_node(
+        kind,
+        flatten,
+        lambda parts, context: unflatten(list(parts), context),
+        serialized_type_name=f"{kind.__module__}.{kind.__qualname__}",
+        flatten_with_keys_fn=flatten_with_keys,
+    )
 
 
 def version_of(tensor: Tensor) -> int:

@@ -297,6 +297,7 @@ def load(
                     "load inside of a synchronous pass over a DataLoader of "
                     "several ranks: leave its loop first"
                 )
+            engine_of(store).connection.end_steps()
             if resume == "continue" and not store.remote:
                 raise InvalidArgument(
                     "resume='continue' keeps the rows that servers have; the "

@@ -16,10 +16,14 @@ from torch import Tensor
 
 from persia import errors
 from persia.base.check import kind, whole
-from persia.base.tensors import integers, tensor, vector
-from persia.base.torch_private import version_of
+from persia.base.tensors import in_graph, integers, tensor, vector
+from persia.base.torch_private import register_tree, version_of
 
-__all__ = ["Batch", "JaggedBatch", "skip"]
+__all__ = ["PADDING", "Batch", "JaggedBatch", "skip", "split_off"]
+
+#: In graphs: the feature that has the ids which are left out, for how many
+#: others there are depends on the elements of a tensor.
+PADDING = "(padding)"
 
 _PADDED = "JaggedBatch.from_dict takes 2-D tensors of padded ids"
 _BAGS = "bags lie feature after feature, one a sample"
@@ -56,7 +60,11 @@ def _check_lengths(
         n: how many ids there are.
         bag: names one of the bags.
         every: names all of them.
+
+    In graphs the lookup alone checks them.
     """
+    if in_graph():
+        return
     if lengths.numel():
         low, high = map(int, torch.aminmax(lengths))
         wrong = low < 0
@@ -171,7 +179,7 @@ class JaggedBatch:
             running = torch.cat((ends.new_zeros(1), ends))
             if offsets is not None:
                 given = vector("offsets", integers("offsets", offsets), _BAGS)
-                if not torch.equal(given, running):
+                if not in_graph() and not torch.equal(given, running):
                     raise errors.OffsetsError(
                         "offsets are not the running sums of lengths; pass "
                         "one of the two"
@@ -186,7 +194,7 @@ class JaggedBatch:
                 )
             bags = offsets.numel() - 1
             lengths = torch.diff(offsets)
-            if int(offsets[0]) != 0:
+            if not in_graph() and int(offsets[0]) != 0:
                 raise errors.OffsetsError(
                     f"offsets begin with {int(offsets[0])}, need 0: they "
                     "count from the first of values"
@@ -235,9 +243,11 @@ class JaggedBatch:
         values: list[Tensor] = []
         lengths: list[Tensor | None] = []
         weights: list[Tensor | None] = []
+        kept: list[Tensor | None] = []
         first: tuple[str, int] | None = None
         for key, entry in features.items():
-            v, le, w = _entry(key, entry, padding_value)
+            v, le, w, there = _entry(key, entry, padding_value)
+            kept.append(there)
             size = v.numel() if le is None else le.numel()
             if first is None:
                 first = (key, size)
@@ -275,9 +285,25 @@ class JaggedBatch:
                     for v, w in zip(values, weights, strict=True)
                 ]
             )
-        return cls(
-            list(features), torch.cat(values), lengths=every, weights=weighted
-        )
+        keys, ids = list(features), torch.cat(values)
+        if any(one is not None for one in kept):
+            assert first is not None
+            which = torch.cat(
+                [
+                    torch.ones_like(v, dtype=torch.bool)
+                    if one is None
+                    else one
+                    for v, one in zip(values, kept, strict=True)
+                ]
+            )
+            keys.append(PADDING)
+            at, left = split_off(which)
+            ids = torch.zeros_like(ids).scatter(0, at, ids)
+            if weighted is not None:
+                weighted = torch.zeros_like(weighted).scatter(0, at, weighted)
+            bag = torch.arange(first[1], device=ids.device)
+            every = torch.cat((every, torch.where(bag == 0, left, 0)))
+        return cls(keys, ids, lengths=every, weights=weighted)
 
     @classmethod
     def from_arrow(
@@ -532,11 +558,26 @@ class JaggedBatch:
         )
 
 
+def split_off(kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the elements go if those that are not kept go behind the others,
+    all in their order.
+
+    Args:
+        kept: bool [n].
+
+    Returns:
+        The place of each, int64 [n], and how many are left out, int64 [1].
+    """
+    front, back = kept.cumsum(0), (~kept).cumsum(0)
+    left = (~kept).sum().reshape(1)
+    return torch.where(kept, front, kept.sum() + back) - 1, left
+
+
 def _entry(
     key: str, entry: Any, padding_value: int | None
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """One value of from_dict() as (values, lengths or None, weights or
-    None).
+    None); and, of values that are not left out yet, which are kept.
     """
     what = f"feature {key!r}"
     if isinstance(entry, Tensor) and entry.is_nested:
@@ -570,15 +611,16 @@ def _entry(
             f"{what}: the lengths",
         )
         if len(entry) == 2 or entry[2] is None:
-            return values, lengths, None
+            return values, lengths, None, None
         return (
             values,
             lengths,
             _weights(f"{what}: weights", entry[2], values.numel()),
+            None,
         )
     ids = integers(what, entry)
     if ids.dim() == 1:
-        return ids, None, None
+        return ids, None, None, None
     if ids.dim() != 2:
         raise errors.ShapeError(
             f"{what} has shape {tuple(ids.shape)}; need [B], [B, L] or a "
@@ -589,9 +631,12 @@ def _entry(
             ids.reshape(-1),
             torch.full((ids.shape[0],), ids.shape[1]).to(ids.device),
             None,
+            None,
         )
     kept = ids != padding_value
-    return ids[kept], kept.sum(1), None
+    if in_graph():
+        return ids.reshape(-1), kept.sum(1), None, kept.reshape(-1)
+    return ids[kept], kept.sum(1), None, None
 
 
 def tensors_of(
@@ -673,6 +718,39 @@ class Batch:
             pinned(self.weight),
             pinned(self.timestamp),
         )
+
+
+def _unflatten(parts: list[Any], context: list[Any]) -> JaggedBatch:
+    """A batch of whatever stands for its tensors."""
+    out = JaggedBatch.__new__(JaggedBatch)
+    keys, place = context
+    values, lengths, offsets, weights = parts
+    out._keys = list(keys)
+    out._values, out._weights = values, weights
+    out._lengths, out._offsets = lengths, offsets
+    out._device = None if place is None else torch.device(place)
+    out._copies, out.ticket = {}, None
+    bags = 0
+    if isinstance(offsets, Tensor):
+        bags = offsets.numel() - 1
+    elif isinstance(values, Tensor):
+        bags = values.numel()
+    out._stride = bags // len(out._keys)
+    return out
+
+
+def _flatten(batch: JaggedBatch) -> tuple[list[Any], list[Any]]:
+    place = None if batch._device is None else str(batch._device)
+    parts = [batch._values, batch._lengths, batch._offsets, batch._weights]
+    return parts, [batch._keys, place]
+
+
+register_tree(JaggedBatch, _flatten, _unflatten)
+register_tree(
+    Batch,
+    lambda b: ([b.dense, b.ids, b.label, b.weight, b.timestamp], None),
+    lambda parts, _: Batch(*parts),
+)
 
 
 def skip(ids: Any) -> None:

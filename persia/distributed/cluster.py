@@ -28,6 +28,7 @@ from persia import _core, errors
 from persia.base.check import kind, number
 from persia.base.environment import variable
 from persia.base.patience import saying_so, watching
+from persia.base.warning import warn
 from persia.distributed.addresses import (
     MESSAGE_LIMIT,
     WIRE_DTYPES,
@@ -348,7 +349,12 @@ class Connection:
             and not read_only
         )
         self._passes = 0  # synchronous passes over all ranks that are open
+        self._together = False  # in steps of all ranks without a pass
+        self._meetings = 0  # times that it began them
+        self._steps_lock = threading.RLock()
+        self._warned = False
         name, index = (key.namespace, key.number) if key else ("", 0)
+        self._prefix = f"persia/{name}/{index}/{self.job.restarts}/steps"
         self.passes = Passes(
             f"persia/{name}/{index}/{self.job.restarts}/pass", self.job
         )
@@ -430,6 +436,7 @@ class Connection:
             return False
         handle = self.core.handle
         if self._passes == 0:
+            self._end_others()
             self._agree_on_step(handle)
         self._passes += 1
         try:
@@ -438,6 +445,102 @@ class Connection:
             self.leave(settle=False)
             raise
         return True
+
+    def begin_steps(self) -> None:
+        """An update begins. If it is of a loop without a loader, the ranks
+        take their steps together from the first one on, as in a synchronous
+        pass: every rank makes as many updates.
+
+        Raises:
+            DeadlineExceeded: a rank makes none.
+        """
+        if not self.remote or self.job.world == 1 or self.passes.is_open:
+            return
+        with self._steps_lock:
+            if not self._together and _core.cluster_take_plain(
+                self.core.handle
+            ):
+                self._begin_steps()
+
+    def _begin_steps(self) -> None:
+        group = group_here()
+        job = self.job.rank, self.job.world
+        if group is None or job != (group.get_rank(), group.get_world_size()):
+            self._warn(
+                f"rank {job[0]} of {job[1]} trains without a DataLoader and "
+                "without a process group of these ranks: lookups may hold "
+                "updates of other ranks' present steps. For steps together "
+                "call torch.distributed.init_process_group() before the "
+                "Store is made; for a bound iterate a persia.DataLoader"
+            )
+            return
+        if any(other.in_step for other in self._others()):
+            self._warn(
+                "a store trains without a DataLoader, in a synchronous pass "
+                "of another store at the same servers: its lookups may hold "
+                "updates of other ranks' present steps. Declare the tables "
+                "of both in one store (a table may have an optimizer of its "
+                "own)"
+            )
+            return
+        self._end_others()
+        self._meetings += 1
+        keys = Keys(f"{self._prefix}/{self._meetings}")
+        why = (
+            "has made no update; without a persia.DataLoader all ranks make "
+            "as many (a backward, or a store.optimizer.step()). One with "
+            "staleness=1 waits for no other rank"
+        )
+        keys.gather("here", 0, self.job, why)  # none is in an earlier step
+        applied, error = 0, None
+        try:
+            applied = _core.cluster_join(self.core.handle)
+        except errors.PersiaError as caught:
+            error = caught
+        all_of_it = keys.gather("joined", [applied, not error], self.job, why)
+        failed = [r for r, (_, joined) in enumerate(all_of_it) if not joined]
+        if failed:
+            if error is None:
+                error = _not_joined(failed[0])
+                with contextlib.suppress(errors.PersiaError):
+                    _core.cluster_leave(self.core.handle, False)
+            raise error
+        last = max(step for step, _ in all_of_it)
+        _core.cluster_sync(self.core.handle, last, *job)
+        self._together = True
+
+    def end_steps(self, settle: bool = True) -> None:
+        """What follows is no loop without a loader, or the process ends: the
+        other ranks go on without this one."""
+        if self.remote and not self.closed:
+            _core.cluster_take_plain(self.core.handle)
+        if self._together:
+            self._together = False
+            if not self.closed:
+                _core.cluster_leave(self.core.handle, settle)
+
+    def _others(self) -> list[Connection]:
+        """The stores of this process at some of the same servers, which count
+        the steps of a rank, not of its stores; this one, too."""
+        mine = set(self.addresses)
+        return [o for o in list(_open) if mine & set(o.addresses)]
+
+    def _end_others(self) -> None:
+        for other in self._others():
+            if other._together:
+                other.end_steps()
+                if other._meetings > 1 and other is not self:
+                    other._warn(
+                        "two stores of this process train in turns at the "
+                        "same servers, and each turn waits for all ranks: "
+                        "declare the tables of both in one store (a table "
+                        "may have an optimizer of its own)"
+                    )
+
+    def _warn(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warn(text)
 
     def _agree_on_step(self, handle: int) -> None:
         """All ranks join at all servers; then all go on behind the same
@@ -462,10 +565,7 @@ class Connection:
             failed = -1 if error is None else rank
             last, failed = all_max([applied, failed])
             if error is None and failed >= 0:
-                error = errors.Unavailable(
-                    f"rank {failed} could not join the steps of all ranks; "
-                    "its own error says why"
-                )
+                error = _not_joined(failed)
             if error is not None:
                 raise error
         except BaseException:
@@ -477,10 +577,9 @@ class Connection:
         _core.cluster_sync(handle, last, rank, world)
 
     def _check_alone(self) -> None:
-        """Servers count the steps of a rank, not of its stores."""
-        for other in list(_open):
+        for other in self._others():
             both = set(self.addresses) & set(other.addresses)
-            if other.in_step and both:
+            if other.in_step:
                 raise errors.InvalidArgument(
                     "another store of this process is in a synchronous pass "
                     f"over all ranks at {min(both)}: end that pass first, or "
@@ -499,7 +598,7 @@ class Connection:
         """Ends it; with tables on the ranks, when all ranks have. After a
         failure the other ranks may wait for this one instead: then its shard
         serves until the process ends."""
-        if self._passes and not self.closed:
+        if (self._passes or self._together) and not self.closed:
             with contextlib.suppress(errors.PersiaError):
                 _core.cluster_leave(self.core.handle, True)
         self.passes.close()
@@ -515,6 +614,13 @@ class Connection:
         if getattr(self, "_key", None) is not None:
             assert self._key is not None
             _drop_stream(self._key)
+
+
+def _not_joined(rank: int) -> errors.PersiaError:
+    return errors.Unavailable(
+        f"rank {rank} could not join the steps of all ranks; its own error "
+        "says why"
+    )
 
 
 # ---- tables on the ranks ---------------------------------------------------
@@ -653,7 +759,9 @@ def _at_exit() -> None:
         return
     failed = getattr(sys, "last_value", None) is not None
     limit = _LAST_SECONDS if failed else None
-    ends = [lambda c=c: c.core.flush(limit) for c in _open if not c.closed]
+    alive = [c for c in _open if not c.closed]
+    ends = [lambda c=c: c.core.flush(limit) for c in alive]
+    ends += [lambda c=c: c.end_steps(settle=not failed) for c in alive]
     hosted = [] if failed else list(_hosted)
     for end in (*ends, *(hosting.close for hosting in hosted)):
         try:

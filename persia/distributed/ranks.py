@@ -136,9 +136,9 @@ class Keys:
     def drop(self, key: str) -> None:
         self._store.delete_key(key)
 
-    def get(self, key: str) -> str:
+    def get(self, key: str, why: str = "has not opened its Store") -> str:
         """Waits for it, and reads a text."""
-        return self.read(key, "has not opened its Store").decode()
+        return self.read(key, why).decode()
 
     def read(self, key: str, why: str) -> bytes:
         """Waits for it; ``why``: what a rank then has not done."""
@@ -153,10 +153,18 @@ class Keys:
             pause = min(2 * pause, _POLL)
         return bytes(self._store.get(key))
 
-    def gather(self, key: str, value: Any, job: Job) -> list[Any]:
-        """The values of all ranks."""
+    def gather(
+        self,
+        key: str,
+        value: Any,
+        job: Job,
+        why: str = "has not opened its Store",
+    ) -> list[Any]:
+        """The values of all ranks; ``why``: what a rank then has not done."""
         self.set(f"{key}/{job.rank}", json.dumps(value))
-        return [json.loads(self.get(f"{key}/{r}")) for r in range(job.world)]
+        return [
+            json.loads(self.get(f"{key}/{r}", why)) for r in range(job.world)
+        ]
 
     def count(self, key: str, more: int) -> int:
         """Adds to a counter of all ranks; what it is then."""
@@ -195,6 +203,11 @@ class Passes:
         # last exchange; None: this rank is in none.
         self._number = 0
         self._turn: int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this rank is in a training pass."""
+        return self._open > 0
 
     def begin(self, meets: bool = False) -> None:
         """A pass that trains begins; ``meets``: no DistributedDataParallel

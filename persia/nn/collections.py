@@ -98,7 +98,7 @@ class EmbeddingBagCollection(Collection):
     @property
     def embedding_bags(self) -> dict[str, TableView]:
         """The tables by name, each with its ``weight``."""
-        return views_of(self, self._names_given)
+        return views_of(self, self.names_given)
 
     def embedding_bag_configs(self) -> list[TableConfig]:
         """The tables."""
@@ -112,7 +112,7 @@ class EmbeddingBagCollection(Collection):
     @in_graphs
     def forward(self, features: Any) -> KeyedTensor:
         """Looks up and pools a batch."""
-        ids = unpack(features, self._padding_value, self.features)
+        ids = unpack(features, self.padding_value, self.features)
         if self._shape_alone(ids):
             shape = _samples(ids), sum(self._dims)
             return KeyedTensor(self._names, self._dims, self._no_values(shape))
@@ -210,11 +210,11 @@ class EmbeddingBagCollection(Collection):
         places = _places(self.outputs)
         lookups = [self._rows_of(ids, place) for place in places]
         if offsets is None:
-            offsets = torch.arange(len(values) + 1, device="cpu")
+            offsets = torch.arange(values.shape[0] + 1, device="cpu")
         lengths = torch.diff(offsets)
         at = {key: i for i, key in enumerate(keys)}
-        bags = len(lengths) // len(keys)
-        bag = _bags_of(keys, offsets, len(values))
+        bags = lengths.shape[0] // len(keys)
+        bag = _bags_of(keys, offsets, values.shape[0])
         if weights.device.type != "cpu":
             there = weights.device
             bag, lengths = bag.to(there), lengths.to(there)
@@ -222,7 +222,7 @@ class EmbeddingBagCollection(Collection):
         parts = []
         for place, rows in zip(places, lookups, strict=True):
             chosen = [self.outputs[i] for i in place]
-            pooled = rows.new_zeros(len(lengths), rows.shape[1]).index_add(
+            pooled = rows.new_zeros(lengths.shape[0], rows.shape[1]).index_add(
                 0, bag, rows * weights.to(torch.float32)[:, None]
             )
             for i, (_, feature, config) in zip(place, chosen, strict=True):
@@ -262,7 +262,7 @@ def _bags_of(keys: tuple[str, ...], offsets: Tensor, n: int) -> Tensor:
     bag = torch.searchsorted(
         offsets[1:], torch.arange(n, device="cpu"), right=True
     )
-    return bag.clamp(max=max(len(offsets) - 2, 0))
+    return bag.clamp(max=max(offsets.shape[0] - 2, 0))
 
 
 def _places(
@@ -332,21 +332,21 @@ class EmbeddingCollection(Collection):
             padding_value=padding_value,
             share=share,
         )
-        self._need_indices = need_indices
+        self.need_indices = need_indices
 
     def _connect(self) -> None:
         # A lookup has one vector an id: features of several tables take
         # several.
-        self._rounds = _places(self.outputs)
+        self.rounds = _places(self.outputs)
         super()._connect()
 
     def _looked_up(self) -> list[tuple[str, str, TableConfig]]:
-        return [self.outputs[i] for i in self._rounds[0]]
+        return [self.outputs[i] for i in self.rounds[0]]
 
     @property
     def embeddings(self) -> dict[str, TableView]:
         """The tables by name, each with its ``weight``."""
-        return views_of(self, self._names_given)
+        return views_of(self, self.names_given)
 
     def embedding_configs(self) -> list[TableConfig]:
         """The tables."""
@@ -360,26 +360,26 @@ class EmbeddingCollection(Collection):
     @in_graphs
     def forward(self, features: Any) -> Sequences:
         """Looks up a batch."""
-        ids = unpack(features, self._padding_value, self.features)
+        ids = unpack(features, self.padding_value, self.features)
         keys, values, offsets = ids[0], ids[1], ids[2]
         if self._shape_alone(ids):
             shape = values.numel(), self.embedding_dim()
-            rows = [self._no_values(shape)] * len(self._rounds)
+            rows = [self._no_values(shape)] * len(self.rounds)
         else:
             rows = self._all_rows(ids, device_of(features, ids))
         at = {key: i for i, key in enumerate(keys)}
         names = {
             self.outputs[i][0]: (at[self.outputs[i][1]], which)
-            for which, place in enumerate(self._rounds)
+            for which, place in enumerate(self.rounds)
             for i in place
         }
-        indices = values if self._need_indices else None
-        return Sequences(names, rows, offsets, _samples(ids), indices)
+        indices = values if self.need_indices else None
+        return Sequences(names, rows, offsets, len(keys), indices)
 
     def _all_rows(self, ids: Ids, device: torch.device) -> list[Tensor]:
         """The vectors of each round of lookups, [n, dim]."""
         if ids[1].device.type != "cpu":
             ids = self._on_cpu(ids)
         first = self._lookup(ids, None, self._way(device))
-        others = [self._rows_of(ids, place) for place in self._rounds[1:]]
+        others = [self._rows_of(ids, place) for place in self.rounds[1:]]
         return [self._placed(rows, device) for rows in (first, *others)]

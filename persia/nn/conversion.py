@@ -14,6 +14,8 @@ from persia import errors
 from persia.base.tensors import integers, vector
 from persia.nn import embedding as ours
 from persia.nn.collections import EmbeddingBagCollection, EmbeddingCollection
+from persia.nn.exported import as_parameters
+from persia.nn.lookups import Collection
 from persia.nn.weights import refuse_write
 from persia.optim import SparseOptimizer
 from persia.store import Store
@@ -87,7 +89,8 @@ def convert(
         )
         for key, (name, weight, modules) in found.items()
     }
-    rows = _tables(configs, store, optimizer, share)
+    dtypes = {key: weight.dtype for key, (_, weight, _) in found.items()}
+    rows = _tables(configs, dtypes, store, optimizer, share)
     kept = {}
     for key, (_, weight, _) in found.items():
         table = rows[key].tables[0].name
@@ -142,6 +145,7 @@ def _why_not(module: nn.Embedding | nn.EmbeddingBag) -> str | None:
 
 def _tables(
     configs: dict[int, EmbeddingConfig],
+    dtypes: dict[int, torch.dtype],
     store: Store | None,
     optimizer: SparseOptimizer | None,
     share: bool,
@@ -163,7 +167,9 @@ def _tables(
     elif not share:
         engine_of(store).check_free({c.name: c for c in configs.values()})
     return {
-        key: ours.make_rows(config, store, share=share)
+        key: ours.make_rows(
+            config, store, share=share, output_dtype=dtypes[key]
+        )
         for key, config in configs.items()
     }
 
@@ -239,34 +245,55 @@ def _warn_of_holders(
 
 
 def export_torch(module: nn.Module) -> nn.Module:
-    """Gives a converted model torch's own modules back, in place.
+    """Gives a model torch's own modules in place of Persia's, in place.
+
+    An ``nn.Embedding`` or ``nn.EmbeddingBag`` that was converted, and a
+    :class:`persia.nn.Embedding` or ``EmbeddingBag``, becomes torch's class.
+    An :class:`EmbeddingBagCollection` or :class:`EmbeddingCollection` is
+    replaced by a module with the same forward, whose parameters have the
+    names of torchrec's: ``embedding_bags.<table>.weight`` or
+    ``embeddings.<table>.weight``.
 
     Weights are the rows 0 to num_embeddings - 1 as they are now; the store
     stays open. A warning counts rows of other ids, which a weight cannot
     hold.
 
     Returns:
-        ``module``, with the weights as parameters again.
+        ``module``, with the weights as parameters; a collection itself is not
+        changed, and the module in its place is returned.
 
     Raises:
-        InvalidArgument: nothing in it was converted.
+        InvalidArgument: it has no module of Persia; or a table of a
+            collection has no ``num_embeddings``. The model is as it was.
     """
-    weights: dict[int, nn.Parameter] = {}
-    outside: dict[str, int] = {}
-    converted = [m for m in module.modules() if "_torch_class" in m.__dict__]
-    if not converted:
+    apart = [
+        m
+        for m in module.modules()
+        if "_torch_class" in m.__dict__
+        or isinstance(m, ours.Embedding | ours.EmbeddingBag)
+    ]
+    within = set(ours.tables_of(module))
+    collections = [
+        m
+        for m in module.modules()
+        if isinstance(m, EmbeddingBagCollection | EmbeddingCollection)
+        and m not in within
+    ]
+    if not apart and not collections:
         raise errors.InvalidArgument(
-            "no module of this model was made by persia.convert()"
+            "no module of this model is Persia's: neither a collection, nor "
+            "an Embedding, nor made by persia.convert()"
         )
-    for one in converted:
+    outside: dict[str, int] = {}
+    weights: dict[int, nn.Parameter] = {}
+    for one in apart:
         if isinstance(one, ours.Embedding | ours.EmbeddingBag):
-            rows = one.rows
-            count = one.num_embeddings
-            with torch.no_grad():
-                weights[id(rows)] = nn.Parameter(
-                    ours.look_up(rows, torch.arange(count)).clone()
-                )
-            _count_outside(rows, count, outside)
+            (table,) = one.rows.tables
+            found = _weight(one.rows, table.name, one.num_embeddings, outside)
+            weights[id(one.rows)] = nn.Parameter(found)
+    replaced: dict[nn.Module, nn.Module] = {
+        m: _exported(m, outside) for m in collections
+    }
     if outside:
         warnings.warn(
             f"export_torch leaves out {sum(outside.values()):,} rows, of ids "
@@ -276,26 +303,56 @@ def export_torch(module: nn.Module) -> nn.Module:
             "all rows with their ids",
             stacklevel=2,
         )
-    for one in converted:
-        tied = one.__dict__.pop("_torch_tied", {})
-        theirs = one.__dict__.pop("_torch_class")
-        if isinstance(one, ours.Embedding | ours.EmbeddingBag):
-            tied = tied or {"weight": one.rows}
-            del one.rows
-        one.__class__ = theirs
-        for name, rows in tied.items():
-            one.register_parameter(name, weights[id(rows)])
-    return module
+    for one in apart:
+        _switch_back(one, weights)
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if child in replaced:
+                setattr(parent, name, replaced[child])
+    return replaced.get(module, module)
 
 
-def _count_outside(
-    rows: EmbeddingCollection, count: int, outside: dict[str, int]
-) -> None:
-    """Notes how many rows of a table are not 0 to count - 1."""
-    table = rows.tables[0].name
+def _weight(
+    rows: Collection, table: str, count: int, outside: dict[str, int]
+) -> Tensor:
+    """Rows 0 to count - 1 in the dtype of the module, [count, dim]; notes how
+    many others there are."""
     ids = rows.store.ids(table)
     if n := int(((ids < 0) | (ids >= count)).sum()):
         outside[table] = n
+    found = rows.store.rows(table, torch.arange(count, device="cpu"))
+    return found.to(device=rows.device, dtype=rows.output_dtype)
+
+
+def _exported(collection: Collection, outside: dict[str, int]) -> nn.Module:
+    """The module in place of a collection."""
+    for config in collection.tables:
+        if not config.num_embeddings:
+            raise errors.InvalidArgument(
+                f"table {config.name!r} has no num_embeddings, and a weight "
+                "has as many rows: give it in its config, or take all rows "
+                f"with their ids by store.to_torch({config.name!r})"
+            )
+    weights = {
+        c.name: _weight(collection, c.name, c.num_embeddings, outside)
+        for c in collection.tables
+    }
+    return as_parameters(collection, weights)
+
+
+def _switch_back(module: nn.Module, weights: dict[int, nn.Parameter]) -> None:
+    """The object stays; its class and its weight are torch's again."""
+    tied = module.__dict__.pop("_torch_tied", {})
+    theirs = module.__dict__.pop("_torch_class", None)
+    if isinstance(module, ours.Embedding | ours.EmbeddingBag):
+        tied = tied or {"weight": module.rows}
+        if theirs is None:  # it was made as it is
+            theirs = next(k for k in _KINDS if isinstance(module, k))
+            module.sparse = False
+        del module.rows
+    module.__class__ = theirs
+    for name, rows in tied.items():
+        module.register_parameter(name, weights[id(rows)])
 
 
 def from_torch(

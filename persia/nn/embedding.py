@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from persia import errors
-from persia.data.jagged import JaggedBatch
+from persia.base.tensors import in_graph
+from persia.data.jagged import PADDING, JaggedBatch, split_off
 from persia.nn.collections import EmbeddingCollection
 from persia.nn.lookups import Collection
 from persia.nn.tracing import leaf
@@ -34,10 +35,15 @@ def make_rows(
     store: Store | None,
     optimizer: SparseOptimizer | None = None,
     share: bool = False,
+    output_dtype: torch.dtype = torch.float32,
 ) -> EmbeddingCollection:
     """A table of its own."""
     return EmbeddingCollection(
-        [config], store=store, optimizer=optimizer, share=share
+        [config],
+        store=store,
+        optimizer=optimizer,
+        share=share,
+        output_dtype=output_dtype,
     )
 
 
@@ -61,11 +67,25 @@ def look_up(
     ids = ids.long()
     if (found := rows.taken_ahead(ids, padding)) is not None:
         return found
-    (config,) = rows.embedding_configs()
-    (feature,) = config.feature_names
-    batch = JaggedBatch([feature], ids)
-    values: Tensor = rows(batch)[feature].values()
-    return values
+    found = rows(JaggedBatch(rows.features, ids)).rows()
+    assert isinstance(found, Tensor)
+    return found
+
+
+def look_up_but(
+    rows: EmbeddingCollection, ids: Tensor, there: Tensor
+) -> Tensor:
+    """float32 [n, dim] of integer ids [n], with gradient, but where ``there``
+    [n] says so: no row is looked up for these. For graphs, which do not know
+    how many they are."""
+    at, left = split_off(~there)
+    ids = torch.zeros_like(ids).scatter(0, at, ids).long()
+    end = left.new_full((1,), ids.shape[0])
+    offsets = torch.cat((end - end, end - left, end))
+    (feature,) = rows.features
+    batch = JaggedBatch([feature, PADDING], ids, offsets=offsets)
+    found: Tensor = rows(batch).rows()[at]
+    return found
 
 
 def weight_of(rows: EmbeddingCollection, count: int) -> Tensor:
@@ -169,6 +189,8 @@ class Embedding(_Looked, nn.Embedding):
             :class:`persia.EmbeddingCollection`.
         optimizer: of that store.
         share: as of :class:`persia.EmbeddingCollection`.
+        output_dtype: of the vectors that it gives out; rows have ``dtype``.
+            ``.to(dtype)`` of the module changes it, as torch's.
         options: further ones of :class:`persia.EmbeddingConfig`.
     """
 
@@ -182,6 +204,7 @@ class Embedding(_Looked, nn.Embedding):
         store: Store | None = None,
         optimizer: SparseOptimizer | None = None,
         share: bool = False,
+        output_dtype: torch.dtype = torch.float32,
         **options: Any,
     ) -> None:
         nn.Module.__init__(self)
@@ -191,7 +214,7 @@ class Embedding(_Looked, nn.Embedding):
         self.padding_idx = _padding(padding_idx, num_embeddings)
         self.max_norm, self.norm_type = None, 2.0
         self.scale_grad_by_freq, self.sparse = False, True
-        self.rows = make_rows(config, store, optimizer, share)
+        self.rows = make_rows(config, store, optimizer, share, output_dtype)
         if self.padding_idx is not None:
             _zero(self.rows, self.padding_idx)
 
@@ -201,7 +224,15 @@ class Embedding(_Looked, nn.Embedding):
         ids = input.reshape(-1)
         shape = (*input.shape, self.embedding_dim)
         padding = self.padding_idx
-        if padding is None or not bool((there := ids == padding).any()):
+        if padding is None:
+            found = look_up(self.rows, ids)
+            return found if input.dim() == 1 else found.reshape(shape)
+        there = ids == padding
+        if in_graph():
+            found = look_up_but(self.rows, ids, there)
+            vector = self._padding_vector(padding)
+            return torch.where(there[:, None], vector, found).reshape(shape)
+        if not bool(there.any()):
             return look_up(self.rows, ids, padding).reshape(shape)
         at = (~there).nonzero()[:, 0]
         found = look_up(self.rows, ids[at], padding)
@@ -234,6 +265,8 @@ class EmbeddingBag(_Looked, nn.EmbeddingBag):
             :class:`persia.EmbeddingCollection`.
         optimizer: of that store.
         share: as of :class:`persia.EmbeddingCollection`.
+        output_dtype: of the vectors that it gives out; rows have ``dtype``.
+            ``.to(dtype)`` of the module changes it, as torch's.
         options: further ones of :class:`persia.EmbeddingConfig`.
     """
 
@@ -249,6 +282,7 @@ class EmbeddingBag(_Looked, nn.EmbeddingBag):
         store: Store | None = None,
         optimizer: SparseOptimizer | None = None,
         share: bool = False,
+        output_dtype: torch.dtype = torch.float32,
         **options: Any,
     ) -> None:
         nn.Module.__init__(self)
@@ -259,7 +293,7 @@ class EmbeddingBag(_Looked, nn.EmbeddingBag):
         self.padding_idx = _padding(padding_idx, num_embeddings)
         self.max_norm, self.norm_type = None, 2.0
         self.scale_grad_by_freq, self.sparse = False, True
-        self.rows = make_rows(config, store, optimizer, share)
+        self.rows = make_rows(config, store, optimizer, share, output_dtype)
 
     @leaf
     def forward(
@@ -276,7 +310,7 @@ class EmbeddingBag(_Looked, nn.EmbeddingBag):
             per_sample_weights: as ``input``; of mode "sum" alone.
         """
         ids = input.reshape(-1)
-        count = len(ids)
+        count = ids.shape[0]
         # Positions in place of ids, and padding as the position behind all.
         places = torch.arange(count, device=ids.device)
         at: int | None = None
@@ -284,11 +318,15 @@ class EmbeddingBag(_Looked, nn.EmbeddingBag):
             at = count
             there = ids == self.padding_idx
             places = places.masked_fill(there, count)
-            ids = ids[~there]
-            kept = (~there).nonzero()[:, 0]
-            found = look_up(self.rows, ids, self.padding_idx)
-            vectors = found.new_zeros(count + 1, self.embedding_dim)
-            vectors = vectors.index_copy(0, kept, found)
+            if in_graph():
+                found = look_up_but(self.rows, ids, there)
+                vectors = functional.pad(found, (0, 0, 0, 1))
+            else:
+                ids = ids[~there]
+                kept = (~there).nonzero()[:, 0]
+                found = look_up(self.rows, ids, self.padding_idx)
+                vectors = found.new_zeros(count + 1, self.embedding_dim)
+                vectors = vectors.index_copy(0, kept, found)
         else:
             vectors = look_up(self.rows, ids)
         return functional.embedding_bag(

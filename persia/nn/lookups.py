@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from persia import _core, errors
 from persia.base.check import kind, whole
-from persia.base.torch_private import constant_while_tracing
+from persia.base.torch_private import constant_while_tracing, jit_traces
 from persia.data.ids import Ids, device_of, unpack
 from persia.data.jagged import JaggedBatch
 from persia.nn.anchor import Anchor
@@ -105,7 +105,7 @@ class Collection(nn.Module):
             raise errors.InvalidArgument(
                 f"tables {twice} occur more than once in one module"
             )
-        self._names_given = names
+        self.names_given = names
         if share is not None:
             kind("share", share, bool, "True or False")
         if store is None:
@@ -125,8 +125,8 @@ class Collection(nn.Module):
         self._device = None if of_ids else torch.device(here)
         if share is not None:  # None: a part of another module
             self._set_anchor(torch.empty(0, device=self.device))
-        self._output_dtype = output_dtype
-        self._padding_value = padding_value
+        self.output_dtype = output_dtype
+        self.padding_value = padding_value
         # (output name, feature, config) in the order of the output.
         features = [f for c in self._configs for f in c.feature_names]
         self.outputs = [
@@ -194,8 +194,7 @@ class Collection(nn.Module):
         plan = self._plans.get(keys)
         if plan is None:
             if torch.compiler.is_compiling():
-                plan = _plan_for_graph(self.traced_as, keys)
-                return int(plan)
+                return int(_plan_for_graph(self.traced_as, keys, None))
             plan = self._plans[keys] = self._make_plan(self._kind, keys)
         return plan
 
@@ -207,7 +206,7 @@ class Collection(nn.Module):
         """Adds the lookup of a data loader's batch; None if this batch is
         not for looking ahead. Raises what the forward would raise.
         """
-        ids = unpack(features, self._padding_value, self.features)
+        ids = unpack(features, self.padding_value, self.features)
         weights = self._weights_of(ids)
         if ids[1].is_meta or (weights is not None and weights.requires_grad):
             return None
@@ -236,6 +235,11 @@ class Collection(nn.Module):
         """
         store = self.store
         grad = self.trains and torch.is_grad_enabled()
+        if grad and jit_traces():
+            raise errors.InvalidArgument(
+                "torch.jit.trace records lookups and no training of rows: "
+                "trace under torch.no_grad()"
+            )
         if grad and not torch.compiler.is_compiling():
             engine_of(store).drop_unfinished()
         if grad and store.update == "backward" and _fp16_autocast():
@@ -256,7 +260,7 @@ class Collection(nn.Module):
         if self._compiled:  # what is looked up ahead is for the graph
             return None
         link = self._link or link_of(self._device or ids_device)
-        return None if link is None else Way.of(link, self._output_dtype)
+        return None if link is None else Way.of(link, self.output_dtype)
 
     def _lookup(
         self, ids: Ids, weights: Tensor | None, way: Way | None = None
@@ -303,7 +307,9 @@ class Collection(nn.Module):
         keys = ids[0]
         memo = (*map(str, place), "|", *keys)
         plan = self._row_plans.get(memo)
-        if plan is None:
+        if plan is None and torch.compiler.is_compiling():
+            plan = int(_plan_for_graph(self.traced_as, keys, place))
+        elif plan is None:
             plan = self._row_plans[memo] = self._make_plan(
                 _core.PLAN_ROWS, keys, [self.outputs[i] for i in place]
             )
@@ -329,7 +335,7 @@ class Collection(nn.Module):
         return bool(ids[1].is_meta) or self.device.type == "meta"
 
     def _no_values(self, shape: tuple[int, int]) -> Tensor:
-        return torch.empty(shape, dtype=self._output_dtype, device="meta")
+        return torch.empty(shape, dtype=self.output_dtype, device="meta")
 
     def ids_on_cpu(self, ids: Tensor) -> Tensor:
         """Ids on the CPU; those copied from a device are counted."""
@@ -364,22 +370,25 @@ class Collection(nn.Module):
     def _placed(self, out: Tensor, ids_device: torch.device) -> Tensor:
         """The output on the module's device, in its dtype."""
         device = self._device or ids_device
-        if device.type != "cpu" or self._output_dtype != torch.float32:
-            out = out.to(device=device, dtype=self._output_dtype)
+        if device.type != "cpu" or self.output_dtype != torch.float32:
+            out = out.to(device=device, dtype=self.output_dtype)
         if out.requires_grad and not torch.compiler.is_compiling():
             engine_of(self.store).device = out.device
         return out
 
     def _apply(self, fn: Any, recurse: bool = True) -> Collection:
-        """``.to(device)`` moves the output; the tables stay."""
+        """``.to()`` another device or dtype: the output is there, and of that
+        dtype; the tables stay as they are."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if not isinstance(self.anchor, Anchor) or self.anchor.is_meta:
             self._set_anchor(self.anchor)  # for torch has made another
         here = self.device
         meta = here.type == "meta"  # from where torch moves nothing
-        there = fn(torch.zeros(0, device="cpu" if meta else here)).device
-        if there != here:
-            self._device = engine_of(self.store).device = there
+        where = "cpu" if meta else here
+        there = fn(torch.zeros(0, device=where, dtype=self.output_dtype))
+        if there.device != here:
+            self._device = engine_of(self.store).device = there.device
+        self.output_dtype = there.dtype
         return self
 
     @property
@@ -431,7 +440,7 @@ class Collection(nn.Module):
     def _load_weights(self, state_dict: Any, prefix: str) -> None:
         """A state of torchrec's module has weights."""
         weights = {}
-        for name, config in zip(self._names_given, self._configs, strict=True):
+        for name, config in zip(self.names_given, self._configs, strict=True):
             for part in ("embedding_bags", "embeddings"):
                 weight = state_dict.get(f"{prefix}{part}.{name}.weight")
                 if isinstance(weight, Tensor):
@@ -497,11 +506,16 @@ def stores_of(model: nn.Module) -> list[Store]:
 
 
 @constant_while_tracing
-def _plan_for_graph(number: int, keys: tuple[str, ...]) -> int:
+def _plan_for_graph(
+    number: int, keys: tuple[str, ...], place: tuple[int, ...] | None
+) -> int:
     """A plan made while a compiler traces: a constant of its arguments."""
     module = modules[number]
     assert isinstance(module, Collection)
-    return module._make_plan(module._kind, keys)
+    if place is None:
+        return module._make_plan(module._kind, keys)
+    outputs = [module.outputs[i] for i in place]
+    return module._make_plan(_core.PLAN_ROWS, keys, outputs)
 
 
 @constant_while_tracing

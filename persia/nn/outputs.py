@@ -1,14 +1,21 @@
-"""What the modules return: vectors by feature, with torchrec's names."""
+"""What the modules return: vectors by feature, with torchrec's names.
+
+To torch they are containers of tensors (pytrees), so that graphs give them
+out. No method of theirs reads the elements of a tensor, but those whose result
+has a size that depends on them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from persia import errors
 from persia.base.tensors import to_device
+from persia.base.torch_private import register_tree
 
 __all__ = ["JaggedTensor", "KeyedTensor", "Sequences"]
 
@@ -136,7 +143,7 @@ class JaggedTensor:
     as torchrec has them.
     """
 
-    __slots__ = ("_offsets", "_values", "_weights")
+    __slots__ = ("_offsets", "_part", "_values", "_weights")
 
     def __init__(
         self, values: Tensor, offsets: Tensor, weights: Tensor | None = None
@@ -144,22 +151,45 @@ class JaggedTensor:
         self._values = values
         self._offsets = offsets
         self._weights = weights
+        self._part = False
+
+    @classmethod
+    def within(
+        cls, values: Tensor, offsets: Tensor, weights: Tensor | None
+    ) -> JaggedTensor:
+        """Some of these values and weights: those between the first of the
+        offsets and the last. They are cut out when they are asked for, for
+        how many they are depends on the elements of a tensor."""
+        out = cls(values, offsets, weights)
+        out._part = True
+        return out
+
+    def _cut(self, whole: Tensor) -> Tensor:
+        if not self._part:
+            return whole
+        start, stop = self._offsets[0].item(), self._offsets[-1].item()
+        return whole[start:stop]
 
     def values(self) -> Tensor:
         """One vector an id: [n_f, dim]."""
-        return self._values
+        return self._cut(self._values)
 
     def offsets(self) -> Tensor:
         """Where each sample begins, and n_f at the end: int64 [B + 1]."""
-        return self._offsets
+        offsets = self._offsets
+        if self._part:
+            offsets = offsets - offsets[0]
+        return to_device(offsets, self._values.device)
 
     def lengths(self) -> Tensor:
         """Vectors of each sample: int64 [B]."""
-        return torch.diff(self._offsets)
+        return to_device(torch.diff(self._offsets), self._values.device)
 
     def weights_or_none(self) -> Tensor | None:
         """The weights, [n_f]; None without."""
-        return self._weights
+        if self._weights is None:
+            return None
+        return to_device(self._cut(self._weights), self._values.device)
 
     def weights(self) -> Tensor:
         """The weights, [n_f].
@@ -167,25 +197,26 @@ class JaggedTensor:
         Raises:
             InvalidArgument: there are none.
         """
-        if self._weights is None:
+        weights = self.weights_or_none()
+        if weights is None:
             raise errors.InvalidArgument(
                 "this JaggedTensor has no weights; "
                 "EmbeddingCollection(need_indices=True) gives it the ids"
             )
-        return self._weights
+        return weights
 
     def to_padded_dense(
         self, desired_length: int | None = None, padding_value: float = 0.0
     ) -> Tensor:
         """[B, length, dim], cut or padded to a length (None: the longest)."""
-        lengths = self.lengths()
-        longest = int(lengths.max()) if len(lengths) else 0
-        size = longest if desired_length is None else desired_length
+        lengths = torch.diff(self._offsets)
+        if (size := desired_length) is None:
+            size = int(lengths.max()) if lengths.shape[0] else 0
         at = torch.arange(size, device=lengths.device)
         present = at < lengths[:, None]
         index = (self._offsets[:-1, None] + at).masked_fill(~present, 0)
-        if len(self._values) == 0:
-            shape = (len(lengths), size, self._values.shape[1])
+        if self._values.shape[0] == 0:
+            shape = (lengths.shape[0], size, self._values.shape[1])
             return self._values.new_full(shape, padding_value)
         picked = self._values[index.to(self._values.device)]
         return picked.masked_fill(
@@ -194,7 +225,8 @@ class JaggedTensor:
 
     def to_dense(self) -> list[Tensor]:
         """One tensor [length, dim] a sample; views."""
-        return list(torch.split(self._values, self.lengths().tolist()))
+        lengths = torch.diff(self._offsets).tolist()
+        return list(torch.split(self.values(), lengths))
 
 
 class Sequences(Mapping[str, JaggedTensor]):
@@ -209,7 +241,7 @@ class Sequences(Mapping[str, JaggedTensor]):
         rows: the lookups, each [n, dim]: one, unless a feature has several
             tables.
         offsets: of the batch, int64 [features * B + 1]; None: one id a bag.
-        bags: B.
+        features: of the batch.
         ids: of the batch, int64 [n], to be the weights of each feature; or
             None.
     """
@@ -219,13 +251,13 @@ class Sequences(Mapping[str, JaggedTensor]):
         names: dict[str, tuple[int, int]],
         rows: Sequence[Tensor],
         offsets: Tensor | None,
-        bags: int,
+        features: int,
         ids: Tensor | None = None,
     ) -> None:
         self._names = names
         self._rows = rows
         self._offsets = offsets
-        self._bags = bags
+        self._features = features
         self._ids = ids
 
     def rows(self) -> Tensor:
@@ -240,21 +272,57 @@ class Sequences(Mapping[str, JaggedTensor]):
             raise errors.MissingFeature(
                 f"no feature {key!r} in the output; it has {list(self._names)}"
             ) from None
-        rows, first = self._rows[which], at * self._bags
-        if self._offsets is None:
-            offsets = torch.arange(self._bags + 1, device=rows.device)
-            start, stop = first, first + self._bags
-        else:
-            offsets = self._offsets[first : first + self._bags + 1]
-            start, stop = int(offsets[0]), int(offsets[-1])
-            offsets = to_device(offsets - start, rows.device)
-        ids = self._ids
-        if ids is not None:
-            ids = to_device(ids[start:stop], rows.device)
-        return JaggedTensor(rows[start:stop], offsets, ids)
+        rows, ids, offsets = self._rows[which], self._ids, self._offsets
+        if offsets is None:
+            bags = rows.shape[0] // self._features
+            one_each = torch.arange(bags + 1, device=rows.device)
+            if self._features == 1:
+                return JaggedTensor(rows, one_each, ids)
+            some = slice(at * bags, (at + 1) * bags)
+            return JaggedTensor(
+                rows[some], one_each, None if ids is None else ids[some]
+            )
+        if self._features == 1:
+            return JaggedTensor(rows, offsets, ids)
+        bags = (offsets.shape[0] - 1) // self._features
+        some = slice(at * bags, (at + 1) * bags + 1)
+        return JaggedTensor.within(rows, offsets[some], ids)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def _jagged(parts: list[Any], part: bool) -> JaggedTensor:
+    out = JaggedTensor(*parts)
+    out._part = part
+    return out
+
+
+def _sequences(parts: list[Any], context: list[Any]) -> Sequences:
+    names, features = context
+    offsets, ids, *rows = parts
+    places = {name: (at, which) for name, at, which in names}
+    return Sequences(places, rows, offsets, features, ids)
+
+
+register_tree(
+    KeyedTensor,
+    lambda x: ([x._values], [x._keys, x._lengths]),
+    lambda parts, context: KeyedTensor(*context, *parts),
+)
+register_tree(
+    JaggedTensor,
+    lambda x: ([x._values, x._offsets, x._weights], x._part),
+    _jagged,
+)
+register_tree(
+    Sequences,
+    lambda x: (
+        [x._offsets, x._ids, *x._rows],
+        [[[name, *place] for name, place in x._names.items()], x._features],
+    ),
+    _sequences,
+)

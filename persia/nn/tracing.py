@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from persia import errors
+from persia.base.torch_private import transforms
 
 __all__ = ["leaf", "modules", "numbers"]
 
@@ -20,7 +21,8 @@ Forward = TypeVar("Forward", bound=Callable[..., Any])
 
 def leaf(forward: Forward) -> Forward:
     """A forward that symbolic tracing (torch.fx) records as one call of its
-    module, and that TorchScript leaves to Python."""
+    module, that TorchScript leaves to Python, and that transforms of
+    torch.func have not."""
 
     @functools.wraps(forward)
     def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -29,6 +31,14 @@ def leaf(forward: Forward) -> Forward:
         for one in (*args, *kwargs.values()):
             if isinstance(one, torch.fx.Proxy):
                 return _record(one.tracer, self, args, kwargs)
+        if transforms() and not torch.compiler.is_compiling():
+            raise errors.InvalidArgument(
+                f"a {type(self).__name__} within a transform of torch.func "
+                "(vmap, grad, jvp): rows are no arguments of the function, "
+                "and their gradients are pushed. Look the vectors up before "
+                "it, and pass them to it; torch.func.functional_call alone "
+                "works"
+            )
         return forward(self, *args, **kwargs)
 
     ignored: Forward = torch.jit.ignore(call)  # type: ignore[no-untyped-call]

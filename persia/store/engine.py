@@ -190,6 +190,8 @@ class Engine:
     def apply(self, factors: list[float] | None, *, all_threads: bool) -> None:
         """Applies the gradients that are held as one update."""
         began = time.perf_counter()
+        if not self.arguments.settings.read_only:
+            self.connection.begin_steps()
         with self._lock:
             self._apply_locked(factors, all_threads)
         self.seconds += time.perf_counter() - began

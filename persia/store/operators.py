@@ -45,7 +45,7 @@ torch.ops.load_library(  # type: ignore[no-untyped-call]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 ops = torch.ops.persia
-_NAMES = ("ticket_v1", "pull_v1", "push_v1")
+_NAMES = ("ticket_v2", "pull_v1", "push_v1")
 
 # Store handle -> plan number -> (kind, keys of a batch, output columns): what
 # the fake kernels need to know. Filled where plans are made.
@@ -82,7 +82,9 @@ def in_graphs(forward: Function) -> Function:
     return eager_without(COMPILES, forward)
 
 
-def _fake_ticket(batch: Tensor, store: int, grad: bool) -> Tensor:
+def _fake_ticket(
+    batch: Tensor, process: Tensor, store: int, grad: bool
+) -> Tensor:
     return batch.new_empty((2,), dtype=torch.int64)
 
 
@@ -95,7 +97,13 @@ def _fake_pull(
     store: int,
     plan: int,
 ) -> tuple[Tensor, Tensor]:
-    kind, keys, width = SHAPES[store][plan]
+    try:
+        kind, keys, width = SHAPES[store][plan]
+    except KeyError:
+        raise errors.InvalidArgument(
+            "this graph looks up a store that is closed, or that another "
+            "process had; make it again, of a model in this process"
+        ) from None
     n = height = values.shape[0]
     if kind == _core.PLAN_BAGS:
         height = (n if offsets is None else offsets.shape[0] - 1) // keys
@@ -119,7 +127,7 @@ def _fake_push(
     return None
 
 
-torch.library.register_fake("persia::ticket_v1", _fake_ticket)
+torch.library.register_fake("persia::ticket_v2", _fake_ticket)
 torch.library.register_fake("persia::pull_v1", _fake_pull)
 torch.library.register_fake("persia::push_v1", _fake_push)
 
@@ -145,15 +153,23 @@ def _rows_are_contiguous(grad: Tensor) -> bool:
 def _setup(
     ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
 ) -> None:
-    values, offsets, weights, _, ticket, store, plan = inputs
+    values, offsets, weights, anchor, ticket, store, plan = inputs
     ctx.save_for_backward(values, offsets, weights, output[1], ticket)
     ctx.store, ctx.plan = store, plan
+    ctx.exported = anchor.numel() == 0  # see pull()
 
 
 def _backward(
     ctx: Any, grad: Tensor, _rows: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     _refuse_double_backward()
+    if ctx.exported:
+        raise errors.InvalidArgument(
+            "backward through an exported graph (torch.export): it looks up "
+            "rows, and does not train them. Train the model that it was made "
+            "of; or export that of persia.export_torch(model), which has the "
+            "rows as weights"
+        )
     values, offsets, weights, rows, ticket = ctx.saved_tensors
     ops.push_v1(
         grad.contiguous(),
@@ -293,9 +309,12 @@ class _Arrive(torch.autograd.Function):
 _pull = ops.pull_v1.default
 _push_from = ops.push_from_v1.default
 _push = ops.push_v1.default
-_ticket = ops.ticket_v1.default
+_ticket = ops.ticket_v2.default
 _drop = ops.drop_v1.default
 _again = torch.tensor(-2, device="cpu")  # AGAIN of csrc/torch/ops.cpp
+#: This process, int64 [1]: an input of graphs, and so a constant of those that
+#: are saved, by which they refuse to run in another.
+_process = torch.tensor([ops.process_v1()], device="cpu")
 
 #: Added to the number in the ticket of a batch whose ids are elsewhere.
 TAKEN = 1 << 62
@@ -327,10 +346,16 @@ def pull(
     backward. ``batch`` is the ticket of the ids, int64 [2]: the number of
     the data loader's batch, 0 for other ids; and the version of the tensors
     when they were looked up, -1 to look up anew.
+
+    An exported graph does not know the store's anchor any more, by which a
+    backward ends. It has the module's in its place, and refuses backwards.
     """
     if torch.compiler.is_compiling():
-        ticket = _ticket(batch, store, grad)
-        if grad and leaves:
+        exports = torch.compiler.is_exporting()
+        ticket = _ticket(batch, _process, store, grad and not exports)
+        if exports and grad and leaves:
+            anchor = leaves[0]
+        elif grad and leaves:
             anchor = torch.cat((anchor, *(leaf.to(anchor) for leaf in leaves)))
         out: Tensor = ops.pull_v1(
             values, offsets, weights, anchor, ticket, store, plan
@@ -341,7 +366,7 @@ def pull(
         # Only if that had no gradient (use_reentrant=True) this one's comes.
         batch = torch.stack((batch[0], _again))
     try:
-        ticket = _ticket(batch, store, grad)
+        ticket = _ticket(batch, _process, store, grad)
         batch_of = values, offsets, weights, anchor, ticket, store, plan
         if grad and way is None:
             out = _Pull.apply(*batch_of, None, None, *leaves)  # type: ignore[no-untyped-call]

@@ -464,6 +464,7 @@ class _Pass(Iterator[T]):
             for m in self._loader.model.modules()
         )
         for engine in self._engines.values():
+            engine.connection.end_steps()
             exchanges = (
                 engine.arguments.update == "step"
             )  # norms, what is infinite

@@ -12,6 +12,7 @@ import gc
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from persia.distributed import cluster
 
 IDS = 60
 STEPS = 8
+SEVEN = torch.tensor([7])
 
 
 def batch(number: int, samples: int = 16) -> Batch:
@@ -75,13 +77,13 @@ def everything(store: persia.Store, model: Model) -> dict[str, Any]:
 class Counter:
     """As in test_updates.py: row 7 counts updates."""
 
-    def __init__(self, store: persia.Store) -> None:
+    def __init__(self, store: persia.Store, table: str = "t") -> None:
         self.store = store
         self.model = persia.EmbeddingBagCollection(
             store=store,
             tables=[
                 persia.EmbeddingBagConfig(
-                    "t", embedding_dim=4, feature_names=["f"], init=0.0
+                    table, embedding_dim=4, feature_names=["f"], init=0.0
                 )
             ],
         )
@@ -138,6 +140,94 @@ def accumulate(open_store: Open, rank: int, world: int) -> Any:
             store.optimizer.step()
     dist.barrier()
     return everything(store, model) | {"updates": store.updates}
+
+
+def plain(open_store: Open, rank: int, world: int) -> Any:
+    """train() without a loader; rank 1 comes late."""
+    store = open_store(persia.optim.Adam(lr=0.05))
+    model = Model(store)
+    net = nn.parallel.DistributedDataParallel(model)
+    dense = torch.optim.SGD(model.linear.parameters(), 0.1)
+    for epoch in range(2):
+        for i in range(STEPS):
+            one = batch(100 * epoch + world * i + rank)
+            time.sleep(0.3 * rank * (i == 0))
+            dense.zero_grad()
+            loss_of(net(one.ids), one).backward()
+            dense.step()
+            if i == 2 and rank == 0:
+                with torch.no_grad():
+                    model(batch(5).ids)
+    store.flush()
+    dist.barrier()
+    return everything(store, model)
+
+
+def summed(open_store: Open, rank: int, world: int) -> Any:
+    """accumulate() without a loader; rank 1 comes late."""
+    store = open_store(persia.optim.Adagrad(lr=0.1), update="step")
+    model = Model(store)
+    time.sleep(0.3 * rank)
+    for i in range(5):
+        one = batch(world * i + rank)
+        loss_of(model(one.ids), one).backward()
+        if i % 2 or i == 4:
+            store.optimizer.step()
+    store.flush()
+    dist.barrier()
+    return everything(store, model)
+
+
+def mixed(open_store: Open, rank: int, world: int) -> Any:
+    """Loops without a loader between others; then rank 0 closes."""
+    c = Counter(open_store(persia.optim.SGD(lr=1.0), grad_division=False))
+    seen = []
+
+    def loop(batches: Any) -> None:
+        for one in batches:
+            value, loss = c.forward(one)
+            seen.append(value)
+            loss.backward()
+
+    def plain_loop(n: int) -> None:
+        loop([Batch(None, JaggedBatch(["f"], SEVEN))] * n)
+
+    time.sleep(0.3 * rank)
+    plain_loop(3)
+    loop(c.loader(4, 3))
+    dist.barrier()
+    del seen[3:]  # of the loop with a bound
+    plain_loop(2)
+    loop(c.loader(2))
+    plain_loop(1)
+    if rank == 0:
+        c.store.close()
+    else:
+        plain_loop(2)
+        seen.append(c.value)
+        c.store.close()
+    return seen
+
+
+def turns(open_store: Open, rank: int, world: int) -> Any:
+    """Two stores at the same servers, whose updates alternate."""
+    pair = [
+        Counter(
+            open_store(persia.optim.SGD(lr=1.0), grad_division=False), table
+        )
+        for table in ("t", "u")
+    ]
+    seen = []
+    time.sleep(0.3 * rank)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for c in pair * 3:
+            value, loss = c.forward(Batch(None, JaggedBatch(["f"], SEVEN)))
+            seen.append(value)
+            loss.backward()
+    for c in pair:
+        c.store.flush()
+    return {"seen": seen, "said": [w.category.__name__ for w in said]}
 
 
 def uneven(open_store: Open, rank: int, world: int) -> Any:

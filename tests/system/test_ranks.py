@@ -54,7 +54,7 @@ def on_ranks(tmp_path_factory: Any) -> dict[str, list[Any]]:
     """Every scenario with the tables on the ranks."""
     names = "train accumulate uneven gaps leaving hybrid scaled clipped"
     names += " joined again removed ended closing secured stuck cut_off differ"
-    names += " held late one_machine"
+    names += " plain summed mixed held late one_machine"
     return launch(tmp_path_factory.mktemp("ranks"), *names.split())
 
 
@@ -65,6 +65,7 @@ def on_servers(tmp_path_factory: Any) -> Iterator[dict[str, list[Any]]]:
              for name in ("train", "accumulate")}  # fmt: skip
     names |= {"uneven": 2, "gaps": 2, "leaving": 2, "hybrid": 2}
     names |= {"several": 2, "ended": 1, "closing": 1}
+    names |= {"plain": 2, "summed": 1, "mixed": 2, "turns": 1}
     servers = {name: Servers(n, name) for name, n in names.items()}
     scenarios = [f"{name}={s.text}" for name, s in servers.items()]
     yield launch(tmp_path_factory.mktemp("servers"), *scenarios)
@@ -160,6 +161,30 @@ def counted(
     request: Any, on_ranks: dict[str, Any], on_servers: dict[str, Any]
 ) -> Any:
     return on_ranks if request.param == "ranks" else on_servers
+
+
+def test_a_loop_without_a_loader_has_the_same_bits(counted: Any) -> None:
+    for name, same_as in (("plain", "train"), ("summed", "accumulate")):
+        (want, _) = counted.get(same_as) or counted[f"{same_as}-2"]
+        want.pop("updates", None)
+        for result in counted[name]:
+            assert same(result, want)
+
+
+def test_loops_with_and_without_a_loader_follow_each_other(
+    counted: Any,
+) -> None:
+    first, other = counted["mixed"]
+    assert first == [0, 2, 4, 14, 16, 18, 20, 22]
+    assert other == [*first, 24, 25, 26]  # rank 1 went on by itself
+
+
+def test_stores_may_train_in_turns(on_servers: dict[str, Any]) -> None:
+    for result in on_servers["turns"]:
+        assert result == {
+            "seen": [0, 0, 2, 2, 4, 4],
+            "said": ["UserWarning"] * 2,
+        }
 
 
 def test_ranks_may_end_at_different_times(counted: Any) -> None:
