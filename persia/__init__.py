@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         EmbeddingCollection,
     )
     from persia.nn.conversion import convert, export_torch, from_torch
+    from persia.nn.penalties import penalty
     from persia.optim import clip_grad_norm_
     from persia.store.configs import EmbeddingBagConfig, EmbeddingConfig
     from persia.store.store import Store
@@ -73,6 +74,7 @@ __all__ = [
     "models",
     "nn",
     "optim",
+    "penalty",
     "prometheus",
     "report",
     "store",
@@ -94,6 +96,7 @@ _NAMES = {
     "export_torch": "nn.conversion",
     "from_torch": "nn.conversion",
     "hash_ids": "data.hashing",
+    "penalty": "nn.penalties",
     "report": "train.page",
 }
 _get, __dir__ = lazily(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import os
 import pickle
@@ -253,15 +252,6 @@ def test_a_handle_of_a_closed_store_is_not_used_again() -> None:
     assert make().store._engine.handle != handle
     with pytest.raises(errors.Closed):
         bags({"f": IDS})
-
-
-def test_deepcopy_shares_the_store_with_a_warning() -> None:
-    bags = make()
-    with pytest.warns(UserWarning, match=r"persia\.Store"):
-        other = copy.deepcopy(torch.nn.Sequential(bags))
-    assert other[0].store is bags.store
-    train(other[0])
-    assert bags.store.updates == 1
 
 
 def test_pickle_keeps_the_configuration_only() -> None:

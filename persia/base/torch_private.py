@@ -23,6 +23,7 @@ __all__ = [
     "default_key_value_store",
     "eager_without",
     "foreach_zero_",
+    "graph_is_kept",
     "in_backward",
     "made_a_step",
     "missing",
@@ -123,6 +124,14 @@ def in_backward() -> bool:
     """Whether this thread is within a backward."""
     task = getattr(torch._C, "_current_graph_task_id", None)
     return task is not None and bool(task() != -1)
+
+
+def graph_is_kept() -> bool:
+    """Whether this thread is within a backward(retain_graph=True)."""
+    kept = getattr(
+        torch._C._autograd, "_get_current_graph_task_keep_graph", None
+    )
+    return kept is not None and in_backward() and bool(kept())
 
 
 def version_of(tensor: Tensor) -> int:

@@ -42,6 +42,13 @@ from persia.store.state import check_state, state_of
 __all__ = ["Collection", "TableRows", "collections_of", "stores_of"]
 
 
+class _Use:
+    """The ids of a forward."""
+
+    def __init__(self, ids: Ids, batch: int, backwards: int) -> None:
+        self.ids, self.batch, self.backwards = ids, batch, backwards
+
+
 class Collection(nn.Module):
     """What pooled and sequence modules share: tables, plans, the lookup."""
 
@@ -149,6 +156,7 @@ class Collection(nn.Module):
         engine = engine_of(self.store)
         self._numbers = [engine.declare(c).number for c in self._configs]
         self._handle = engine.handle
+        self._uses: list[weakref.ref[_Use]] = []
         if self._device is not None:
             engine.device = self._device
         self._first_plan = self._make_plan(self._kind, self.features)
@@ -324,6 +332,26 @@ class Collection(nn.Module):
             self._leaves(),
         )
 
+    def note(self, ids: Ids, out: Tensor, batch: int | None = None) -> None:
+        """Notes the ids of a forward, for as long as its graph lives;
+        ``batch`` is the number of a loader's batch."""
+        if torch.compiler.is_compiling() or out.grad_fn is None:
+            return
+        if batch is None:
+            batch = 0 if ids[4] is None else int(ids[4][0])
+        one = _Use(ids, batch, engine_of(self.store).backwards)
+        graph: Any = out.grad_fn
+        graph.metadata.setdefault("persia", []).append(one)
+        self._uses = [u for u in self._uses if u() is not None]
+        self._uses.append(weakref.ref(one))
+
+    def used(self) -> list[tuple[Ids, int]]:
+        """The ids of forwards with gradient since the last backward, each
+        with the number of its loader's batch, or 0."""
+        now = engine_of(self.store).backwards
+        alive = (u() for u in self._uses)
+        return [(u.ids, u.batch) for u in alive if u and u.backwards == now]
+
     def _shape_alone(self, ids: Ids) -> bool:
         """Whether the output has a shape and no values."""
         return bool(ids[1].is_meta) or self.device.type == "meta"
@@ -397,7 +425,7 @@ class Collection(nn.Module):
         if like.is_meta:
             like = torch.empty(0, device="cpu")
         self.anchor = Anchor(like, not frozen)
-        self.anchor.bind(engine_of(self.store))
+        self.anchor.bind(self)
 
     @property
     def device(self) -> torch.device:
@@ -422,7 +450,7 @@ class Collection(nn.Module):
     ) -> None:
         name = f"{prefix}anchor"
         self._load_weights(state_dict, prefix)
-        state_dict[name] = self.anchor.detach()
+        state_dict[name] = self.anchor  # itself: nothing changes
         try:
             super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         finally:
@@ -465,6 +493,7 @@ class Collection(nn.Module):
             "_row_plans",
             "_numbers",
             "_handle",
+            "_uses",
             "_compiled",
         ):
             state.pop(name, None)
@@ -475,7 +504,7 @@ class Collection(nn.Module):
         self._connect()
         given = {c.name: c for c in self._configs}
         engine_of(self.store).add_user(self, given)
-        self.anchor.bind(engine_of(self.store))
+        self.anchor.bind(self)
 
     def extra_repr(self) -> str:
         return ", ".join(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -475,14 +474,40 @@ class Store(Rows, Stats):
         with contextlib.suppress(errors.PersiaError):
             self._close(failed=True)
 
+    def copy(self) -> Store:
+        """Another store with the same tables, rows and optimizer state.
+
+        ``copy.deepcopy(model)`` takes it for the tables of the copied model:
+        to train one changes nothing of the other. Updates of finished
+        backwards are in the copy; gradients that wait for
+        ``store.optimizer.step()`` are not. The rows pass through a temporary
+        folder (environment variable TMPDIR).
+
+        Returns:
+            A store in this process, with the arguments of this one.
+
+        Raises:
+            InvalidArgument: the rows are on servers or ranks, where a copy
+                would need tables of other names.
+            StorageError: the temporary folder has no room.
+        """
+        from persia.checkpoint import copying
+
+        if self.remote:
+            raise errors.InvalidArgument(
+                f"a copy of {self!r}, or of a model that has it: the rows are "
+                "not in this process alone, and a copy would need tables of "
+                "other names there. Make the other model by its class, with "
+                'Store(servers="embedded") or another namespace=, and load a '
+                "checkpoint into it with store.load(path)"
+            )
+        other = Store.__new__(Store)
+        other.__setstate__(self._configuration(servers="embedded"))
+        copying.copy_rows(self, other)
+        return other
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Store:
-        warnings.warn(
-            "a copy of a module shares the tables of its persia.Store: "
-            "training one changes both. Give the copy a store of its own if "
-            "that is not wanted",
-            stacklevel=2,
-        )
-        return self
+        return self.copy()
 
     def __copy__(self) -> Store:
         return self
@@ -500,13 +525,17 @@ class Store(Rows, Stats):
                 "store.save(path), and load them into the copy with "
                 "store.load(path)"
             )
+        return self._configuration()
+
+    def _configuration(self, **settings: Any) -> dict[str, Any]:
+        engine = self._engine
         o = engine.optimizer
         return {
             "optimizer": (type(o), dict(o.defaults)),
             "arguments": dataclasses.replace(
                 engine.arguments,
                 settings=dataclasses.replace(
-                    engine.arguments.settings, security=None
+                    engine.arguments.settings, security=None, **settings
                 ),
             ),
             "tables": [t.config for t in engine.tables.values()],
