@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         store,
         train,
     )
+    from persia.checkpoint.kept import keep_rows
     from persia.data.hashing import hash_ids
     from persia.data.jagged import Batch, JaggedBatch
     from persia.nn.collections import (
@@ -70,6 +71,7 @@ __all__ = [
     "export_torch",
     "from_torch",
     "hash_ids",
+    "keep_rows",
     "metrics",
     "models",
     "nn",
@@ -96,6 +98,7 @@ _NAMES = {
     "export_torch": "nn.conversion",
     "from_torch": "nn.conversion",
     "hash_ids": "data.hashing",
+    "keep_rows": "checkpoint.kept",
     "penalty": "nn.penalties",
     "report": "train.page",
 }

@@ -285,6 +285,7 @@ def test_state_dict_holds_no_rows() -> None:
     file.seek(0)
     state = torch.load(file, weights_only=True)
     model.load_state_dict(state)
+    train(model[0])
     empty = torch.nn.Sequential(make())
     with pytest.raises(errors.RowsMissing, match=r"store\.load"):
         empty.load_state_dict(state)

@@ -16,6 +16,7 @@ from persia.data.ids import Ids, device_of, unpack
 from persia.data.jagged import JaggedBatch
 from persia.nn.anchor import Anchor
 from persia.nn.tracing import modules, numbers
+from persia.nn.warnings import warn_of_unsaved, warn_once_of_kept
 from persia.optim import SparseOptimizer
 from persia.store import Store
 from persia.store.ahead import LookedUp
@@ -36,7 +37,7 @@ from persia.store.operators import (
     typed,
     versions,
 )
-from persia.store.setting import set_absent, warn_of_kept
+from persia.store.setting import set_absent
 from persia.store.state import check_state, state_of
 
 __all__ = ["Collection", "TableRows", "collections_of", "stores_of"]
@@ -442,6 +443,7 @@ class Collection(nn.Module):
     def _save_to_state_dict(
         self, destination: Any, prefix: str, keep_vars: bool
     ) -> None:
+        warn_of_unsaved(self, prefix)
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination.pop(f"{prefix}anchor", None)  # it holds nothing
 
@@ -473,7 +475,8 @@ class Collection(nn.Module):
         for table, weight in weights.items():
             ids = torch.arange(len(weight), device="cpu")
             kept[table] = set_absent(self.store, table, ids, weight)
-        warn_of_kept(self.store, what, kept)
+        if any(kept.values()):
+            warn_once_of_kept(self, what, kept)
 
     def get_extra_state(self) -> Tensor:
         """Which rows belong to the state, uint8 [n]: ``store.save`` saves

@@ -44,6 +44,16 @@ __all__ = [
 ]
 
 
+class Keeper(Protocol):
+    """Keeps rows beside the states of modules."""
+
+    def save(self) -> None:
+        """Saves the rows as they are now."""
+
+    def bring_back(self, checkpoint: str) -> bool:
+        """Loads those of a checkpoint; False: it has it not."""
+
+
 class _Copies(Protocol):
     def copy(self: Copied) -> Copied: ...
 
@@ -122,6 +132,7 @@ class Engine:
         training: the name of what this store trains; that of the checkpoint
             that it loaded.
         saved: updates of each table then.
+        keeper: saves rows beside states, see :func:`persia.keep_rows`.
         loading: states are saved or loaded with their rows.
         writes: how often rows of a table were set or erased by hand; cleared:
             how often those of all tables were replaced.
@@ -170,6 +181,7 @@ class Engine:
         self.training = secrets.token_hex(8)
         self.saved: dict[str, int] = {}
         self.loading = False
+        self.keeper: Keeper | None = None
         self._waiting = Waiting()
         self._came: dict[int, weakref.ref[object]] = {}
         self._zeroed = False  # all that waited was dropped so

@@ -19,6 +19,7 @@ from persia.store.configs import (
 )
 from persia.store.engine import NONFINITE, Arguments, Engine
 from persia.store.rows import Rows
+from persia.store.state import stores
 from persia.store.stats import Stats
 
 if TYPE_CHECKING:
@@ -182,6 +183,7 @@ class Store(Rows, Stats):
     ) -> None:
         self._engine = Engine(optimizer, arguments)
         optim.bind(optimizer, self, self._engine)
+        stores.add(self)
 
     # ---- arguments
 
