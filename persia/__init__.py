@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         store,
         train,
     )
-    from persia.checkpoint.kept import keep_rows
+    from persia.checkpoint.kept import KeptRows, keep_rows
     from persia.data.hashing import hash_ids
     from persia.data.jagged import Batch, JaggedBatch
     from persia.nn.collections import (
@@ -55,6 +55,7 @@ __all__ = [
     "EmbeddingCollection",
     "EmbeddingConfig",
     "JaggedBatch",
+    "KeptRows",
     "Store",
     "Stream",
     "__version__",
@@ -98,6 +99,7 @@ _NAMES = {
     "export_torch": "nn.conversion",
     "from_torch": "nn.conversion",
     "hash_ids": "data.hashing",
+    "KeptRows": "checkpoint.kept",
     "keep_rows": "checkpoint.kept",
     "penalty": "nn.penalties",
     "report": "train.page",

@@ -482,11 +482,21 @@ class Collection(nn.Module):
         """Which rows belong to the state, uint8 [n]: ``store.save`` saves
         them.
         """
-        return state_of(self.store, self._configs)
+        return state_of(self.store, self._configs, self._outputs())
+
+    def _outputs(self) -> list[tuple[str, int]]:
+        return list(zip(self._names, self._dims, strict=True))
 
     def set_extra_state(self, state: Any) -> None:
         """Checks that the rows of a ``state_dict()`` are in the store."""
-        check_state(self.store, self._configs, type(self).__name__, state)
+        check_state(
+            self.store,
+            self._configs,
+            type(self).__name__,
+            state,
+            self._outputs(),
+            self._kind == _core.PLAN_BAGS,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)

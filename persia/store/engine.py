@@ -133,7 +133,8 @@ class Engine:
             that it loaded.
         saved: updates of each table then.
         keeper: saves rows beside states, see :func:`persia.keep_rows`.
-        loading: states are saved or loaded with their rows.
+        loading: states are saved or loaded with their rows; strict: all of
+            them.
         writes: how often rows of a table were set or erased by hand; cleared:
             how often those of all tables were replaced.
         scales: what rows are multiplied with that are not there yet, by
@@ -180,7 +181,7 @@ class Engine:
         self.checkpoint_id = ""
         self.training = secrets.token_hex(8)
         self.saved: dict[str, int] = {}
-        self.loading = False
+        self.loading, self.strict = False, True
         self.keeper: Keeper | None = None
         self._waiting = Waiting()
         self._came: dict[int, weakref.ref[object]] = {}

@@ -84,7 +84,11 @@ def unsaved(store: Store, configs: Sequence[TableConfig]) -> list[str]:
     ]
 
 
-def state_of(store: Store, configs: Sequence[TableConfig]) -> Tensor:
+def state_of(
+    store: Store,
+    configs: Sequence[TableConfig],
+    outputs: Sequence[tuple[str, int]],
+) -> Tensor:
     """The state of a module with these tables; where rows are kept beside
     states, they are saved."""
     keeper = engine_of(store).keeper
@@ -98,6 +102,7 @@ def state_of(store: Store, configs: Sequence[TableConfig]) -> Tensor:
         },
         "lineage": lineages_of(store)[0],
         "checkpoint": engine_of(store).checkpoint_id,
+        "outputs": outputs,
     }
     text = bytearray(json.dumps(state).encode())
     return torch.frombuffer(text, dtype=torch.uint8).clone()
@@ -120,15 +125,32 @@ def _read(what: str, state: Any) -> dict[str, Any]:
 
 
 def check_state(
-    store: Store, configs: Sequence[TableConfig], what: str, state: Any
+    store: Store,
+    configs: Sequence[TableConfig],
+    what: str,
+    state: Any,
+    outputs: Sequence[tuple[str, int]],
+    in_order: bool,
 ) -> None:
     """Raises if a state is of other tables, or of other rows.
+
+    Args:
+        store: of the module.
+        configs: its tables.
+        what: its class.
+        state: that was saved.
+        outputs: names and dims, in the order of the module.
+        in_order: what reads the output knows its columns by their order.
 
     Raises:
         SchemaMismatch: it has no such form, or other tables.
         RowsMissing: the rows that it was saved with are not in the store.
     """
     state = _read(what, state)
+    strict = engine_of(store).strict
+    _check_outputs(what, outputs, state.get("outputs"), in_order, strict)
+    if not strict:
+        return
     dims = {c.name: c.embedding_dim for c in configs}
     for name, saved in state["tables"].items():
         if name not in dims:
@@ -154,6 +176,34 @@ def check_state(
             raise
         for name in state["tables"]:
             _copy_table(source, store, name)
+
+
+def _check_outputs(
+    what: str,
+    mine: Sequence[tuple[str, int]],
+    saved: Sequence[tuple[str, int]] | None,
+    in_order: bool,
+    strict: bool,
+) -> None:
+    """Raises if what reads the output would take one feature for another."""
+    if saved is None:  # of an earlier version
+        return
+    here, there = ([str(name) for name, _ in one] for one in (mine, saved))
+    both = set(here) & set(there)
+    order = [[n for n in one if n in both] for one in (here, there)]
+    if in_order and order[0] != order[1]:
+        raise errors.SchemaMismatch(
+            f"the output of this {what} has the features {here}, in the "
+            f"state they are {there}: the layers behind it would read one "
+            "for the other. Make it with tables and features in that order"
+        )
+    if strict and set(here) != set(there):
+        more = sorted(set(here) - both), sorted(set(there) - both)
+        raise errors.SchemaMismatch(
+            f"the output of this {what} has features that the state has not: "
+            f"{more[0]}; the state has others: {more[1]}. For the rest alone "
+            "use store.load(path, model=model, strict=False)"
+        )
 
 
 def _check_all_rows(store: Store, state: Mapping[str, Any]) -> None:

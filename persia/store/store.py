@@ -401,7 +401,9 @@ class Store(Rows, Stats):
             model, optimizer, scheduler, loader: as they were saved.
             step: of the checkpoint in the root; default: LATEST.
             strict: False: tables that the checkpoint or the store does not
-                have are left as they are, else an error.
+                have, or that differ, are left as they are, as are parameters
+                and their state in the optimizer that do not fit by name and
+                shape; one warning names them. True: an error.
             random_states: whether the global random generators of torch,
                 Python and numpy are set, too.
             resume: "rollback": rows and all else are as they were saved.
