@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         store,
         train,
     )
+    from persia.checkpoint.kept import KeptRows, keep_rows
     from persia.data.hashing import hash_ids
     from persia.data.jagged import Batch, JaggedBatch
     from persia.nn.collections import (
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         EmbeddingCollection,
     )
     from persia.nn.conversion import convert, export_torch, from_torch
+    from persia.nn.penalties import penalty
     from persia.optim import clip_grad_norm_
     from persia.store.configs import EmbeddingBagConfig, EmbeddingConfig
     from persia.store.store import Store
@@ -53,6 +55,7 @@ __all__ = [
     "EmbeddingCollection",
     "EmbeddingConfig",
     "JaggedBatch",
+    "KeptRows",
     "Store",
     "Stream",
     "__version__",
@@ -69,10 +72,12 @@ __all__ = [
     "export_torch",
     "from_torch",
     "hash_ids",
+    "keep_rows",
     "metrics",
     "models",
     "nn",
     "optim",
+    "penalty",
     "prometheus",
     "report",
     "store",
@@ -94,6 +99,9 @@ _NAMES = {
     "export_torch": "nn.conversion",
     "from_torch": "nn.conversion",
     "hash_ids": "data.hashing",
+    "KeptRows": "checkpoint.kept",
+    "keep_rows": "checkpoint.kept",
+    "penalty": "nn.penalties",
     "report": "train.page",
 }
 _get, __dir__ = lazily(

@@ -582,7 +582,7 @@ def clip_grad_norm_(
             if isinstance(optimizer, SparseOptimizer):
                 engines.append(optimizer._bound())
     engines = list(dict.fromkeys(engines))
-    grads = [p.grad for p in parameters if p.grad is not None]
+    grads = [p.grad for p in parameters if p.numel() and p.grad is not None]
     squares = sum(engine.grad_norm_squared() for engine in engines)
     if grads:
         dense = float(torch.nn.utils.get_total_norm(grads))

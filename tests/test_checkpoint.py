@@ -260,10 +260,12 @@ def test_state_dict_without_rows_names_store_load(tmp_path: Path) -> None:
     fill(a, "t", 5)
     module_a, module_b = bags(a), bags(b)
     a.save(tmp_path, model=module_a)
+    state = module_a.state_dict()
+    fill(a, "t", 6)
     with pytest.raises(errors.RowsMissing, match=r"store\.load"):
-        module_b.load_state_dict(module_a.state_dict())
+        module_b.load_state_dict(state)
     b.load(tmp_path, model=module_b)
-    module_b.load_state_dict(module_a.state_dict())
+    module_b.load_state_dict(state)
 
 
 def test_rows_are_of_one_moment_while_others_push(tmp_path: Path) -> None:

@@ -107,6 +107,7 @@ def test_rows_of_another_training_are_not_those_of_the_state(
     train(other)
     model[0].store.save(tmp_path)
     state = model.state_dict()
+    train(model)
     with pytest.raises(errors.RowsMissing, match=r"store\.load"):
         other.load_state_dict(state)
     with pytest.raises(errors.RowsMissing, match=r"1 rows|5 rows.*empty"):
@@ -114,8 +115,10 @@ def test_rows_of_another_training_are_not_those_of_the_state(
     resumed = make()
     resumed[0].store.load(tmp_path)
     resumed.load_state_dict(state)
-    empty = quietly(make())
+    fresh = make()
+    empty = quietly(fresh)
     make().load_state_dict(empty)
+    train(fresh)
     with pytest.raises(errors.RowsMissing, match=r"store\.load"):
         model.load_state_dict(empty)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import os
 import pickle
@@ -255,15 +254,6 @@ def test_a_handle_of_a_closed_store_is_not_used_again() -> None:
         bags({"f": IDS})
 
 
-def test_deepcopy_shares_the_store_with_a_warning() -> None:
-    bags = make()
-    with pytest.warns(UserWarning, match=r"persia\.Store"):
-        other = copy.deepcopy(torch.nn.Sequential(bags))
-    assert other[0].store is bags.store
-    train(other[0])
-    assert bags.store.updates == 1
-
-
 def test_pickle_keeps_the_configuration_only() -> None:
     bags = make(optimizer=persia.optim.Adam(lr=0.3), seed=5, update="step")
     bags.store.add_table(
@@ -295,6 +285,7 @@ def test_state_dict_holds_no_rows() -> None:
     file.seek(0)
     state = torch.load(file, weights_only=True)
     model.load_state_dict(state)
+    train(model[0])
     empty = torch.nn.Sequential(make())
     with pytest.raises(errors.RowsMissing, match=r"store\.load"):
         empty.load_state_dict(state)

@@ -33,24 +33,53 @@ def rows(bags: Any) -> torch.Tensor:
     return out
 
 
-@pytest.mark.parametrize("retain", [False, True])
-def test_second_backward_raises(retain: bool) -> None:
+def test_a_backward_that_keeps_the_graph_is_refused_before_it_moves() -> None:
     bags = make()
     before = rows(bags)
     loss = bags(ids(1, 2)).values().sum()
-    loss.backward(retain_graph=retain)
+    with pytest.raises(errors.TicketError):
+        loss.backward(retain_graph=True)
+    torch.testing.assert_close(rows(bags), before)
+    assert bags.store.updates == 0
+    bags(ids(1, 2)).values().sum().backward()
+    torch.testing.assert_close(rows(bags), before - 1)
+
+
+def test_second_backward_raises() -> None:
+    bags = make()
+    before = rows(bags)
+    loss = bags(ids(1, 2)).values().sum()
+    loss.backward()
     with pytest.raises(errors.TicketError):
         loss.backward()
     torch.testing.assert_close(rows(bags), before - 1)
     assert bags.store.updates == 1
 
 
-def test_second_backward_raises_with_update_step() -> None:
+@pytest.mark.parametrize("loader", [False, True])
+def test_several_backwards_add_up_with_update_step(loader: bool) -> None:
     bags = make("step")
-    loss = bags(ids(1, 2)).values().sum()
-    loss.backward(retain_graph=True)
-    with pytest.raises(errors.TicketError):
-        loss.backward()
+    before = rows(bags)
+    weight = before.clone().requires_grad_()
+    batches: Any = [ids(1, 2, 2)] * 3
+    if loader:
+        batches = persia.DataLoader(batches, bags, staleness=0)
+    for batch in batches:
+        out = bags(batch).values()
+        theirs = weight[[0, 1, 1]]
+        for one in (out, theirs):
+            one.square().sum().backward(retain_graph=True)
+            (one * torch.arange(4)).sum().backward(retain_graph=True)
+            one.sum().backward()
+        with pytest.raises(RuntimeError):  # torch's: the graph is freed
+            out.sum().backward()
+        bags.store.optimizer.step()
+        assert weight.grad is not None
+        with torch.no_grad():
+            weight -= weight.grad
+        weight.grad = None
+        torch.testing.assert_close(rows(bags), weight.detach())
+    assert bags.store.updates == 3
 
 
 def test_second_backward_through_a_layer_that_was_freed() -> None:

@@ -23,6 +23,7 @@ __all__ = [
     "default_key_value_store",
     "eager_without",
     "foreach_zero_",
+    "graph_is_kept",
     "in_backward",
     "jit_traces",
     "made_a_step",
@@ -166,6 +167,14 @@ def register_tree(
         serialized_type_name=f"{kind.__module__}.{kind.__qualname__}",
         flatten_with_keys_fn=flatten_with_keys,
     )
+
+
+def graph_is_kept() -> bool:
+    """Whether this thread is within a backward(retain_graph=True)."""
+    kept = getattr(
+        torch._C._autograd, "_get_current_graph_task_keep_graph", None
+    )
+    return kept is not None and in_backward() and bool(kept())
 
 
 def version_of(tensor: Tensor) -> int:

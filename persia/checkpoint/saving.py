@@ -36,6 +36,7 @@ import torch
 from persia import _core
 from persia.base.check import whole
 from persia.base.patience import patiently
+from persia.base.warning import warn
 from persia.checkpoint import files
 from persia.checkpoint import manifest as manifests
 from persia.checkpoint.dense import (
@@ -53,6 +54,7 @@ from persia.checkpoint.dense import (
     states_of,
     write_dense,
 )
+from persia.checkpoint.partial import fitted, names_of
 from persia.checkpoint.ranks import Ranks
 from persia.checkpoint.shards import Staged, rows_of
 from persia.distributed.ranks import need_group
@@ -158,6 +160,7 @@ def save(
             shared |= {
                 "classes": classes_of(parts),
                 "poolings": poolings_of(store),
+                "parameters": names_of(parts),
             }
             own = states_of(
                 {"random": RandomStates()} | parts_of(loader=loader)
@@ -318,11 +321,14 @@ def load(
         manifest = found.manifest
         with ranks.agreed(), _reading(root):
             here = _core.ckpt_tables(engine_of(store).handle)
-            tables = _match(found, here, strict)
+            tables, left = _match(found, here, strict)
             places: tuple[int, int] | None = None
             with root.reading(found, [manifest.dense]) as folder:
                 dense = read_dense(folder, found, parts, ranks)
             check_classes(parts, dense, found.folder)
+            if not strict:
+                with _loading(store):
+                    left += _fit(parts, dense)
             say_differences(store, dense, found.folder)
             if resume == "continue":
                 lost = _check_live(store, found)
@@ -338,10 +344,15 @@ def load(
                         )
                     )
                 )
-            with _loading(store):
+            with _loading(store, strict):
                 _apply(ranks, staged, parts, dense, found)
                 with ranks.agreed():
                     _go_on(store, manifest, resume, places)
+    if left:
+        warn(
+            f"load(strict=False) from {found.folder} has left out, and kept "
+            f"as it was here: {'; '.join(left)}"
+        )
     return Checkpoint(
         path=found.folder,
         step=manifest.step,
@@ -354,14 +365,26 @@ def load(
     )
 
 
+def _fit(parts: Mapping[str, Any], dense: dict[str, Any]) -> list[str]:
+    """Leaves what fits in the states of a checkpoint; what does not."""
+    saved, now = dense.get("parameters"), names_of(parts)
+    left = []
+    for name, part in parts.items():
+        then = None if saved is None else saved.get(name)
+        dense[name], out = fitted(part, dense[name], then, now.get(name))
+        if out:
+            left.append(f"of the {name}: {', '.join(out)}")
+    return left
+
+
 @contextlib.contextmanager
-def _loading(store: Store) -> Iterator[None]:
+def _loading(store: Store, strict: bool = True) -> Iterator[None]:
     """States may come before their rows, and other rows at the servers are
     this store's own doing.
     """
     _core.ckpt_loading(engine_of(store).handle, True)
     try:
-        with _together(store):
+        with _together(store, strict):
             yield
     finally:
         with contextlib.suppress(PersiaError):  # the store was closed
@@ -369,13 +392,13 @@ def _loading(store: Store) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _together(store: Store) -> Iterator[None]:
+def _together(store: Store, strict: bool = True) -> Iterator[None]:
     """States of modules are saved or loaded with their rows."""
-    engine_of(store).loading = True
+    engine_of(store).loading, engine_of(store).strict = True, strict
     try:
         yield
     finally:
-        engine_of(store).loading = False
+        engine_of(store).loading, engine_of(store).strict = False, True
 
 
 def _find(root: files.Root, step: int | None) -> files.Found:
@@ -547,8 +570,9 @@ def read_extra(path: str | os.PathLike[str], step: int | None = None) -> Any:
 
 def _match(
     found: files.Found, here: Sequence[Mapping[str, Any]], strict: bool
-) -> dict[int, manifests.Table]:
-    """What the checkpoint has of the store's tables, by their number."""
+) -> tuple[dict[int, manifests.Table], list[str]]:
+    """What the checkpoint has of the store's tables, by their number; and
+    what is left out."""
     folder = found.folder
     saved = {table.name: table for table in found.manifest.tables}
     declared = {
@@ -569,9 +593,19 @@ def _match(
             "the rows that they have now"
         )
     both = {no: saved[name] for name, no in declared.items() if name in saved}
-    for number, table in both.items():
-        _check_table(here[number], table, folder)
-    return both
+    left = [f"table {n!r} (not here)" for n in saved.keys() - declared.keys()]
+    left += [
+        f"table {n!r} (not there)" for n in declared.keys() - saved.keys()
+    ]
+    for number, table in list(both.items()):
+        try:
+            _check_table(here[number], table, folder)
+        except SchemaMismatch as error:
+            if strict:
+                raise
+            left.append(str(error).partition(": declare ")[0])
+            del both[number]
+    return both, sorted(left)
 
 
 def _check_table(

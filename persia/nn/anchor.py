@@ -4,26 +4,38 @@ It has no elements. By it torch's habits reach the rows: whoever sets
 ``requires_grad = False`` on all parameters freezes the module, whoever zeroes
 all gradients drops those that wait for ``store.optimizer.step()``, an
 optimizer has at least one parameter, and DistributedDataParallel one to wait
-for.
+for. What loops over parameters compute with it reaches the rows, too, see
+:mod:`persia.nn.arithmetic`.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from persia.base.torch_private import foreach_zero_, without_subclasses
-from persia.store.engine import Engine
+from persia.nn.arithmetic import METHODS, Source, run, warn_of_missing
+from persia.store.engine import Engine, engine_of
+
+if TYPE_CHECKING:
+    from persia.nn.lookups import Collection
 
 __all__ = ["Anchor"]
 
 _GRAD: Any = Tensor.grad
+_DATA: Any = Tensor.data
 #: What makes zeros of gradients in place, and what gives the same gradient.
 _ZEROES = (Tensor.zero_, foreach_zero_())
+#: What measures or clips a gradient, beside norms.
+_MEASURES = (
+    *("pow", "__pow__", "square", "abs", "sum", "clamp_", "clamp"),
+    *("_foreach_clamp_min_", "_foreach_clamp_max_", "dot"),
+)
 _SAME: tuple[Callable[..., Any], ...] = (
     Tensor.data.__get__,  # type: ignore[attr-defined]
     Tensor.detach,
@@ -37,7 +49,7 @@ class Anchor(nn.Parameter):
     it, and drops them when its own is zeroed.
     """
 
-    _engine: weakref.ref[Engine] | None = None
+    _module: weakref.ref[Collection] | None = None
     _noticed = False  # whether it says that gradients came
 
     def __new__(
@@ -45,12 +57,14 @@ class Anchor(nn.Parameter):
     ) -> Anchor:
         if data is None:
             data = torch.empty(0, dtype=torch.float32, device="cpu")
-        return super().__new__(cls, data.detach(), requires_grad)
+        with without_subclasses():
+            data = Tensor.detach(data).as_subclass(Tensor)
+        return super().__new__(cls, data, requires_grad)
 
-    def bind(self, engine: Engine) -> None:
-        """Rows of this engine's tables are trained through it."""
-        self._engine = weakref.ref(engine)
-        if engine.arguments.update == "step" and not self._noticed:
+    def bind(self, module: Collection) -> None:
+        """Rows of this module's tables are trained through it."""
+        self._module = weakref.ref(module)
+        if module.store.update == "step" and not self._noticed:
             self._noticed = True
             with torch.enable_grad():
                 frozen = not self.requires_grad
@@ -73,14 +87,65 @@ class Anchor(nn.Parameter):
     def grad(self) -> None:
         self.grad = None
 
+    @property
+    def data(self) -> Tensor:
+        found: Tensor = run(_DATA.__get__, (self,), {})
+        return found
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        run(_DATA.__set__, (self, value), {})
+
+    def owner(self) -> Collection | None:
+        """The module whose tables these are; None while it is made."""
+        return None if self._module is None else self._module()
+
+    def source(self) -> Source:
+        """The tables."""
+        owner = self.owner()
+        assert owner is not None
+        return Source.of(owner)
+
+    def engine(self) -> Engine | None:
+        """That of the tables."""
+        owner = self.owner()
+        return None if owner is None else engine_of(owner.store)
+
     def zeroed(self) -> None:
         """Its gradient was zeroed, or dropped."""
-        engine = None if self._engine is None else self._engine()
+        engine = self.engine()
         if engine is not None:
             engine.zeroed(self)
 
+    def bare(self) -> Tensor:
+        """What torch has of it: a tensor without elements."""
+        with without_subclasses():
+            return Tensor.detach(self).as_subclass(Tensor)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Anchor:
+        if id(self) not in memo:
+            memo[id(self)] = Anchor(self.bare().clone(), self.requires_grad)
+        found: Anchor = memo[id(self)]
+        return found
+
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return Anchor, (self.detach().clone(), self.requires_grad)
+        return Anchor, (self.bare().clone(), self.requires_grad)
+
+
+def _of_rows(name: str) -> Callable[..., Any]:
+    function = getattr(Tensor, name)
+
+    @functools.wraps(function)
+    def method(self: Anchor, *args: Any, **kwargs: Any) -> Any:
+        if self.owner() is None:
+            return function(self, *args, **kwargs)
+        return run(function, (self, *args), kwargs)
+
+    return method
+
+
+for _name in METHODS:
+    setattr(Anchor, _name, _of_rows(_name))
 
 
 class _Gradient(Tensor):
@@ -106,10 +171,16 @@ class _Gradient(Tensor):
         with without_subclasses():
             out = func(*args, **(kwargs or {}))
         first = args[0] if args else None
-        if func in _ZEROES:
-            for one in first if isinstance(first, list | tuple) else [first]:
-                if isinstance(one, cls) and one._anchor is not None:
-                    one._anchor.zeroed()
+        many = first if isinstance(first, list | tuple) else [first]
+        mine = [one for one in many if isinstance(one, cls)]
+        for anchor in (one._anchor for one in mine):
+            engine = None if anchor is None else anchor.engine()
+            if anchor is None or engine is None:
+                continue
+            if func in _ZEROES:
+                anchor.zeroed()
+            elif "norm" in func.__name__ or func.__name__ in _MEASURES:
+                warn_of_missing(engine, "a norm of gradients")
         anchor = first._anchor if isinstance(first, cls) else None
         if func in _SAME and anchor is not None:
             return cls.of(out, anchor)
@@ -118,7 +189,5 @@ class _Gradient(Tensor):
 
 def _came(anchor: Tensor) -> None:
     """A backward has come through an anchor, compiled ones too."""
-    if isinstance(anchor, Anchor):
-        engine = None if anchor._engine is None else anchor._engine()
-        if engine is not None:
-            engine.came(anchor)
+    if isinstance(anchor, Anchor) and (engine := anchor.engine()):
+        engine.came(anchor)

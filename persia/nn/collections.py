@@ -127,6 +127,7 @@ class EmbeddingBagCollection(Collection):
             out = self._pool_in_torch(ids, weights)
         else:
             out = self._pooled(ids, weights, self._way(device))
+        self.note(ids, out)
         out = self._placed(out, device)
         inverse = getattr(features, "inverse_indices_or_none", None)
         if inverse is not None and inverse() is not None:
@@ -367,6 +368,7 @@ class EmbeddingCollection(Collection):
             rows = [self._no_values(shape)] * len(self.rounds)
         else:
             rows = self._all_rows(ids, device_of(features, ids))
+            self.note(ids, rows[0])
         at = {key: i for i, key in enumerate(keys)}
         names = {
             self.outputs[i][0]: (at[self.outputs[i][1]], which)

@@ -154,6 +154,9 @@ class Given:
             parts = self._parts[grad] = self._look_up(grad)
         self.used.add(call)
         (config,) = call.rows.tables
+        if ids is not None:
+            of_one = (config.feature_names[0],), ids, None, None, None, ()
+            call.rows.note(of_one, parts[name], self.number)
         return parts[name][:, : config.embedding_dim]
 
     def _look_up(self, grad: bool) -> dict[str, Tensor]:

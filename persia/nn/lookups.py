@@ -16,6 +16,7 @@ from persia.data.ids import Ids, device_of, unpack
 from persia.data.jagged import JaggedBatch
 from persia.nn.anchor import Anchor
 from persia.nn.tracing import modules, numbers
+from persia.nn.warnings import warn_of_unsaved, warn_once_of_kept
 from persia.optim import SparseOptimizer
 from persia.store import Store
 from persia.store.ahead import LookedUp
@@ -36,10 +37,17 @@ from persia.store.operators import (
     typed,
     versions,
 )
-from persia.store.setting import set_absent, warn_of_kept
+from persia.store.setting import set_absent
 from persia.store.state import check_state, state_of
 
 __all__ = ["Collection", "TableRows", "collections_of", "stores_of"]
+
+
+class _Use:
+    """The ids of a forward."""
+
+    def __init__(self, ids: Ids, batch: int, backwards: int) -> None:
+        self.ids, self.batch, self.backwards = ids, batch, backwards
 
 
 class Collection(nn.Module):
@@ -149,6 +157,7 @@ class Collection(nn.Module):
         engine = engine_of(self.store)
         self._numbers = [engine.declare(c).number for c in self._configs]
         self._handle = engine.handle
+        self._uses: list[weakref.ref[_Use]] = []
         if self._device is not None:
             engine.device = self._device
         self._first_plan = self._make_plan(self._kind, self.features)
@@ -330,6 +339,26 @@ class Collection(nn.Module):
             self._leaves(),
         )
 
+    def note(self, ids: Ids, out: Tensor, batch: int | None = None) -> None:
+        """Notes the ids of a forward, for as long as its graph lives;
+        ``batch`` is the number of a loader's batch."""
+        if torch.compiler.is_compiling() or out.grad_fn is None:
+            return
+        if batch is None:
+            batch = 0 if ids[4] is None else int(ids[4][0])
+        one = _Use(ids, batch, engine_of(self.store).backwards)
+        graph: Any = out.grad_fn
+        graph.metadata.setdefault("persia", []).append(one)
+        self._uses = [u for u in self._uses if u() is not None]
+        self._uses.append(weakref.ref(one))
+
+    def used(self) -> list[tuple[Ids, int]]:
+        """The ids of forwards with gradient since the last backward, each
+        with the number of its loader's batch, or 0."""
+        now = engine_of(self.store).backwards
+        alive = (u() for u in self._uses)
+        return [(u.ids, u.batch) for u in alive if u and u.backwards == now]
+
     def _shape_alone(self, ids: Ids) -> bool:
         """Whether the output has a shape and no values."""
         return bool(ids[1].is_meta) or self.device.type == "meta"
@@ -406,7 +435,7 @@ class Collection(nn.Module):
         if like.is_meta:
             like = torch.empty(0, device="cpu")
         self.anchor = Anchor(like, not frozen)
-        self.anchor.bind(engine_of(self.store))
+        self.anchor.bind(self)
 
     @property
     def device(self) -> torch.device:
@@ -423,6 +452,7 @@ class Collection(nn.Module):
     def _save_to_state_dict(
         self, destination: Any, prefix: str, keep_vars: bool
     ) -> None:
+        warn_of_unsaved(self, prefix)
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination.pop(f"{prefix}anchor", None)  # it holds nothing
 
@@ -431,7 +461,7 @@ class Collection(nn.Module):
     ) -> None:
         name = f"{prefix}anchor"
         self._load_weights(state_dict, prefix)
-        state_dict[name] = self.anchor.detach()
+        state_dict[name] = self.anchor  # itself: nothing changes
         try:
             super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         finally:
@@ -454,17 +484,28 @@ class Collection(nn.Module):
         for table, weight in weights.items():
             ids = torch.arange(len(weight), device="cpu")
             kept[table] = set_absent(self.store, table, ids, weight)
-        warn_of_kept(self.store, what, kept)
+        if any(kept.values()):
+            warn_once_of_kept(self, what, kept)
 
     def get_extra_state(self) -> Tensor:
         """Which rows belong to the state, uint8 [n]: ``store.save`` saves
         them.
         """
-        return state_of(self.store, self._configs)
+        return state_of(self.store, self._configs, self._outputs())
+
+    def _outputs(self) -> list[tuple[str, int]]:
+        return list(zip(self._names, self._dims, strict=True))
 
     def set_extra_state(self, state: Any) -> None:
         """Checks that the rows of a ``state_dict()`` are in the store."""
-        check_state(self.store, self._configs, type(self).__name__, state)
+        check_state(
+            self.store,
+            self._configs,
+            type(self).__name__,
+            state,
+            self._outputs(),
+            self._kind == _core.PLAN_BAGS,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
@@ -474,6 +515,7 @@ class Collection(nn.Module):
             "_row_plans",
             "_numbers",
             "_handle",
+            "_uses",
             "_compiled",
         ):
             state.pop(name, None)
@@ -484,7 +526,7 @@ class Collection(nn.Module):
         self._connect()
         given = {c.name: c for c in self._configs}
         engine_of(self.store).add_user(self, given)
-        self.anchor.bind(engine_of(self.store))
+        self.anchor.bind(self)
 
     def extra_repr(self) -> str:
         return ", ".join(

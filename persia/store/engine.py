@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -42,6 +42,23 @@ __all__ = [
     "Table",
     "engine_of",
 ]
+
+
+class Keeper(Protocol):
+    """Keeps rows beside the states of modules."""
+
+    def save(self) -> None:
+        """Saves the rows as they are now."""
+
+    def bring_back(self, checkpoint: str) -> bool:
+        """Loads those of a checkpoint; False: it has it not."""
+
+
+class _Copies(Protocol):
+    def copy(self: Copied) -> Copied: ...
+
+
+Copied = TypeVar("Copied", bound=_Copies)
 
 NONFINITE = {"raise": _core.NONFINITE_RAISE, "skip": _core.NONFINITE_SKIP}
 
@@ -115,7 +132,15 @@ class Engine:
         training: the name of what this store trains; that of the checkpoint
             that it loaded.
         saved: updates of each table then.
-        loading: states are saved or loaded with their rows.
+        keeper: saves rows beside states, see :func:`persia.keep_rows`.
+        loading: states are saved or loaded with their rows; strict: all of
+            them.
+        writes: how often rows of a table were set or erased by hand; cleared:
+            how often those of all tables were replaced.
+        scales: what rows are multiplied with that are not there yet, by
+            table, see persia.nn.arithmetic.
+        backwards: through rows, so far.
+        told: warnings that were given, once a store.
         anchor: float32 [1] that requires grad, so that autograd visits every
             lookup; its gradient arrives after all pushes of a backward.
             Neither Parameter nor buffer: DDP, .to() and state_dict() do not
@@ -146,11 +171,18 @@ class Engine:
         self.prefetch: bool | None = None
         self.counts = {"gradients_discarded": 0, "cuda_ids_copied": 0}
         self.loaded = ""
+        self.writes: dict[str, int] = {}
+        self.cleared = 0
+        self.scales: dict[str, tuple[tuple[Any, ...], float]] = {}
+        self.backwards = 0
+        self.told: set[str] = set()
+        self._snapshot: tuple[Any, weakref.ref[Any]] | None = None
         self.rename_rows()
         self.checkpoint_id = ""
         self.training = secrets.token_hex(8)
         self.saved: dict[str, int] = {}
-        self.loading = False
+        self.loading, self.strict = False, True
+        self.keeper: Keeper | None = None
         self._waiting = Waiting()
         self._came: dict[int, weakref.ref[object]] = {}
         self._zeroed = False  # all that waited was dropped so
@@ -176,6 +208,7 @@ class Engine:
 
     def backward_done(self) -> None:
         """A backward has pushed all its gradients."""
+        self.backwards += 1
         if self._accumulation is not None:
             self.apply(None, all_threads=False)
             self._accumulation.add()
@@ -310,12 +343,31 @@ class Engine:
             )
 
     def rename_rows(
-        self, loaded_updates: dict[str, int] | None = None
+        self,
+        loaded_updates: dict[str, int] | None = None,
+        table: str | None = None,
     ) -> None:
         """The rows are not those that updates have made of the last ones:
-        they are new, loaded or assigned."""
+        they are new, loaded or assigned; of one table, or of all."""
         self.lineage = secrets.token_hex(8)
         self.loaded_updates = loaded_updates
+        if table is None:
+            self.cleared += 1
+        else:
+            self.writes[table] = self.writes.get(table, 0) + 1
+
+    def snapshot(self, store: Copied) -> Copied:
+        """A copy of the store, whose engine this is: the same one as long as
+        it is in use and the rows have not changed."""
+        self.core.settle()
+        now = self.lineage, self.core.updates()
+        if self._snapshot is not None and self._snapshot[0] == now:
+            found: Copied | None = self._snapshot[1]()
+            if found is not None:
+                return found
+        copy = store.copy()
+        self._snapshot = now, weakref.ref(copy)
+        return copy
 
     # ---- tables
 
@@ -351,6 +403,13 @@ class Engine:
             for name, config in configs.items():
                 user = weakref.ref(module), config
                 self._users.setdefault(name, []).append(user)
+
+    def leads(self, module: object, table: str) -> bool:
+        """Whether a module is the first of those that train a table."""
+        for user, _ in self._users.get(table, []):
+            if (first := user()) is not None:
+                return first is module
+        return True
 
     def check_free(self, configs: Mapping[str, object]) -> None:
         """Raises if another module trains one of these tables, unless it was

@@ -18,6 +18,7 @@ from persia import _core, errors
 from persia.base.torch_private import (
     below_autograd,
     eager_without,
+    graph_is_kept,
     in_backward,
     order_effects,
     version_of,
@@ -190,6 +191,32 @@ torch.library.register_autograd(
 )
 
 
+def _refuse_several_backwards(pushed: bool) -> None:
+    """With update="backward": before the first one changes a row."""
+    if not pushed and not graph_is_kept():
+        return
+    raise errors.TicketError(
+        "several backwards through one forward (retain_graph=True) with "
+        'Store(update="backward"): each would be an update of its own, and '
+        "the later ones of rows that have changed since the forward. Sum the "
+        "losses and call backward() once, or make the store with "
+        'update="step", which adds them up until store.optimizer.step()'
+    )
+
+
+def _anew(ticket: Tensor, store: int) -> Tensor:
+    """The ticket of one more gradient of a forward, whose own has gone."""
+    batch: Tensor = ticket.of_batch  # type: ignore[attr-defined]
+    if int(batch[0]) >= TAKEN:
+        raise errors.TicketError(
+            "several backwards through one forward whose ids are with an "
+            "embedding worker: sum the losses and call backward() once"
+        )
+    anew: Tensor = _ticket(torch.stack((batch[0], _now)), store, True)
+    anew.of_batch = batch  # type: ignore[attr-defined]
+    return anew
+
+
 class _Index:
     """The index of a forward in the core, for as long as its graph lives."""
 
@@ -250,14 +277,19 @@ class _Pull(torch.autograd.Function):
         _refuse_double_backward()
         if grad is None:
             return (None,) * (9 + len(ctx.leaves))
-        if ctx.pushed:  # torch may have freed what was saved
-            raise errors.TicketError(
-                "second backward through one forward: its gradients were "
-                "pushed already; run the forward again (or sum the losses "
-                "and call backward once)"
-            )
-        values, offsets, weights, rows = ctx.saved_tensors
         held = HELD.get(ctx.store)
+        if held is None:
+            _refuse_several_backwards(ctx.pushed)
+        values, offsets, weights, rows = ctx.saved_tensors
+        try:
+            if ctx.pushed:  # a pull is needed for each gradient
+                anew = _anew(ctx.ticket, ctx.store)
+                pulled = values, offsets, weights, _nothing, anew
+                with below_autograd():
+                    rows = _pull(*pulled, ctx.store, ctx.plan)[1]
+                ctx.ticket, ctx.index = anew, _Index(anew, ctx.store)
+        except RuntimeError as error:
+            raise typed(error) from None
         # Columns of a wider gradient (torch.cat) stay where they are, unless
         # they wait for a step: a view has the version of the whole.
         if ctx.flight is None and (
@@ -311,6 +343,8 @@ _push_from = ops.push_from_v1.default
 _push = ops.push_v1.default
 _ticket = ops.ticket_v2.default
 _drop = ops.drop_v1.default
+_nothing = torch.zeros(1, dtype=torch.float32, device="cpu")
+_now = torch.tensor(-1, device="cpu")
 _again = torch.tensor(-2, device="cpu")  # AGAIN of csrc/torch/ops.cpp
 #: This process, int64 [1]: an input of graphs, and so a constant of those that
 #: are saved, by which they refuse to run in another.
@@ -356,7 +390,9 @@ def pull(
         if exports and grad and leaves:
             anchor = leaves[0]
         elif grad and leaves:
-            anchor = torch.cat((anchor, *(leaf.to(anchor) for leaf in leaves)))
+            anchor = torch.cat(
+                (anchor, *(Tensor.to(leaf, anchor) for leaf in leaves))
+            )
         out: Tensor = ops.pull_v1(
             values, offsets, weights, anchor, ticket, store, plan
         )[0]
@@ -367,6 +403,7 @@ def pull(
         batch = torch.stack((batch[0], _again))
     try:
         ticket = _ticket(batch, _process, store, grad)
+        ticket.of_batch = batch
         batch_of = values, offsets, weights, anchor, ticket, store, plan
         if grad and way is None:
             out = _Pull.apply(*batch_of, None, None, *leaves)  # type: ignore[no-untyped-call]

@@ -96,7 +96,7 @@ class Rows(HasEngine):
             floats = self._engine.core.state_floats(t.number)
             state = float_rows("state", state, (n, floats)).numpy()
         self._engine.core.set(t.number, wanted, vectors, state)
-        self._engine.rename_rows()
+        self._engine.rename_rows(table=table)
 
     def ids(self, table: str) -> Tensor:
         """The ids of all rows: int64 [rows], in no particular order."""
@@ -150,7 +150,7 @@ class Rows(HasEngine):
         self._engine.check_writable("erase")
         number = self._engine.find(table).number
         erased = self._engine.core.erase(number, self._ids(ids))
-        self._engine.rename_rows()
+        self._engine.rename_rows(table=table)
         return erased
 
     def clear(self, table: str | None = None) -> None:

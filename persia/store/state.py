@@ -10,6 +10,7 @@ and of its updates. A load gives them another lineage; so do, in one process,
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +18,22 @@ import torch
 from torch import Tensor
 
 from persia import errors
-from persia.base.warning import warn
 from persia.store.engine import engine_of
 
 if TYPE_CHECKING:
     from persia.store import Store
     from persia.store.configs import TableConfig
 
-__all__ = ["check_state", "lineages_of", "state_of", "updates_of"]
+__all__ = [
+    "check_state",
+    "lineages_of",
+    "state_of",
+    "stores",
+    "unsaved",
+    "updates_of",
+]
+
+_ROWS = 1 << 16  # copied in one call
 
 
 def lineages_of(store: Store) -> list[str]:
@@ -61,23 +70,31 @@ def updates_of(store: Store) -> dict[str, int]:
     return {name: t["updates"] for name, t in _tables(store).items()}
 
 
-def state_of(store: Store, configs: Sequence[TableConfig]) -> Tensor:
-    """The state of a module with these tables; warns about rows that are in
-    no checkpoint."""
+def unsaved(store: Store, configs: Sequence[TableConfig]) -> list[str]:
+    """The tables whose rows are in no checkpoint as they are now."""
+    engine = engine_of(store)
+    if engine.loading or engine.keeper is not None:
+        return []
     tables = _tables(store)
-    unsaved = [
+    return [
         c.name
         for c in configs
         if tables[c.name]["rows"]
-        and tables[c.name]["updates"] != engine_of(store).saved.get(c.name)
+        and tables[c.name]["updates"] != engine.saved.get(c.name)
     ]
-    if unsaved and not engine_of(store).loading:
-        warn(
-            f"the rows of tables {unsaved} are in no checkpoint as they are "
-            "now, and a state_dict holds no rows: it loads only as long as "
-            "they do not change. Save them with store.save(path) before they "
-            "are trained further, and load them with store.load(path)"
-        )
+
+
+def state_of(
+    store: Store,
+    configs: Sequence[TableConfig],
+    outputs: Sequence[tuple[str, int]],
+) -> Tensor:
+    """The state of a module with these tables; where rows are kept beside
+    states, they are saved."""
+    keeper = engine_of(store).keeper
+    if keeper is not None and not engine_of(store).loading:
+        keeper.save()
+    tables = _tables(store)
     state = {
         "tables": {
             c.name: {"embedding_dim": c.embedding_dim, **tables[c.name]}
@@ -85,6 +102,7 @@ def state_of(store: Store, configs: Sequence[TableConfig]) -> Tensor:
         },
         "lineage": lineages_of(store)[0],
         "checkpoint": engine_of(store).checkpoint_id,
+        "outputs": outputs,
     }
     text = bytearray(json.dumps(state).encode())
     return torch.frombuffer(text, dtype=torch.uint8).clone()
@@ -107,15 +125,32 @@ def _read(what: str, state: Any) -> dict[str, Any]:
 
 
 def check_state(
-    store: Store, configs: Sequence[TableConfig], what: str, state: Any
+    store: Store,
+    configs: Sequence[TableConfig],
+    what: str,
+    state: Any,
+    outputs: Sequence[tuple[str, int]],
+    in_order: bool,
 ) -> None:
     """Raises if a state is of other tables, or of other rows.
+
+    Args:
+        store: of the module.
+        configs: its tables.
+        what: its class.
+        state: that was saved.
+        outputs: names and dims, in the order of the module.
+        in_order: what reads the output knows its columns by their order.
 
     Raises:
         SchemaMismatch: it has no such form, or other tables.
         RowsMissing: the rows that it was saved with are not in the store.
     """
     state = _read(what, state)
+    strict = engine_of(store).strict
+    _check_outputs(what, outputs, state.get("outputs"), in_order, strict)
+    if not strict:
+        return
     dims = {c.name: c.embedding_dim for c in configs}
     for name, saved in state["tables"].items():
         if name not in dims:
@@ -130,12 +165,89 @@ def check_state(
             )
     if engine_of(store).loading:  # a checkpoint's states come before its rows
         return
+    try:
+        _check_all_rows(store, state)
+    except errors.RowsMissing:
+        keeper = engine_of(store).keeper
+        if keeper is not None and keeper.bring_back(state["checkpoint"]):
+            return
+        source = _store_with(store, state)
+        if source is None:
+            raise
+        for name in state["tables"]:
+            _copy_table(source, store, name)
+
+
+def _check_outputs(
+    what: str,
+    mine: Sequence[tuple[str, int]],
+    saved: Sequence[tuple[str, int]] | None,
+    in_order: bool,
+    strict: bool,
+) -> None:
+    """Raises if what reads the output would take one feature for another."""
+    if saved is None:  # of an earlier version
+        return
+    here, there = ([str(name) for name, _ in one] for one in (mine, saved))
+    both = set(here) & set(there)
+    order = [[n for n in one if n in both] for one in (here, there)]
+    if in_order and order[0] != order[1]:
+        raise errors.SchemaMismatch(
+            f"the output of this {what} has the features {here}, in the "
+            f"state they are {there}: the layers behind it would read one "
+            "for the other. Make it with tables and features in that order"
+        )
+    if strict and set(here) != set(there):
+        more = sorted(set(here) - both), sorted(set(there) - both)
+        raise errors.SchemaMismatch(
+            f"the output of this {what} has features that the state has not: "
+            f"{more[0]}; the state has others: {more[1]}. For the rest alone "
+            "use store.load(path, model=model, strict=False)"
+        )
+
+
+def _check_all_rows(store: Store, state: Mapping[str, Any]) -> None:
     mine = _tables(store)
     same = state.get("lineage") is None or state["lineage"] in lineages_of(
         store
     )
     for name, saved in state["tables"].items():
         _check_rows(name, saved, mine[name], same, state["checkpoint"])
+
+
+#: Of this process, whose rows a state may be of.
+stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+def _store_with(store: Store, state: Mapping[str, Any]) -> Store | None:
+    """Another store here whose rows are those of a state, as they are now."""
+    if not state.get("lineage"):
+        return None
+    for other in list(stores):
+        if other is store or other.closed or other.remote:
+            continue
+        if state["tables"].keys() <= other.tables.keys():
+            try:
+                _check_all_rows(other, state)
+            except errors.RowsMissing:
+                continue
+            return other
+    return None
+
+
+def _copy_table(source: Store, target: Store, name: str) -> None:
+    """Replaces all rows of a table by those of another store."""
+    engine_of(target).check_writable("load_state_dict")
+    floats = [
+        engine_of(s).core.state_floats(engine_of(s).find(name).number)
+        for s in (source, target)
+    ]
+    ids = source.ids(name)
+    target.clear(name)
+    for some in torch.split(ids, _ROWS):
+        rows, state, _ = source.rows_and_state(name, some)
+        kept = state if floats[0] == floats[1] else None
+        target.set_rows(name, some, rows, kept)
 
 
 def _check_rows(

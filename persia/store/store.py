@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from persia.store.configs import (
 )
 from persia.store.engine import NONFINITE, Arguments, Engine
 from persia.store.rows import Rows
+from persia.store.state import stores
 from persia.store.stats import Stats
 
 if TYPE_CHECKING:
@@ -183,6 +183,7 @@ class Store(Rows, Stats):
     ) -> None:
         self._engine = Engine(optimizer, arguments)
         optim.bind(optimizer, self, self._engine)
+        stores.add(self)
 
     # ---- arguments
 
@@ -400,7 +401,9 @@ class Store(Rows, Stats):
             model, optimizer, scheduler, loader: as they were saved.
             step: of the checkpoint in the root; default: LATEST.
             strict: False: tables that the checkpoint or the store does not
-                have are left as they are, else an error.
+                have, or that differ, are left as they are, as are parameters
+                and their state in the optimizer that do not fit by name and
+                shape; one warning names them. True: an error.
             random_states: whether the global random generators of torch,
                 Python and numpy are set, too.
             resume: "rollback": rows and all else are as they were saved.
@@ -475,14 +478,40 @@ class Store(Rows, Stats):
         with contextlib.suppress(errors.PersiaError):
             self._close(failed=True)
 
+    def copy(self) -> Store:
+        """Another store with the same tables, rows and optimizer state.
+
+        ``copy.deepcopy(model)`` takes it for the tables of the copied model:
+        to train one changes nothing of the other. Updates of finished
+        backwards are in the copy; gradients that wait for
+        ``store.optimizer.step()`` are not. The rows pass through a temporary
+        folder (environment variable TMPDIR).
+
+        Returns:
+            A store in this process, with the arguments of this one.
+
+        Raises:
+            InvalidArgument: the rows are on servers or ranks, where a copy
+                would need tables of other names.
+            StorageError: the temporary folder has no room.
+        """
+        from persia.checkpoint import copying
+
+        if self.remote:
+            raise errors.InvalidArgument(
+                f"a copy of {self!r}, or of a model that has it: the rows are "
+                "not in this process alone, and a copy would need tables of "
+                "other names there. Make the other model by its class, with "
+                'Store(servers="embedded") or another namespace=, and load a '
+                "checkpoint into it with store.load(path)"
+            )
+        other = Store.__new__(Store)
+        other.__setstate__(self._configuration(servers="embedded"))
+        copying.copy_rows(self, other)
+        return other
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Store:
-        warnings.warn(
-            "a copy of a module shares the tables of its persia.Store: "
-            "training one changes both. Give the copy a store of its own if "
-            "that is not wanted",
-            stacklevel=2,
-        )
-        return self
+        return self.copy()
 
     def __copy__(self) -> Store:
         return self
@@ -500,13 +529,17 @@ class Store(Rows, Stats):
                 "store.save(path), and load them into the copy with "
                 "store.load(path)"
             )
+        return self._configuration()
+
+    def _configuration(self, **settings: Any) -> dict[str, Any]:
+        engine = self._engine
         o = engine.optimizer
         return {
             "optimizer": (type(o), dict(o.defaults)),
             "arguments": dataclasses.replace(
                 engine.arguments,
                 settings=dataclasses.replace(
-                    engine.arguments.settings, security=None
+                    engine.arguments.settings, security=None, **settings
                 ),
             ),
             "tables": [t.config for t in engine.tables.values()],

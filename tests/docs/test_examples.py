@@ -51,6 +51,7 @@ PRINTS = {
     "README.md": r"step 0: loss 0\.\d+, [\d,]+ rows",
     "docs/data.md": r"2000 samples\n[\s\S]*^12 batches\n(300 samples.*\n){2}",
     "docs/howto/accelerate.md": r"^8$",
+    "docs/howto/change.md": r"table 'city'[\s\S]*^True$",
     "docs/howto/checkpoint.md": r"\(\d+,\) \(\d+, 16\)",
     "docs/howto/evaluate.md": r"AUC 0\.\d+, log loss 0\.\d+",
     "docs/howto/libraries.md": r"^True$",

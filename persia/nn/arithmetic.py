@@ -1,0 +1,503 @@
+"""Arithmetic with parameters that stand for rows of tables.
+
+An :class:`~persia.nn.anchor.Anchor` has no elements. What loops over
+parameters compute with it (averages of models, target networks) is noted
+here as a sum of terms, each a factor and the tables of a module, and is
+carried out on the rows where the sum is written into an anchor. Another write
+raises InvalidArgument: it would reach no row. Optimizers write as they do
+with any parameter; rows have their own optimizer.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from persia import errors
+from persia.base.torch_private import without_subclasses
+from persia.base.warning import warn
+from persia.store.engine import Engine, engine_of
+
+if TYPE_CHECKING:
+    from persia.nn.anchor import Anchor
+    from persia.nn.lookups import Collection
+    from persia.store import Store
+
+__all__ = ["METHODS", "Value", "run", "warn_of_missing"]
+
+_ROWS = 1 << 16  # combined in one call
+_GET: Any = Tensor.data.__get__  # type: ignore[attr-defined]
+_SET: Any = Tensor.data.__set__  # type: ignore[attr-defined]
+#: What gives the same values: on another device, without a gradient.
+_SAME = frozenset(
+    "detach detach_ to cpu cuda float double half bfloat16 type contiguous "
+    "view_as expand_as alias requires_grad_ share_memory_".split()
+)
+_TORCHS = ("torch.optim.", "torch._functorch.")
+_COPIES = frozenset(("clone", "__deepcopy__"))
+#: What is known of sums, by the names of functions and operators.
+_KNOWN = {
+    **dict.fromkeys(("mul", "multiply", "__mul__", "__rmul__"), "mul"),
+    **dict.fromkeys(("div", "divide", "true_divide", "__truediv__"), "div"),
+    **dict.fromkeys(("add", "__add__", "__radd__"), "add"),
+    **dict.fromkeys(("sub", "subtract", "__sub__"), "sub"),
+    **dict.fromkeys(("rsub", "__rsub__"), "rsub"),
+    **dict.fromkeys(("neg", "negative", "__neg__"), "neg"),
+    **dict.fromkeys(("__imul__",), "mul_"),
+    **dict.fromkeys(("__itruediv__", "__idiv__"), "div_"),
+    **dict.fromkeys(("__iadd__",), "add_"),
+    **dict.fromkeys(("__isub__",), "sub_"),
+    "lerp": "lerp",
+    "copy_": "copy_",
+    "zero_": "zero_",
+    "zeros_like": "zeros_like",
+}
+for _name in ("mul", "multiply", "div", "divide", "true_divide"):
+    _KNOWN[f"{_name}_"] = f"{_KNOWN[_name]}_"
+for _name in ("add", "sub", "subtract", "neg", "negative", "lerp"):
+    _KNOWN[f"{_name}_"] = f"{_KNOWN[_name]}_"
+
+
+def _writes(name: str) -> bool:
+    in_place = name.endswith("_") and not name.startswith("_")
+    operator = name.startswith("__i") and name[3:-2] in (
+        *("add", "sub", "mul", "matmul", "div", "truediv", "floordiv"),
+        *("mod", "pow", "and", "or", "xor", "lshift", "rshift"),
+    )
+    return name not in _SAME and (
+        in_place or operator or name == "__setitem__"
+    )
+
+
+#: Methods of a parameter that come here.
+METHODS = tuple(
+    sorted(
+        {n for n in dir(Tensor) if _writes(n)}
+        | {n for n in (*_SAME, *_COPIES, *_KNOWN) if hasattr(Tensor, n)}
+        - {"requires_grad_", "share_memory_", "__deepcopy__", "expand_as"}
+        | set("pow __pow__ square abs norm sum mean dot view reshape".split())
+        | set("flatten ravel".split())
+    )
+)
+
+
+class Source(NamedTuple):
+    """Tables whose rows a parameter stands for, in their order."""
+
+    store: Store
+    tables: tuple[str, ...]
+    dims: tuple[int, ...]
+    module: weakref.ref[Collection] | None
+
+    @classmethod
+    def of(cls, module: Collection) -> Source:
+        configs = module.tables
+        return cls(
+            module.store,
+            tuple(c.name for c in configs),
+            tuple(c.embedding_dim for c in configs),
+            weakref.ref(module),
+        )
+
+    def same(self, other: Source) -> bool:
+        return self.store is other.store and self.tables == other.tables
+
+    def leads(self, table: str) -> bool:
+        """Whether it is written through this one, of several modules."""
+        module = None if self.module is None else self.module()
+        return module is None or engine_of(self.store).leads(module, table)
+
+    def version(self) -> tuple[Any, ...]:
+        """Other after each change of the rows: by hand, and by updates."""
+        engine = engine_of(self.store)
+        if not self.store.remote:
+            engine.core.settle()
+        writes = tuple(engine.writes.get(t, 0) for t in self.tables)
+        return (engine.cleared, *writes), engine.core.updates()
+
+
+class Term(NamedTuple):
+    """A factor of the rows of a moment."""
+
+    source: Source
+    version: tuple[Any, ...]
+    factor: float
+
+
+class Value(Tensor):
+    """What is known of a sum of parameters; it has no elements."""
+
+    _terms: tuple[Term, ...] = ()
+    _alias = False  # it is the value of a parameter: to write it, sets rows
+
+    @staticmethod
+    def of(data: Tensor, terms: Sequence[Term], alias: bool = False) -> Value:
+        with without_subclasses():
+            found: Value = data.as_subclass(Value)
+        found._terms, found._alias = tuple(terms), alias
+        return found
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
+        return run(func, args, kwargs or {})
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        with without_subclasses():
+            plain = self.detach().as_subclass(Tensor)
+            return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+
+def run(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A function of torch, of parameters that stand for rows."""
+    name = "data" if func in (_GET, _SET) else func.__name__
+    if torch.compiler.is_compiling() or _in_torch():
+        return _plain(func, args, kwargs)
+    if name.startswith("_foreach_"):
+        return _each(func, name.removeprefix("_foreach_"), args, kwargs)
+    first = args[0] if args else kwargs.get("tensor", kwargs.get("input"))
+    source = _terms_of(first)
+    if func == _SET:
+        return _set_data(first, args[1])
+    if source is not None and (func == _GET or name in _SAME):
+        out = _plain(func, args, kwargs)
+        alias = _is_alias(first)
+        return Value.of(out, source, alias) if _empty(out) else out
+    if source is not None and name in _COPIES:
+        return Value.of(_plain(func, args[:1], {}), _copied(first))
+    known = _KNOWN.get(name)
+    terms = None if known is None else _sum(known, args, kwargs)
+    if source is not None and _writes(name):
+        return _write(name, first, terms)
+    out = _plain(func, args, kwargs)
+    if terms is not None and known is not None and not known.endswith("_"):
+        out = Value.of(out, terms)
+    elif isinstance(out, Tensor) and out.requires_grad:
+        for one in _ours(args):
+            warn_of_missing(engine_of(_source_of(one).store), "a loss")
+    return out
+
+
+def _plain(func: Any, args: Any, kwargs: Any) -> Any:
+    with without_subclasses():
+        out = func(*args, **kwargs)
+    return out.as_subclass(Tensor) if type(out) is Value else out
+
+
+def _in_torch() -> bool:
+    """Whether a torch.optim optimizer makes a step, or a compiler asks."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith(_TORCHS) and "swa_utils" not in module:
+            return True
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return False
+
+
+def _anchor_of(one: Any) -> Anchor | None:
+    from persia.nn.anchor import Anchor
+
+    return one if isinstance(one, Anchor) and one.owner() else None
+
+
+def _ours(args: Any) -> list[Any]:
+    found = []
+    for one in args:
+        if isinstance(one, list | tuple):
+            found += _ours(one)
+        elif _terms_of(one):
+            found.append(one)
+    return found
+
+
+def _terms_of(one: Any) -> tuple[Term, ...] | None:
+    """The sum that a tensor is; None: it is not one of parameters."""
+    if isinstance(one, Value):
+        if not one._alias:
+            return one._terms
+        source = one._terms[0].source
+    elif (anchor := _anchor_of(one)) is not None:
+        source = anchor.source()
+    else:
+        return None
+    return (Term(source, source.version(), 1.0),)
+
+
+def _source_of(one: Any) -> Source:
+    terms = _terms_of(one)
+    assert terms
+    return terms[0].source
+
+
+def _is_alias(one: Any) -> bool:
+    return one._alias if isinstance(one, Value) else True
+
+
+def _empty(out: Any) -> bool:
+    return isinstance(out, Tensor) and out.numel() == 0
+
+
+def _number(one: Any) -> float | None:
+    if isinstance(one, bool):
+        return None
+    if isinstance(one, int | float):
+        return float(one)
+    if isinstance(one, Tensor) and one.numel() == 1:
+        return float(one)
+    return None
+
+
+def _sum(
+    known: str, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Term, ...] | None:
+    """The terms of a result; None: it is no sum of parameters."""
+    known = known.rstrip("_")
+    named = [kwargs[n] for n in ("other", "end", "src") if n in kwargs]
+    a, *rest = [*args, *named]
+    b = rest[0] if rest else None
+    mine, other = _terms_of(a), _terms_of(b)
+    if known in ("mul", "div"):
+        sum_, by = (mine, _number(b)) if mine is not None else (other, None)
+        if mine is None and known == "mul":
+            by = _number(a)
+        if sum_ is None or by is None or kwargs.get("rounding_mode"):
+            return None
+        if known == "div":
+            by = 1.0 / by if by else math.nan
+        return _scaled(sum_, by)
+    if known == "zero" or known == "zeros_like":
+        return ()
+    if mine is None:
+        return None
+    if known == "neg":
+        return _scaled(mine, -1.0)
+    if other is None:
+        return None
+    if known == "copy":
+        return other
+    alpha = _number(kwargs.get("alpha", 1))
+    if known == "lerp":
+        weight = _number(kwargs.get("weight", rest[-1]))
+        if weight is None:
+            return None
+        mine, alpha = _scaled(mine, 1.0 - weight), weight
+    if alpha is None:
+        return None
+    if known == "rsub":
+        mine, other = other, mine
+    if known in ("sub", "rsub"):
+        alpha = -alpha
+    return _added(mine, _scaled(other, alpha))
+
+
+def _scaled(terms: tuple[Term, ...], by: float) -> tuple[Term, ...]:
+    return tuple(t._replace(factor=t.factor * by) for t in terms)
+
+
+def _added(a: tuple[Term, ...], b: tuple[Term, ...]) -> tuple[Term, ...]:
+    """Equal ones together."""
+    out = list(a)
+    for term in b:
+        for i, one in enumerate(out):
+            if one.source.same(term.source) and one.version == term.version:
+                out[i] = one._replace(factor=one.factor + term.factor)
+                break
+        else:
+            out.append(term)
+    return tuple(out)
+
+
+def _each(
+    func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
+    """A function of lists: ours one by one, all others together."""
+    lists = [isinstance(a, list | tuple) for a in args]
+    n = len(args[0])
+    mine = {
+        i
+        for i in range(n)
+        if any(
+            _terms_of(a[i]) is not None
+            for a, many in zip(args, lists, strict=True)
+            if many
+        )
+    }
+    others = [i for i in range(n) if i not in mine]
+    out: dict[int, Any] = {}
+    if others:
+        some = [
+            [a[i] for i in others] if many else a
+            for a, many in zip(args, lists, strict=True)
+        ]
+        done = _plain(func, some, kwargs)
+        out.update(zip(others, done or [None] * len(others), strict=True))
+    method = getattr(Tensor, name, None) or getattr(torch, name)
+    for i in sorted(mine):
+        one = [
+            a[i] if many else a for a, many in zip(args, lists, strict=True)
+        ]
+        out[i] = run(method, tuple(one), kwargs)
+    return None if name.endswith("_") else [out[i] for i in range(n)]
+
+
+# ---- writing
+
+
+def _set_data(target: Any, value: Any) -> None:
+    """``parameter.data = value``; also how torch moves a parameter."""
+    terms = _terms_of(value)
+    source = _source_of(target)
+    if isinstance(value, Value) and terms is not None:
+        if not (value._alias and value._terms[0].source.same(source)):
+            _assign(source, terms)
+        elif value._terms[0].version[0] != source.version()[0]:
+            raise _stale(source)
+    _plain(_SET, (target, value), {})
+
+
+def _write(name: str, target: Any, terms: tuple[Term, ...] | None) -> Any:
+    if terms is None:
+        source = _source_of(target)
+        raise errors.InvalidArgument(
+            f"{name} of a parameter that stands for rows of tables "
+            f"{list(source.tables)} would change none of them. Only sums of "
+            "models' parameters reach rows (averages, target networks: mul_, "
+            "add_, lerp_, copy_). For other values use store.set_rows(), "
+            "reset_parameters() or the init= of the table's config, and leave "
+            "this parameter out: it has no elements (parameter.numel() == 0)"
+        )
+    if _is_alias(target):
+        _assign(_source_of(target), terms)
+        terms = _terms_of(target) or ()
+    if isinstance(target, Value):
+        target._terms = terms
+    return target
+
+
+def _stale(source: Source) -> errors.PersiaError:
+    return errors.InvalidArgument(
+        f"a value of parameters was read before the rows of tables "
+        f"{list(source.tables)} changed, and holds no rows: a clone() would. "
+        "Compute with parameters and write the result at once, or keep "
+        "averages in a torch.optim.swa_utils.AveragedModel"
+    )
+
+
+def _copied(one: Any) -> tuple[Term, ...]:
+    """The terms of a copy, which later changes do not reach."""
+    terms = _terms_of(one) or ()
+    if not terms or terms[0].source.store.remote:
+        return terms  # to write it later is refused, if rows have changed
+    source = terms[0].source
+    if len(terms) > 1 or terms[0].factor != 1.0:
+        raise errors.InvalidArgument(
+            "a copy of an average of parameters that stand for rows of "
+            f"tables {list(source.tables)} would hold none of them. Keep the "
+            "average in a torch.optim.swa_utils.AveragedModel(model)"
+        )
+    _check_fresh(terms)
+    store = engine_of(source.store).snapshot(source.store)
+    copy = Source(store, source.tables, source.dims, None)
+    return (Term(copy, copy.version(), 1.0),)
+
+
+def _check_fresh(terms: Sequence[Term]) -> None:
+    for term in terms:
+        if term.version != term.source.version():
+            raise _stale(term.source)
+
+
+def _assign(target: Source, terms: tuple[Term, ...]) -> None:
+    """Gives the rows of a parameter the values of a sum."""
+    _check_fresh(terms)
+    for term in terms:
+        if term.source.dims != target.dims:
+            raise errors.InvalidArgument(
+                f"tables {list(term.source.tables)} have embedding_dim "
+                f"{list(term.source.dims)}, {list(target.tables)} have "
+                f"{list(target.dims)}: their parameters cannot be added"
+            )
+    itself = len(terms) == 1 and terms[0].source.same(target)
+    if itself and terms[0].factor == 1.0:
+        return
+    engine_of(target.store).check_writable("an average of parameters")
+    scales = engine_of(target.store).scales
+    for at, table in enumerate(target.tables):
+        if target.leads(table):
+            parts = [(t.source, t.source.tables[at], t.factor) for t in terms]
+            scale = scales.get(table)
+            _combine(target, table, parts, scale)
+            alone = all(t.source.same(target) for t in terms)
+            if alone:  # rows to come have a part in what is added later
+                factor = sum(t.factor for t in terms)
+                before = _valid(target, table, scale)
+                key = _moment(target, table)
+                scales[table] = key, factor * before
+            else:
+                scales.pop(table, None)
+
+
+def _moment(source: Source, table: str) -> tuple[Any, ...]:
+    engine = engine_of(source.store)
+    return engine.cleared, engine.writes.get(table, 0), engine.core.updates()
+
+
+def _valid(source: Source, table: str, scale: Any) -> float:
+    """What a row that is not there is multiplied with."""
+    if scale is None or scale[0] != _moment(source, table):
+        return 1.0
+    return float(scale[1])
+
+
+def _combine(
+    target: Source,
+    table: str,
+    parts: Sequence[tuple[Source, str, float]],
+    scale: Any,
+) -> None:
+    """Sets the rows of a table: those of all tables of the sum."""
+    scaled = _valid(target, table, scale)
+    ids = [target.store.ids(table)]
+    ids += [source.store.ids(name) for source, name, _ in parts]
+    dim = target.store.tables[table].embedding_dim
+    for some in torch.unique(torch.cat(ids)).split(_ROWS):
+        values = torch.zeros(len(some), dim, dtype=torch.float32, device="cpu")
+        _, state, _ = target.store.rows_and_state(table, some)
+        for source, name, factor in parts:
+            rows, _, there = source.store.rows_and_state(name, some)
+            if scaled != 1.0 and source.store is target.store:
+                rows[~there] *= scaled
+            values.add_(rows, alpha=factor)
+        target.store.set_rows(table, some, values, state)
+
+
+def warn_of_missing(engine: Engine, what: str) -> None:
+    """Once a store: parameters that stand for rows are in a loss or norm."""
+    if what in engine.told:
+        return
+    engine.told.add(what)
+    named = ", ".join(map(repr, sorted(engine.tables)))
+    warn(
+        f"{what} over parameters() does not have the rows of tables {named}: "
+        "they are no parameters. For a penalty add persia.penalty(model, "
+        "l2=..., l1=...) to the loss, or give the store's optimizer "
+        "weight_decay=; to measure or clip gradients use "
+        'persia.clip_grad_norm_(model, max_norm) with Store(update="step"), '
+        "or max_grad_norm= of persia.optim"
+    )

@@ -1,0 +1,320 @@
+"""What people do to parameters, models and loops: a row of the page each.
+
+``docs/explanation/habits.md`` has the table of these rows: the habit as it
+is written there, and whether it works, warns, or raises which error. The
+oracle of what works is torch's own model, treated alike.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import swa_utils
+
+import persia
+from persia import errors
+from tests.test_copies import ROWS, Pair, same, store_of, train_on
+
+PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "habits.md"
+ROW = re.compile(r"^\| (.+?) \| (works|warns|`\w+`) \| (.+) \|$", re.MULTILINE)
+
+Habit = Callable[[Pair, Path], Any]
+#: By the habit as on the page: what happens, how the store updates, and what
+#: is done.
+HABITS: dict[str, tuple[str, str, Habit]] = {}
+
+
+def habit(
+    text: str, outcome: str = "works", update: str = "backward"
+) -> Callable[[Habit], Habit]:
+    def note(function: Habit) -> Habit:
+        assert text not in HABITS
+        HABITS[text] = outcome, update, function
+        return function
+
+    return note
+
+
+def rows_of(model: nn.Module) -> torch.Tensor:
+    return store_of(model).rows("one", range(ROWS))
+
+
+@habit("`p.requires_grad = False` in a loop, `model.requires_grad_(False)`")
+def _(pair: Pair, folder: Path) -> None:
+    for model in (pair.ours, pair.theirs):
+        for p in model.parameters():
+            p.requires_grad = False
+        model.requires_grad_(False)
+        model.get_submodule("top").requires_grad_(True)
+    before = rows_of(pair.ours)
+    pair.train()
+    assert torch.equal(rows_of(pair.ours), before)
+    same(pair.ours, pair.theirs)
+
+
+@habit(
+    "`model.zero_grad()`, `optimizer.zero_grad()` to skip a batch",
+    update="step",
+)
+def _(pair: Pair, folder: Path) -> None:
+    for model in (pair.ours, pair.theirs):
+        model(torch.zeros(8, 2, dtype=torch.long)).sum().backward()
+        model.zero_grad()
+    assert store_of(pair.ours).stats()["held"] == 0
+    pair.train()
+    same(pair.ours, pair.theirs)
+
+
+@habit("`loss.backward(retain_graph=True)`, a backward a task", update="step")
+def _(pair: Pair, folder: Path) -> None:
+    ids = pair.ids()
+    for model in (pair.ours, pair.theirs):
+        dense = torch.optim.SGD(
+            [p for p in model.parameters() if p.numel()], lr=0.1
+        )
+        out = model(ids)
+        out.square().mean().backward(retain_graph=True)
+        out.sin().mean().backward()
+        dense.step()
+        if model is pair.ours:
+            store_of(model).optimizer.step()
+    same(pair.ours, pair.theirs)
+
+
+@habit('the same with `Store(update="backward")`', "TicketError")
+def _(pair: Pair, folder: Path) -> None:
+    pair.ours(pair.ids()).sum().backward(retain_graph=True)
+
+
+@habit("`loss.backward(create_graph=True)`", "TicketError")
+def _(pair: Pair, folder: Path) -> None:
+    pair.ours(pair.ids()).sum().backward(create_graph=True)
+
+
+@habit("`copy.deepcopy(model)`: folds, teachers, restarts")
+def _(pair: Pair, folder: Path) -> None:
+    ours, theirs = copy.deepcopy(pair.ours), copy.deepcopy(pair.theirs)
+    pair.train(ours, theirs)
+    same(ours, theirs)
+    same(pair.ours, pair.theirs)
+
+
+@habit("`AveragedModel(model)`: mean, EMA, own `avg_fn`; `update_bn`")
+def _(pair: Pair, folder: Path) -> None:
+    ema = swa_utils.get_ema_multi_avg_fn(0.9)
+    pairs = [
+        (m, swa_utils.AveragedModel(m, multi_avg_fn=ema))
+        for m in (pair.ours, pair.theirs)
+    ]
+    for _ in range(3):
+        pair.train()
+        for model, average in pairs:
+            average.update_parameters(model)
+    batches = [pair.ids() for _ in range(2)]
+    for _, average in pairs:
+        swa_utils.update_bn(batches, average)
+    same(pairs[0][1], pairs[1][1])
+
+
+@habit("`target.data.lerp_(p.data, tau)`, `mul_`, `add_`: target networks")
+def _(pair: Pair, folder: Path) -> None:
+    targets = copy.deepcopy(pair.ours), copy.deepcopy(pair.theirs)
+    pair.train()
+    for target, model in zip(targets, (pair.ours, pair.theirs), strict=True):
+        for a, b in zip(target.parameters(), model.parameters(), strict=True):
+            a.data.mul_(0.9).add_(b.data, alpha=0.1)
+    same(*targets)
+
+
+@habit("`target.load_state_dict(model.state_dict())`")
+def _(pair: Pair, folder: Path) -> None:
+    targets = copy.deepcopy(pair.ours), copy.deepcopy(pair.theirs)
+    pair.train()
+    for target, model in zip(targets, (pair.ours, pair.theirs), strict=True):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a state holds no rows
+            target.load_state_dict(model.state_dict())
+    pair.train(*targets)
+    same(*targets)
+
+
+@habit("`p.data.clone()` by name, and `p.data = values[name]` later")
+def _(pair: Pair, folder: Path) -> None:
+    values = {n: p.data.clone() for n, p in pair.ours.named_parameters()}
+    before = rows_of(pair.ours)
+    pair.train()
+    for name, p in pair.ours.named_parameters():
+        p.data = values[name]
+    assert torch.equal(rows_of(pair.ours), before)
+
+
+@habit(
+    "a value of `p.data * c` that is written after the rows changed",
+    "InvalidArgument",
+)
+def _(pair: Pair, folder: Path) -> None:
+    anchor = pair.ours.get_submodule("one.rows").anchor
+    half = anchor.data * 0.5
+    train_on(pair.ours, pair.ids())
+    pair.before = rows_of(pair.ours)  # type: ignore[attr-defined]
+    anchor.data.copy_(half)
+
+
+@habit(
+    "`nn.init.normal_(p)`, `p.data.uniform_()`, `clamp_`, noise: other writes",
+    "InvalidArgument",
+)
+def _(pair: Pair, folder: Path) -> None:
+    for p in pair.ours.get_submodule("one").parameters():
+        nn.init.normal_(p)
+
+
+@habit(
+    "`embedding.weight.data.copy_(x)`, `nn.init.*`, `weight[i] = x`",
+    "InvalidArgument",
+)
+def _(pair: Pair, folder: Path) -> None:
+    one: Any = pair.ours.get_submodule("one")
+    with torch.no_grad():
+        one.weight[0] = 1.0
+
+
+@habit("`embedding.reset_parameters()`")
+def _(pair: Pair, folder: Path) -> None:
+    before = rows_of(pair.ours)
+    one: Any = pair.ours.get_submodule("one")
+    one.reset_parameters()
+    assert not torch.equal(rows_of(pair.ours), before)
+
+
+@habit("a penalty over `parameters()` in the loss", "warns")
+def _(pair: Pair, folder: Path) -> None:
+    loss = pair.ours(pair.ids()).sum()
+    (loss + sum(p.pow(2).sum() for p in pair.ours.parameters())).backward()
+
+
+@habit("`persia.penalty(model, l2=..., l1=...)` in the loss")
+def _(pair: Pair, folder: Path) -> None:
+    ids = pair.ids()
+    theirs: Any = pair.theirs
+    (pair.ours(ids).mean() + persia.penalty(pair.ours, l2=0.1)).backward()
+    used = theirs.one.weight[ids.unique()], theirs.bag.weight[ids.unique()]
+    l2 = sum(rows.square().sum() for rows in used)
+    (theirs(ids).mean() + 0.1 * l2).backward()
+    torch.optim.SGD([theirs.one.weight, theirs.bag.weight], lr=0.1).step()
+    same(pair.ours, pair.theirs)
+
+
+@habit("`clip_grad_norm_(model.parameters(), c)`, `clip_grad_value_`", "warns")
+def _(pair: Pair, folder: Path) -> None:
+    pair.ours(pair.ids()).sum().backward()
+    nn.utils.clip_grad_norm_(pair.ours.parameters(), 1.0)
+
+
+@habit("`persia.clip_grad_norm_(model, c)`", update="step")
+def _(pair: Pair, folder: Path) -> None:
+    ids = pair.ids()
+    for model in (pair.ours, pair.theirs):
+        dense = torch.optim.SGD(
+            [p for p in model.parameters() if p.numel()], lr=0.1
+        )
+        model(ids).sum().backward()
+        if model is pair.ours:
+            persia.clip_grad_norm_(model, 0.5)
+            store_of(model).optimizer.step()
+        else:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        dense.step()
+    same(pair.ours, pair.theirs)
+
+
+@habit("`best = copy.deepcopy(model.state_dict())` after `keep_rows`")
+def _(pair: Pair, folder: Path) -> None:
+    persia.keep_rows(pair.ours, folder)
+    best = [copy.deepcopy(m.state_dict()) for m in (pair.ours, pair.theirs)]
+    pair.train()
+    pair.ours.load_state_dict(best[0])
+    pair.theirs.load_state_dict(best[1])
+    same(pair.ours, pair.theirs)
+
+
+@habit("`state_dict()` of trained rows without it", "warns")
+def _(pair: Pair, folder: Path) -> None:
+    train_on(pair.ours, pair.ids())
+    pair.ours.state_dict()
+
+
+@habit("`load_state_dict()` after the rows changed without it", "RowsMissing")
+def _(pair: Pair, folder: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        state = pair.ours.state_dict()
+    train_on(pair.ours, pair.ids())
+    pair.before = rows_of(pair.ours)  # type: ignore[attr-defined]
+    pair.ours.load_state_dict(state)
+
+
+@habit("`pickle`, `torch.save(model)`, a spawned process", "warns")
+def _(pair: Pair, folder: Path) -> None:
+    pickle.dumps(store_of(pair.ours))
+
+
+@habit(
+    "a checkpoint into a model whose tables are in another order",
+    "SchemaMismatch",
+)
+def _(pair: Pair, folder: Path) -> None:
+    def bags(*names: str) -> nn.Module:
+        return persia.EmbeddingBagCollection(
+            tables=[persia.EmbeddingBagConfig(n, 4, [n]) for n in names]
+        )
+
+    one, other = bags("a", "b"), bags("b", "a")
+    other.load_state_dict(one.state_dict())
+
+
+@habit(
+    "`persia.convert(model)` into a store that has the rows already", "warns"
+)
+def _(pair: Pair, folder: Path) -> None:
+    torch.manual_seed(9)
+    other = type(pair.theirs)()
+    persia.convert(other, store=store_of(pair.ours), share=True)
+
+
+def on_page() -> dict[str, str]:
+    found = ROW.findall(PAGE.read_text())
+    return {text: outcome.strip("`") for text, outcome, _ in found}
+
+
+def test_the_page_has_a_row_a_habit() -> None:
+    assert on_page() == {
+        text: outcome for text, (outcome, _, _) in HABITS.items()
+    }
+
+
+@pytest.mark.parametrize("text", HABITS)
+def test_a_habit(text: str, tmp_path: Path) -> None:
+    outcome, update, do = HABITS[text]
+    pair: Any = Pair(update)
+    pair.before = rows_of(pair.ours)
+    if outcome == "works":
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="(?s).*persia")
+            do(pair, tmp_path)
+    elif outcome == "warns":
+        with pytest.warns(UserWarning, match=r"persia|store"):
+            do(pair, tmp_path)
+    else:
+        with pytest.raises(getattr(errors, outcome)):
+            do(pair, tmp_path)
+        assert torch.equal(rows_of(pair.ours), pair.before)
