@@ -126,12 +126,14 @@ counted: build
 	cmake --build $(BUILD) --parallel $(JOBS)
 	$(RUN) -m tests.counted.gate $(BUILD) $(UPDATE)
 
-# Histories of the real code under seeds (docs/dev/simulation.md).
+# Histories of the real code under seeds (docs/dev/simulation.md).  BUG=name:
+# with a planted bug.
 SEED      ?=
 HISTORIES ?= 200
+BUG       ?=
 sim: build
-	@cmake --build $(BUILD) --target sim --parallel $(JOBS)
-	@$(BUILD)/sim $(if $(SEED),--seed $(SEED),--histories $(HISTORIES)) \
+	@cmake --build $(BUILD) --target sim sim_bugs --parallel $(JOBS)
+	@$(BUILD)/sim$(if $(BUG),_bugs --bug $(BUG)) $(if $(SEED),--seed $(SEED),--histories $(HISTORIES)) \
 	    --jobs $(JOBS)
 
 test-c: build

@@ -22,6 +22,7 @@ static void plan(void)
     w.staleness = sim_random(FLIGHT_MAX);
     w.timeout = 20 * SIM_S;
     w.think = sim_between(40 * SIM_MS, 800 * SIM_MS);
+    w.replaces = sim_chance(300);
     w.policy = sim_chance(500) ? LOST_RAISE : LOST_CONTINUE;
     sim_say("%u servers, %u ranks, staleness %llu, lost: %s", w.servers_n,
             w.ranks_n, (unsigned long long)w.staleness,
@@ -63,10 +64,14 @@ static void restart_rank(void *ctx)
 static void fault_kill_server(void)
 {
     const uint32_t i = sim_random(w.servers_n);
+    const int at_answer = sim_chance(500);
     if (!sim_node_alive(w.servers[i].node))
         return;
+    if (at_answer && net_await_answer(w.servers[i].node, WIRE_PUSH))
+        sim_say("the answer to an update is on its way");
     server_kill(i);
-    sim_at(sim_now() + sim_between(SIM_MS, 40 * SIM_S), restart_server,
+    sim_at(sim_now() + sim_between(SIM_MS, at_answer ? SIM_S : 40 * SIM_S),
+           restart_server,
            (void *)(uintptr_t)i);
 }
 
@@ -113,11 +118,45 @@ static void fault_cut(void)
         net_cut(s, r, until);
 }
 
+static void fault_slow(void)
+{
+    const uint64_t delay = sim_between(100 * SIM_MS, 4 * SIM_S);
+    const uint64_t until = sim_now() + sim_between(SIM_S, 20 * SIM_S);
+    sim_say("until %.3f messages take up to %.3f s", (double)until / 1e9,
+            (double)delay / 1e9);
+    net_slow(delay, until);
+}
+
+/* A process is taken for dead, and another one is started. */
+static void fault_replace(void)
+{
+    const int i = (int)sim_random(w.ranks_n);
+    rank_life *l = w.ranks[i].life;
+    if (!l)
+        return;
+    const uint64_t ns = sim_between(SIM_MS, 30 * SIM_S);
+    sim_say("%s is replaced, and stopped for %.3f s", sim_node_name(l->node),
+            (double)ns / 1e9);
+    sim_pause(l->node, sim_now() + ns);
+    rank_start(i);
+}
+
+/* A server that has forgotten its clients takes a replaced process for a new
+ * one, and its updates for those of the successor: a hole that is known, so
+ * both are not in one history. */
+static void fault_forget(void)
+{
+    if (w.replaces)
+        fault_replace();
+    else
+        fault_kill_server();
+}
+
 static void one_fault(void)
 {
-    static void (*const kinds[])(void) = {fault_kill_server, fault_kill_rank,
-                                          fault_kill_server, fault_pause,
-                                          fault_cut};
+    static void (*const kinds[])(void) = {fault_forget, fault_forget,
+                                          fault_kill_rank, fault_pause,
+                                          fault_cut, fault_slow};
     kinds[sim_random(sizeof kinds / sizeof *kinds)]();
 }
 

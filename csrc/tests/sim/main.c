@@ -1,11 +1,12 @@
 /* main.c: seeds, each a process of its own.
  *
  *   sim --seed 17             one history, its trace in words
- *   sim --histories 200 [--first 1] [--jobs 2] [--bug NAME]
+ *   sim --histories 200 [--first 1] [--jobs 2] [--seconds 60]
+ *   sim_bugs --bug NAME ...   with a planted bug
+ *   sim_bugs --bugs A,B,C     each must be found within as many histories
  *
  * Every 20th runs twice, and the hashes of its traces must be equal.  Of a
- * history that fails the end of its trace is shown.  --bug: the planted bug
- * must be found.
+ * history that fails the end of its trace is shown.
  */
 #include "tests/sim/history.h"
 
@@ -26,7 +27,8 @@ typedef struct options {
     uint64_t first, histories, seconds;
     unsigned jobs;
     int show, one;
-    const char *bug;
+    const char *bug, *bugs;
+    int quiet;
 } options;
 
 /* ---- a history: in a process that exec has made ---- */
@@ -135,7 +137,7 @@ static int judge(const options *o, job *j, unsigned cpu)
     const uint64_t seed = j->seed;
     int status = finish(j, text, sizeof text);
     if (status) {
-        if (!o->bug[0])
+        if (!o->quiet)
             show_failure(o, seed, cpu);
         return 1;
     }
@@ -222,6 +224,8 @@ static void read_options(options *o, char **argv)
             o->jobs = (unsigned)number(a[1]);
         else if (strcmp(*a, "--bug") == 0 && a[1])
             o->bug = a[1];
+        else if (strcmp(*a, "--bugs") == 0 && a[1])
+            o->bugs = a[1];
         else {
             fprintf(stderr, "sim: there is no option %s\n", *a);
             exit(2);
@@ -229,6 +233,41 @@ static void read_options(options *o, char **argv)
     }
     if (o->jobs < 1 || o->jobs > JOBS_MAX)
         o->jobs = 1;
+}
+
+static int look_for_faults(const options *o)
+{
+    uint64_t ran;
+    const uint64_t failed = run_many(o, &ran);
+    printf("%llu histories, seeds %llu to %llu: %s\n",
+           (unsigned long long)ran, (unsigned long long)o->first,
+           (unsigned long long)(o->first + ran - 1),
+           failed ? "a fault" : "no fault");
+    return failed != 0;
+}
+
+static int find_bugs(const options *all)
+{
+    int missed = 0;
+    for (const char *at = all->bugs; *at; at += *at == ',') {
+        char name[64];
+        options o = *all;
+        uint64_t ran;
+        const size_t n = strcspn(at, ",");
+        snprintf(name, sizeof name, "%.*s", (int)n, at);
+        o.bug = name;
+        o.quiet = 1;
+        const uint64_t failed = run_many(&o, &ran);
+        if (failed)
+            printf("planted bug %s: found by seed %llu\n", name,
+                   (unsigned long long)failed);
+        else
+            printf("planted bug %s: NOT FOUND in %llu histories\n", name,
+                   (unsigned long long)ran);
+        missed += !failed;
+        at += n;
+    }
+    return missed;
 }
 
 int main(int argc, char **argv)
@@ -246,16 +285,5 @@ int main(int argc, char **argv)
             printf("signal %d\n", WTERMSIG(status));
         return status != 0;
     }
-    uint64_t ran;
-    const uint64_t failed = run_many(&o, &ran);
-    if (!o.bug[0]) {
-        printf("%llu histories, seeds %llu to %llu: %s\n",
-               (unsigned long long)ran, (unsigned long long)o.first,
-               (unsigned long long)(o.first + ran - 1),
-               failed ? "a fault" : "no fault");
-        return failed != 0;
-    }
-    printf("planted bug %s: %s (%llu histories)\n", o.bug,
-           failed ? "found" : "NOT FOUND", (unsigned long long)ran);
-    return failed == 0;
+    return o.bugs ? find_bugs(&o) : look_for_faults(&o);
 }

@@ -37,6 +37,7 @@ typedef struct exchange {
     uint64_t deadline;
     rpc_callback callback;
     void *ctx;
+    int answered;      /* the server has sent its answer */
     int ended;
     int rc;            /* how */
     char text[TEXT];
@@ -61,10 +62,13 @@ typedef struct answer {
 
 static struct {
     net_faults faults;
+    uint64_t slow, slow_until;
     uint64_t cut[NET_SLOTS][NET_SLOTS];
     listener *listeners;
     exchange *open;
     uint64_t made;
+    sim_node *trap; /* see net_await_answer() */
+    uint32_t trap_method;
 } net;
 
 /* ---- faults ---- */
@@ -72,6 +76,12 @@ static struct {
 void net_set_faults(const net_faults *f)
 {
     net.faults = *f;
+}
+
+void net_slow(uint64_t delay, uint64_t until)
+{
+    net.slow = delay;
+    net.slow_until = until;
 }
 
 void net_cut(int from, int to, uint64_t until)
@@ -83,6 +93,7 @@ void net_heal(void)
 {
     memset(net.cut, 0, sizeof net.cut);
     net.faults = (net_faults){.delay = SIM_MS};
+    net.slow_until = 0;
 }
 
 static int is_cut(const sim_node *from, const sim_node *to)
@@ -92,8 +103,9 @@ static int is_cut(const sim_node *from, const sim_node *to)
 
 static uint64_t arrives(void)
 {
-    uint64_t most = sim_chance(net.faults.late) ? 30 * SIM_S
-                                                : net.faults.delay;
+    uint64_t most = net.slow_until > sim_now() ? net.slow : net.faults.delay;
+    if (sim_chance(net.faults.late))
+        most = 30 * SIM_S;
     return sim_now() + sim_between(20 * SIM_US, most);
 }
 
@@ -204,7 +216,12 @@ static void send_answer(arrival *r, answer *a)
     exchange *x = r->of;
     a->of = x;
     a->from = r->to->node;
-    if (sim_chance(net.faults.lose_reply)) {
+    x->answered = 1;
+    if (net.trap == a->from && net.trap_method == x->method) {
+        net.trap = NULL;
+        sim_wake(&net.trap);
+        sim_at(sim_now() + sim_between(SIM_MS, 4 * SIM_S), answer_arrives, a);
+    } else if (sim_chance(net.faults.lose_reply)) {
         sim_at(arrives(), break_off, x);
         persia_rpc_reply_free(&a->reply);
         free(a);
@@ -291,11 +308,24 @@ static void request_arrives(void *ctx)
     sim_post(to->node, handle, r);
 }
 
+int net_await_answer(sim_node *n, uint32_t method)
+{
+    const uint64_t until = sim_now() + 2 * SIM_S;
+    net.trap = n;
+    net.trap_method = method;
+    while (net.trap && !sim_wait(&net.trap, until))
+        ;
+    const int sent = !net.trap;
+    net.trap = NULL;
+    return sent;
+}
+
+/* Bytes that have left may arrive. */
 void net_killed(sim_node *n)
 {
     for (exchange *x = net.open; x; x = x->next)
-        if (x->at == n && sim_chance(800))
-            sim_at(sim_now() + sim_between(SIM_MS, 50 * SIM_MS), break_off, x);
+        if (x->at == n && sim_chance(x->answered ? 300 : 700))
+            sim_at(sim_now() + sim_between(SIM_MS, 2 * SIM_S), break_off, x);
 }
 
 /* ---- room rpc ---- */

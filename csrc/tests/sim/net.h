@@ -23,6 +23,8 @@ typedef struct net_faults {
 } net_faults;
 void net_set_faults(const net_faults *f);
 
+/* Until then a message takes up to so long. */
+void net_slow(uint64_t delay, uint64_t until);
 /* Nothing from one slot reaches the other until then. */
 void net_cut(int from, int to, uint64_t until);
 /* No cuts, no faults. */
@@ -33,6 +35,9 @@ void net_heal(void);
 void net_listen(sim_node *n, const char *address, rpc_handler handler,
                 void *ctx, const char *(*name)(uint32_t method));
 void net_close(sim_node *n);
+/* Waits until the node sends an answer to a request of this kind, for a moment
+ * at most; that answer takes up to 4 s.  0: it sent none. */
+int net_await_answer(sim_node *n, uint32_t method);
 /* The node was killed: its clients find out, soon or by their deadlines. */
 void net_killed(sim_node *n);
 

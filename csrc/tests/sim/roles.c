@@ -149,6 +149,14 @@ static uint64_t begin_call(rank_life *l, const char *what)
     return sim_now() - sim_paused(l->node);
 }
 
+/* Errors of a process that has a successor, or a predecessor: a late claim of
+ * one may be as high as the other's where servers have forgotten them. */
+static int is_of_another(const rank_life *l, int rc)
+{
+    return (rc == PERSIA_ECLOSED && (l->number > 1 || l->of->life != l)) ||
+           (rc == PERSIA_EMISMATCH && l->of->life != l);
+}
+
 /* Within its timeout, and that of what it completes and greets before. */
 static void end_call(rank_life *l, uint64_t began, const char *what, int rc)
 {
@@ -162,12 +170,11 @@ static void end_call(rank_life *l, uint64_t began, const char *what, int rc)
         sim_say("%s tells: %s", what, persia_err_text());
     } else if (rc) {
         sim_say("%s: %s: %s", what, persia_err_name(rc), persia_err_text());
-        /* A late claim of an earlier process may be as high as this one's. */
-        if (!is_away(rc) && !(rc == PERSIA_ECLOSED && l->number > 1))
+        if (!is_away(rc) && !is_of_another(l, rc))
             sim_fail("%s: %s, which no fault explains", what,
                      persia_err_name(rc));
         l->broken = 1;
-        l->closed |= rc == PERSIA_ECLOSED;
+        l->closed |= !is_away(rc);
     }
 }
 
@@ -316,9 +323,10 @@ static void count_told(rank_life *l)
     l->of->hidden += atomic_load(&l->c->missing);
 }
 
-/* The process ends by itself, and another one is started. */
+/* The process ends by itself. */
 static void leave(rank_life *l)
 {
+    sim_say("ends");
     drain(l);
     l->ends = 1;
     sim_wake(l->queue);
@@ -354,21 +362,26 @@ static void *rank_main(void *arg)
 {
     rank_life *l = arg;
     rank_role *r = l->of;
-    while (connect_rank(l))
+    while (connect_rank(l)) {
+        if (r->life != l)
+            return NULL;
         sim_sleep(SIM_S);
+    }
     while (!w.finish) {
         if (r->attempts_n < UPDATES_MAX - 8)
             one_batch(l);
         sim_sleep(sim_random((uint32_t)(w.think / SIM_US)) * SIM_US);
-        if (l->broken && (l->closed || sim_chance(500))) {
-            leave(l);
-            sim_say("ends after an error");
-            rank_start(r->index);
-            return NULL;
-        }
+        if (l->broken && (l->closed || sim_chance(500)))
+            break;
         l->broken = 0;
     }
-    finish(l);
+    if (!l->broken && r->life == l) {
+        finish(l);
+        return NULL;
+    }
+    leave(l);
+    if (r->life == l) /* else it was replaced */
+        rank_start(r->index);
     return NULL;
 }
 

@@ -73,6 +73,8 @@ typedef struct world {
     uint32_t servers_n, ranks_n;
     uint64_t staleness, timeout, think;
     enum client_lost policy;
+    int replaces;        /* processes that live are replaced; no server is
+                            killed */
     int finish;          /* ranks make their last updates */
     server_role servers[SERVERS_MAX];
     rank_role ranks[RANKS_MAX];
