@@ -2,7 +2,7 @@
 # locks, signals and sleeps are the simulator's, and room rpc is its network.
 # Included by tests.cmake.
 set(sim_folder "${CMAKE_SOURCE_DIR}/tests/sim")
-set(sim_sources sched.c net.c roles.c history.c main.c)
+set(sim_sources sched.c net.c roles.c four.c history.c main.c)
 list(TRANSFORM sim_sources PREPEND "${sim_folder}/")
 set(sim_wraps huge_can nanosleep pthread_join
     pthread_mutex_lock pthread_mutex_unlock
@@ -20,7 +20,11 @@ function(add_sim name)
 endfunction()
 
 add_sim(sim)
-add_test(NAME sim COMMAND sim --histories 200)
+set(histories 200)
+if(PERSIA_SANITIZE)
+    set(histories 100)
+endif()
+add_test(NAME sim COMMAND sim --histories ${histories})
 set_tests_properties(sim PROPERTIES TIMEOUT 900 LABELS "sim;slow")
 
 # ---- planted bugs ----

@@ -123,3 +123,25 @@ bug(lost_twice client/servers.c
 [==[        if (!to->boot || !sim_bug("lost_twice"))
             numbers_from_wire(&to->acked_late, &m->ledger);
 ]==])
+
+# ---- four roles ----
+
+# It was never trained.
+bug(batch_of_a_dead_rank_is_done role/offers.c
+[==[    if (o->stream->old) {
+        offer_end(s, o);
+        return;
+]==]
+[==[    if (o->stream->old || (!failed && sim_bug("batch_of_a_dead_rank_is_done"))) {
+        offer_end(s, o);
+        return;
+]==])
+
+# What a killed server lost is not found where its worker died, too.
+bug(loader_does_not_compare role/resume.c
+[==[    if (asked)
+        (void)compare_with(s, &before, servers, &reply);
+]==]
+[==[    if (asked && !sim_bug("loader_does_not_compare"))
+        (void)compare_with(s, &before, servers, &reply);
+]==])

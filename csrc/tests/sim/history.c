@@ -1,5 +1,6 @@
 /* history.c: what a seed plans: the cluster, the faults, the verdict. */
 #include "tests/sim/history.h"
+#include "tests/sim/four.h"
 
 #include "ids/ids.h"
 
@@ -23,6 +24,7 @@ static void plan(void)
     w.timeout = 20 * SIM_S;
     w.think = sim_between(40 * SIM_MS, 800 * SIM_MS);
     w.replaces = sim_chance(300);
+    w.four = sim_chance(300);
     w.policy = sim_chance(500) ? LOST_RAISE : LOST_CONTINUE;
     sim_say("%u servers, %u ranks, staleness %llu, lost: %s", w.servers_n,
             w.ranks_n, (unsigned long long)w.staleness,
@@ -87,9 +89,13 @@ static void fault_kill_rank(void)
 
 static sim_node *any_node(void)
 {
+    if (w.four && sim_chance(600))
+        return four_any(sim_random(w.ranks_n + 3));
     uint32_t k = sim_random(w.servers_n + w.ranks_n);
     if (k < w.servers_n)
         return w.servers[k].node;
+    if (w.four)
+        return w.servers[0].node;
     rank_life *l = w.ranks[k - w.servers_n].life;
     return l ? l->node : w.servers[0].node;
 }
@@ -105,13 +111,14 @@ static void fault_pause(void)
 static void fault_cut(void)
 {
     const int s = SLOT_SERVERS + (int)sim_random(w.servers_n);
-    const int r = SLOT_RANKS + (int)sim_random(w.ranks_n);
+    const int r = w.four ? sim_node_slot(four_any(sim_random(w.ranks_n + 3)))
+                         : SLOT_RANKS + (int)sim_random(w.ranks_n);
     const uint64_t until = sim_now() + sim_between(10 * SIM_MS, 30 * SIM_S);
     const uint32_t ways = 1 + sim_random(3);
     sim_say("nothing passes from %s%s%s until %.3f",
-            ways & 1 ? "rank to server" : "", ways == 3 ? ", and from " : "",
-            ways & 2 ? "server to rank" : "", (double)until / 1e9);
-    sim_say("(rank %d, server %d)", r - SLOT_RANKS, s - SLOT_SERVERS);
+            ways & 1 ? "client to server" : "", ways == 3 ? ", and from " : "",
+            ways & 2 ? "server to client" : "", (double)until / 1e9);
+    sim_say("(client %d, server %d)", r, s);
     if (ways & 1)
         net_cut(r, s, until);
     if (ways & 2)
@@ -157,7 +164,13 @@ static void one_fault(void)
     static void (*const kinds[])(void) = {fault_forget, fault_forget,
                                           fault_kill_rank, fault_pause,
                                           fault_cut, fault_slow};
-    kinds[sim_random(sizeof kinds / sizeof *kinds)]();
+    static void (*const roles[])(void) = {
+        fault_kill_server, four_kill_worker, four_kill_rank, four_kill_loader,
+        fault_pause, fault_cut, fault_slow};
+    if (w.four)
+        roles[sim_random(sizeof roles / sizeof *roles)]();
+    else
+        kinds[sim_random(sizeof kinds / sizeof *kinds)]();
 }
 
 static void heal(void)
@@ -166,7 +179,9 @@ static void heal(void)
     net_heal();
     for (uint32_t i = 0; i < w.servers_n; i++)
         restart_server((void *)(uintptr_t)i);
-    for (uint32_t i = 0; i < w.ranks_n; i++)
+    if (w.four)
+        four_heal();
+    for (uint32_t i = 0; i < w.ranks_n && !w.four; i++)
         restart_rank((void *)(uintptr_t)i);
 }
 
@@ -263,13 +278,45 @@ static void check_told(const rank_role *r)
                  r->index, (unsigned long long)n.lost);
 }
 
+/* The loader's batches, as updates of a rank. */
+static void list_batches(void)
+{
+    w.ranks_n = 1;
+    w.ranks[0].attempts_n = four_batches();
+    for (int k = 0; k < four_batches(); k++)
+        w.ranks[0].attempts[k].shared = four_shared(k);
+}
+
+/* What is not in the rows the loader knows of. */
+static void check_batches(void)
+{
+    uint64_t must = 0;
+    int killed = 0;
+    for (uint32_t s = 0; s < w.servers_n; s++)
+        killed |= w.servers[s].life > 1;
+    const uint64_t told = four_told(killed);
+    for (int k = 0; k < w.ranks[0].attempts_n; k++) {
+        int missing = 0;
+        for (uint32_t s = 0; s < w.servers_n; s++)
+            missing |= !w.ranks[0].attempts[k].applied[s];
+        must += (uint64_t)missing;
+    }
+    if (told < must)
+        sim_fail("%llu batches are not in the rows, and the loader counts "
+                 "%llu", (unsigned long long)must, (unsigned long long)told);
+}
+
 static void verdict(void)
 {
     double expected[SHARED + 1] = {0};
+    if (w.four)
+        list_batches();
     float *rows = read_all();
     check_shared(check_own(rows, expected), expected);
     free(rows);
-    for (uint32_t i = 0; i < w.ranks_n; i++)
+    if (w.four)
+        check_batches();
+    for (uint32_t i = 0; i < w.ranks_n && !w.four; i++)
         check_told(&w.ranks[i]);
 }
 
@@ -297,7 +344,9 @@ void history_run(void)
     plan();
     for (uint32_t i = 0; i < w.servers_n; i++)
         server_start(i);
-    for (int i = 0; i < (int)w.ranks_n; i++)
+    if (w.four)
+        four_begin();
+    for (int i = 0; i < (int)w.ranks_n && !w.four; i++)
         rank_start(i);
     const net_faults f = weather();
     net_set_faults(&f);
@@ -312,6 +361,9 @@ void history_run(void)
     sim_sleep(QUIET_S * SIM_S);
     sim_say("the last updates");
     w.finish = 1;
-    await_end();
+    if (w.four)
+        four_await_end(sim_now() + 4 * END_S * SIM_S);
+    else
+        await_end();
     verdict();
 }

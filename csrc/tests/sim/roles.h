@@ -75,6 +75,7 @@ typedef struct world {
     enum client_lost policy;
     int replaces;        /* processes that live are replaced; no server is
                             killed */
+    int four;            /* all four roles: see four.h */
     int finish;          /* ranks make their last updates */
     server_role servers[SERVERS_MAX];
     rank_role ranks[RANKS_MAX];

@@ -9,6 +9,7 @@
  *   sched.c    the baton, time, locks, signals
  *   net.c      room rpc: messages between nodes, and what happens to them
  *   roles.c    servers and ranks as nodes: what a user's processes do
+ *   four.c     the same with embedding workers and a loader
  *   history.c  what a seed plans, faults, the verdict
  *   main.c     seeds, one process of the machine each
  *
