@@ -3,6 +3,7 @@
 # make demo-roles    the same with a data loader and an embedding worker
 # make check         lint and the quick tests: a minute, while you write
 # make counted       instructions, bytes, allocations against counts.json
+# make sim SEED=17   one simulated history, its trace in words; HISTORIES=200
 # make test          C tests (plain and sanitized) and Python tests
 # make wheel         dist/: a wheel with a gRPC core of its own, audited
 # make sdist         dist/: the source archive
@@ -32,13 +33,13 @@ COMMAND := $(VENV)/bin/persia
 BUILD  := build
 JOBS   ?= $(shell nproc)
 
-.PHONY: help setup build demo demo-cluster demo-roles check counted test test-c \
+.PHONY: help setup build demo demo-cluster demo-roles check counted sim test test-c \
 	test-long bench lint format docs wheel sdist clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make setup | build | demo | demo-cluster | demo-roles | check |'
-	@echo '     counted | test | test-long | bench | lint | format | docs |'
+	@echo '     counted | sim | test | test-long | bench | lint | format | docs |'
 	@echo '     wheel | sdist | clean'
 	@sed -n 's/^# \(make .*\)/  \1/p' Makefile
 
@@ -125,6 +126,16 @@ counted: build
 	cmake --build $(BUILD) --parallel $(JOBS)
 	$(RUN) -m tests.counted.gate $(BUILD) $(UPDATE)
 
+# Histories of the real code under seeds (docs/dev/simulation.md).  BUG=name:
+# with a planted bug.
+SEED      ?=
+HISTORIES ?= 200
+BUG       ?=
+sim: build
+	@cmake --build $(BUILD) --target sim sim_bugs --parallel $(JOBS)
+	@$(BUILD)/sim$(if $(BUG),_bugs --bug $(BUG)) $(if $(SEED),--seed $(SEED),--histories $(HISTORIES)) \
+	    --jobs $(JOBS)
+
 test-c: build
 	$(call ctest,$(BUILD))
 	$(call ctest,build/asan,-DPERSIA_SANITIZE=address$(comma)undefined)
@@ -154,11 +165,15 @@ test-long: test-c wheel
 	    build/fuzz/$$name -max_total_time=$(FUZZ_SECONDS) \
 	        -artifact_prefix=$$found- $$found $$seeds || exit 1; \
 	done
+	$(BUILD)/sim --first 1001 --histories 10000000 \
+	    --seconds $(SIM_SECONDS) --jobs $(JOBS)
 	$(RUN) -m pytest -m long
 	$(RUN) -m tests.chaos --rounds $(CHAOS)
 	$(RUN) -m benchmarks.accuracy
 
 FUZZ_SECONDS ?= 30
+# Of simulated histories
+SIM_SECONDS ?= 1200
 # Rounds of random kills, each of a minute; python -m tests.chaos --help
 CHAOS ?= 200
 

@@ -59,6 +59,11 @@ if(PERSIA_TESTS)
     endforeach()
 endif()
 
+# One thread at a time: TSan has nothing to say there.
+if(PERSIA_TESTS AND NOT PERSIA_SANITIZE MATCHES "thread")
+    include(sim.cmake)
+endif()
+
 # What tests/counted/gate.py counts, and a library that counts.
 if(PERSIA_TESTS AND NOT PERSIA_SANITIZE)
     add_executable(counted "${CMAKE_SOURCE_DIR}/tests/counted/counted.c"

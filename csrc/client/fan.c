@@ -232,6 +232,7 @@ static void request_judge(const fan *f, request *q, uint64_t deadline)
         rc = server_repair(r, q->to, q->caller.boot, deadline);
         if (!rc) {
             q->state = REQUEST_READY;
+            q->rc = PERSIA_OK;
             q->tries = 0;
             return;
         }
@@ -299,7 +300,8 @@ static fan_state look(call *k)
     return s;
 }
 
-/* Those that wait for another try have failed, too. */
+/* Those that wait for another try have failed, too; those that were about to
+ * be sent again have no error of their own. */
 static void stop_paused(call *k)
 {
     for (size_t i = 0; i < k->requests_n; i++) {
@@ -307,8 +309,6 @@ static void stop_paused(call *k)
         if (q->state != REQUEST_PAUSED && q->state != REQUEST_READY)
             continue;
         q->state = REQUEST_DONE;
-        if (!q->rc)
-            q->rc = PERSIA_EUNAVAILABLE;
     }
 }
 

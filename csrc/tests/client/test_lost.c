@@ -256,6 +256,25 @@ static void a_rank_that_was_inherited_is_closed(void **state)
     cluster_free(&c);
 }
 
+/* One server was started again and takes it for new; the other knows better,
+ * and its word is the result, whichever answers first. */
+static void a_replaced_rank_is_closed_by_one_server_of_two(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 20; i++) {
+        cluster c;
+        ps_client *old = open_one(&c, 2, 20 * SECOND, LOST_CONTINUE);
+        uint32_t no = declare_counting(old);
+        client_config config = cluster_config(&c);
+        ps_client *live = cluster_client(&c, &config);
+        cluster_restart(&c, 0);
+        assert_int_equal(add_one(old, NULL, no, 0, IDS), PERSIA_ECLOSED);
+        persia_client_destroy(live);
+        persia_client_destroy(old);
+        cluster_free(&c);
+    }
+}
+
 /* More than a ledger's window of them: the last ones are completed. */
 static void the_last_of_many_missing_ones_are_completed(void **state)
 {
@@ -654,6 +673,7 @@ int main(void)
         cmocka_unit_test(the_last_of_many_missing_ones_are_completed),
         cmocka_unit_test(what_a_rank_left_that_the_job_has_no_longer),
         cmocka_unit_test(a_rank_that_was_inherited_is_closed),
+        cmocka_unit_test(a_replaced_rank_is_closed_by_one_server_of_two),
         cmocka_unit_test(a_look_tells_of_lost_updates),
         cmocka_unit_test(what_is_sent_again_is_not_lost),
         cmocka_unit_test(an_answer_of_an_earlier_life_is_none),

@@ -1,0 +1,147 @@
+# Planted bugs: bug(NAME FILE OLD NEW), where OLD occurs once in the file.  A
+# copy of the file has all of its bugs, each of which the simulator switches
+# on by name.
+
+# ---- servers ----
+
+bug(ledger_check_skipped shard/ledger.c
+[==[    if (key->number <= watermark || window_has(&s->set.w, key->number))
+        return LEDGER_DONE;
+]==]
+[==[    if (!sim_bug("ledger_check_skipped") &&
+        (key->number <= watermark || window_has(&s->set.w, key->number)))
+        return LEDGER_DONE;
+]==])
+
+bug(zombies_apply shard/ledger.c
+[==[    int order = s ? owner_compare(&key->owner, &s->owner) : 1;
+]==]
+[==[    int order = s ? owner_compare(&key->owner, &s->owner) : 1;
+    if (order < 0 && sim_bug("zombies_apply"))
+        order = 0;
+]==])
+
+bug(staleness_off_by_one shard/waits.c
+[==[    if (ledger_has(s->ledger, m->stream, m->after))
+        return PERSIA_OK;
+]==]
+[==[    if (ledger_has(s->ledger, m->stream, m->after) ||
+        (sim_bug("staleness_off_by_one") &&
+         ledger_has(s->ledger, m->stream, m->after - 1)))
+        return PERSIA_OK;
+]==])
+
+# ---- clients ----
+
+# A push whose connection breaks counts as applied.
+bug(lost_request_acknowledged client/fan.c
+[==[    int rc = q->rc;
+    q->state = REQUEST_DONE;
+]==]
+[==[    int rc = q->rc;
+    q->state = REQUEST_DONE;
+    if (rc == PERSIA_EUNAVAILABLE && f->method == WIRE_PUSH &&
+        sim_bug("lost_request_acknowledged")) {
+        q->rc = PERSIA_OK;
+        return;
+    }
+]==])
+
+bug(lost_update_not_told client/servers.c
+[==[    if (m->boot == to->boot)
+        return 0;
+]==]
+[==[    if (m->boot == to->boot || sim_bug("lost_update_not_told"))
+        return 0;
+]==])
+
+# What an earlier process of the rank left at some servers only.
+bug(missing_not_told client/complete.c
+[==[    return count(r, NULL, last);
+]==]
+[==[    return sim_bug("missing_not_told") ? 0 : count(r, NULL, last);
+]==])
+
+# DUPLICATE is an acknowledgement, too.
+bug(duplicate_not_noted client/push.c
+[==[    return m->status == PUSH_APPLIED || m->status == PUSH_DUPLICATE
+]==]
+[==[    return m->status == PUSH_APPLIED ||
+                   (m->status == PUSH_DUPLICATE &&
+                    !sim_bug("duplicate_not_noted"))
+]==])
+
+# Earlier updates are in flight.
+bug(settled_too_far client/push.c
+[==[    if (m->settled >= m->number) /* one that is sent again */
+]==]
+[==[    if (m->settled >= m->number || sim_bug("settled_too_far"))
+]==])
+
+# The server has been started again since it answered.
+bug(answer_of_a_former_life client/push.c
+[==[    int there = from->boot == q->caller.boot;
+]==]
+[==[    int there = from->boot == q->caller.boot ||
+                sim_bug("answer_of_a_former_life");
+]==])
+
+# A rank must not use numbers that any server has.
+bug(numbers_of_the_last_server client/servers.c
+[==[    if (top > r->last_number)
+        r->last_number = top;
+]==]
+[==[    if (top > r->last_number || sim_bug("numbers_of_the_last_server"))
+        r->last_number = top;
+]==])
+
+# The next thread that greets waits for ever.
+bug(greeting_kept_after_error client/servers.c
+[==[            r->counts.reconnects++;
+    }
+    greeting_end(to);
+]==]
+[==[            r->counts.reconnects++;
+    }
+    if (!rc || !sim_bug("greeting_kept_after_error"))
+        greeting_end(to);
+]==])
+
+bug(tables_not_declared_again client/servers.c
+[==[    pthread_mutex_lock(&r->lock);
+    uint32_t n = r->tables_declared;
+]==]
+[==[    pthread_mutex_lock(&r->lock);
+    uint32_t n = sim_bug("tables_not_declared_again") ? 0
+                                                      : r->tables_declared;
+]==])
+
+# Lost updates count again when the server is killed once more.
+bug(lost_twice client/servers.c
+[==[        numbers_from_wire(&to->acked_late, &m->ledger);
+]==]
+[==[        if (!to->boot || !sim_bug("lost_twice"))
+            numbers_from_wire(&to->acked_late, &m->ledger);
+]==])
+
+# ---- four roles ----
+
+# It was never trained.
+bug(batch_of_a_dead_rank_is_done role/offers.c
+[==[    if (o->stream->old) {
+        offer_end(s, o);
+        return;
+]==]
+[==[    if (o->stream->old || (!failed && sim_bug("batch_of_a_dead_rank_is_done"))) {
+        offer_end(s, o);
+        return;
+]==])
+
+# What a killed server lost is not found where its worker died, too.
+bug(loader_does_not_compare role/resume.c
+[==[    if (asked)
+        (void)compare_with(s, &before, servers, &reply);
+]==]
+[==[    if (asked && !sim_bug("loader_does_not_compare"))
+        (void)compare_with(s, &before, servers, &reply);
+]==])

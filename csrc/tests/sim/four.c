@@ -1,0 +1,421 @@
+/* four.c: embedding workers, a loader and ranks; see four.h. */
+#include "tests/sim/four.h"
+
+#include "ids/ids.h"
+#include "pool/pool.h"
+#include "role/role.h"
+#include "store/store.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { AHEAD = 3, IDS_MAX = SERVERS_MAX + SHARED };
+
+/* A process that is started again when it is down. */
+typedef struct process {
+    char name[24];
+    int slot, lives;
+    sim_node *node;
+    void *(*run)(void *arg);
+} process;
+
+static struct {
+    uint32_t workers_n;
+    uint64_t staleness, lease;
+    uint64_t timeout; /* of workers, for servers */
+    int batches;
+    char addresses[WORKERS_MAX][32];
+    process workers[WORKERS_MAX], ranks[RANKS_MAX], loader;
+    role_sender *sender; /* of the loader that has ended */
+    int done;
+} four;
+
+/* ---- processes ---- */
+
+static void process_start(process *p)
+{
+    char name[48];
+    snprintf(name, sizeof name, "%s.%d", p->name, ++p->lives);
+    p->node = sim_node_make(name, p->slot);
+    sim_say("start of %s", name);
+    sim_spawn(p->node, p->run, p, "main");
+}
+
+static void restart(void *ctx)
+{
+    process *p = ctx;
+    if (!sim_node_alive(p->node))
+        process_start(p);
+}
+
+static void process_kill(process *p, uint64_t least)
+{
+    sim_node *n = p->node;
+    if (!sim_node_alive(n))
+        return;
+    sim_say("kill -9 of %s", sim_node_name(n));
+    sim_kill(n);
+    net_killed(n);
+    sim_at(sim_now() + sim_between(least, 8 * SIM_S), restart, p);
+}
+
+/* This process ends by an error. */
+static _Noreturn void die(process *p, const char *what, int rc)
+{
+    sim_say("%s: %s: %s", what, persia_err_name(rc), persia_err_text());
+    if (rc != PERSIA_EUNAVAILABLE && rc != PERSIA_ETIMEOUT &&
+        rc != PERSIA_EINCOMPLETE && !(rc == PERSIA_ECLOSED && p->lives > 1) &&
+        !client_is_loss(rc))
+        sim_fail("%s: %s, which no fault explains", what,
+                 persia_err_name(rc));
+    process_kill(p, SIM_S);
+    for (;;)
+        (void)sim_wait(NULL, UINT64_MAX);
+}
+
+/* ---- embedding workers ---- */
+
+static const char *method_of_worker(uint32_t method)
+{
+    static const char *const names[] = {
+#define NAME(upper, name) #name,
+        ROLE_METHODS(NAME)
+#undef NAME
+    };
+    return method < ROLE_METHODS_N ? names[method] : "?";
+}
+
+static void *worker_main(void *arg)
+{
+    process *p = arg;
+    const size_t i = (size_t)(p - four.workers);
+    const char **addresses = calloc(SERVERS_MAX, sizeof *addresses);
+    role_service *s;
+    assert(addresses);
+    for (uint32_t k = 0; k < w.servers_n; k++)
+        addresses[k] = w.addresses[k];
+    const role_config config = {
+        .servers = {.threads = 1, .addresses = addresses,
+                    .addresses_n = w.servers_n, .name_space = "sim",
+                    .world = 1, .timeout_ns = four.timeout,
+                    .message_limit = 4 << 20, .dtype = WIRE_FP32,
+                    .lost = w.policy},
+        .message_limit = 4 << 20, .queue_limit = 1 << 20,
+        .lease_ns = four.lease, .silence_ns = 20 * SIM_S, .loaders = 1,
+        .jobs = 2};
+    int rc = persia_role_create(&config, &s);
+    if (rc)
+        die(p, "a worker", rc);
+    net_listen(sim_node_self(), four.addresses[i], persia_role_handle, s,
+               method_of_worker);
+    return NULL;
+}
+
+/* Of loaders (rank -1) and ranks; lasts. */
+static role_client_config client_of_workers(int rank)
+{
+    const char **addresses = calloc(WORKERS_MAX, sizeof *addresses);
+    assert(addresses);
+    for (uint32_t k = 0; k < four.workers_n; k++)
+        addresses[k] = four.addresses[k];
+    return (role_client_config){
+        .addresses = addresses, .addresses_n = four.workers_n,
+        .name_space = "sim", .rank = rank < 0 ? 0 : (uint32_t)rank,
+        .world = rank < 0 ? 0 : w.ranks_n, .timeout_ns = 60 * SIM_S,
+        .move_ns = 15 * SIM_S, .stream = rank < 0 ? 200 : 0, .job = 9,
+        .message_limit = 4 << 20, .dtype = WIRE_FP32};
+}
+
+/* ---- the loader ---- */
+
+uint32_t four_shared(int batch)
+{
+    return (uint32_t)id_hash((uint64_t)batch) & ((1u << SHARED) - 1);
+}
+
+static size_t ids_of(int batch, uint64_t *ids)
+{
+    size_t n = 0;
+    for (uint32_t s = 0; s < w.servers_n; s++)
+        ids[n++] = own_row(0, batch, s);
+    for (uint32_t i = 0; i < SHARED; i++)
+        if (four_shared(batch) >> i & 1)
+            ids[n++] = i + 1;
+    return n;
+}
+
+static int send_batch(role_sender *s, int batch)
+{
+    uint64_t ids[IDS_MAX];
+    const size_t n = ids_of(batch, ids);
+    const uint64_t offsets[] = {0, n};
+    wire_batch_feature feature = {"f"};
+    wire_submit m = {.samples = 1, .features = &feature, .features_n = 1,
+                     .ids = {n, ids}, .offsets = {2, offsets}};
+    sim_say("sends batch %d", batch + 1);
+    return persia_sender_send(s, &m);
+}
+
+/* Raises all losses; then everything is done. */
+static void flush_all(process *p, role_sender *s)
+{
+    for (int i = 0;; i++) {
+        int rc = persia_sender_flush(s, 0);
+        if (!rc)
+            return;
+        sim_say("flush tells: %s", persia_err_text());
+        if (rc != PERSIA_ELOST && i > four.batches)
+            die(p, "flush", rc);
+    }
+}
+
+static void *loader_main(void *arg)
+{
+    process *p = arg;
+    const role_client_config config = client_of_workers(-1);
+    role_sender *s;
+    int rc = persia_sender_open(&config, &s);
+    if (rc)
+        die(p, "a loader", rc);
+    for (int k = 0; k < four.batches; k++) {
+        rc = send_batch(s, k);
+        if (rc)
+            die(p, "send", rc);
+        sim_sleep(sim_random((uint32_t)(w.think / SIM_US)) * SIM_US);
+    }
+    rc = persia_sender_end(s);
+    if (rc)
+        die(p, "the end of an epoch", rc);
+    flush_all(p, s);
+    while (!w.finish) /* a server may lose some yet */
+        sim_sleep(SIM_S);
+    flush_all(p, s);
+    four.sender = s;
+    four.done = 1;
+    sim_wake(&four);
+    return NULL;
+}
+
+/* ---- ranks ---- */
+
+typedef struct trainer {
+    process *p;
+    ps_client *c;
+    store *s;
+    uint64_t handle, pass;
+    uint32_t plan, table;
+    role_rank *r;
+    role_taken *taken[AHEAD];
+    uint64_t batch[AHEAD];
+    int n;
+} trainer;
+
+static void open_rank(trainer *t, uint32_t i)
+{
+    const role_client_config config = client_of_workers((int)i);
+    int rc = open_client(100 + i, i, &t->c, &t->table);
+    if (!rc)
+        rc = persia_store_open(t->c, &t->handle);
+    if (!rc)
+        rc = persia_store_get(t->handle, "sim", &t->s, NULL);
+    const plan_feature f = {.name = "f", .table = t->table,
+                            .pooling = POOL_SUM, .trainable = 1};
+    if (!rc)
+        rc = persia_store_plan(t->s, PLAN_BAGS, 1, &f, 1, &t->plan);
+    if (!rc)
+        rc = persia_rank_open(&config, &t->r);
+    if (rc)
+        die(t->p, "a rank", rc);
+}
+
+static void declare(trainer *t)
+{
+    table_spec spec = persia_client_table(t->c, t->table)->spec;
+    wire_plan_feature f = {.name = "f", .pooling = ROLE_POOL_SUM,
+                           .trainable = 1};
+    const wire_plan plan = {.tables = &spec, .tables_n = 1, .features = &f,
+                            .features_n = 1};
+    int rc = persia_rank_declare(t->r, &plan);
+    if (!rc)
+        rc = persia_store_pass_open(t->s, four.staleness, 0, &t->pass);
+    if (rc)
+        die(t->p, "a plan", rc);
+}
+
+static void ask_ahead(trainer *t)
+{
+    while (t->n < AHEAD) {
+        int rc = persia_rank_next(t->r, &t->taken[t->n]);
+        const uint64_t batch = persia_store_batch_number();
+        if (!rc)
+            rc = persia_store_batch_add(t->s, t->pass, batch);
+        if (!rc)
+            rc = persia_taken_lookup(t->taken[t->n], t->s, t->c, batch);
+        if (rc)
+            die(t->p, "a batch", rc);
+        persia_store_batch_ready(t->s, batch);
+        t->batch[t->n++] = batch;
+    }
+}
+
+/* A loss is an error of its own: the call is made again. */
+#define TRAIN(t, what, call)                                                  \
+    do {                                                                      \
+        int rc_;                                                              \
+        while (client_is_loss(rc_ = (call)))                                  \
+            sim_say("%s tells: %s", what, persia_err_text());                 \
+        if (rc_)                                                              \
+            die((t)->p, what, rc_);                                           \
+    } while (0)
+
+static void keep(void *owner)
+{
+    (void)owner;
+}
+
+/* 0: the pass has ended. */
+static int train_one(trainer *t)
+{
+    static const int64_t none[] = {0, 0};
+    static const float minus[DIM] = {-1, -1};
+    float out[DIM];
+    role_taken *taken = t->taken[0];
+    const uint64_t batch = t->batch[0];
+    TRAIN(t, "the loop", persia_store_batch_next(t->s, batch, 0));
+    TRAIN(t, "a batch", persia_store_batch_wait(t->s, batch));
+    const wire_take_reply *m = persia_taken_reply(taken);
+    if (m->status == TAKE_END)
+        return 0;
+    persia_taken_use(taken);
+    sim_say("trains batch %llu", (unsigned long long)m->number);
+    const uint64_t ticket = persia_store_ticket(t->s);
+    const id_batch ids = {.n = 0, .bags = 1, .values = none, .offsets = none};
+    persia_store_batch_bind(t->s, batch, ticket);
+    TRAIN(t, "a forward", persia_store_read(t->s, batch, ticket, t->plan, &ids,
+                                            out, DIM));
+    const store_grad g = {.ticket = ticket,
+                          .grad = {.plan = t->plan, .batch = ids,
+                                   .grad = minus, .stride = DIM},
+                          .release = keep};
+    TRAIN(t, "a gradient", persia_store_add_grad(t->s, &g));
+    const optim_args sgd = {.kind = OPTIM_SGD, .lr = 1, .grad_scale = 1};
+    int rc = persia_store_apply(t->s, STORE_MINE, &sgd, 1);
+    if (client_is_loss(rc))
+        sim_say("an update tells: %s", persia_err_text());
+    else if (rc)
+        die(t->p, "an update", rc);
+    persia_taken_put(taken);
+    for (int i = 1; i < t->n; i++) {
+        t->taken[i - 1] = t->taken[i];
+        t->batch[i - 1] = t->batch[i];
+    }
+    t->n--;
+    return 1;
+}
+
+static void *rank_main(void *arg)
+{
+    trainer *t = calloc(1, sizeof *t);
+    assert(t);
+    t->p = arg;
+    open_rank(t, (uint32_t)(t->p - four.ranks));
+    declare(t);
+    do
+        ask_ahead(t);
+    while (train_one(t));
+    sim_say("the pass has ended");
+    TRAIN(t, "flush", persia_store_flush(t->s, 0));
+    sim_sleep(2 * SIM_S);
+    process_kill(t->p, SIM_S); /* a loader that begins again needs ranks */
+    for (;;)
+        (void)sim_wait(NULL, UINT64_MAX);
+}
+
+/* ---- a history ---- */
+
+static void process_make(process *p, const char *kind, int i, int slot,
+                         void *(*run)(void *arg))
+{
+    snprintf(p->name, sizeof p->name, "%s%d", kind, i);
+    p->slot = slot + i;
+    p->run = run;
+    process_start(p);
+}
+
+void four_begin(void)
+{
+    four.workers_n = 1 + sim_random(WORKERS_MAX);
+    four.staleness = sim_random(4);
+    four.lease = sim_between(6 * SIM_S, 60 * SIM_S);
+    four.timeout = sim_between(2 * SIM_S, 20 * SIM_S);
+    four.batches = 20 + (int)sim_random(BATCHES_MAX - 20);
+    sim_say("four roles: %u workers, %d batches, staleness %llu, leases of "
+            "%.1f s", four.workers_n, four.batches,
+            (unsigned long long)four.staleness, (double)four.lease / 1e9);
+    for (int i = 0; i < (int)four.workers_n; i++) {
+        snprintf(four.addresses[i], sizeof four.addresses[i], "worker%d", i);
+        process_make(&four.workers[i], "worker", i, SLOT_WORKERS, worker_main);
+    }
+    for (int i = 0; i < (int)w.ranks_n; i++)
+        process_make(&four.ranks[i], "rank", i, SLOT_RANKS, rank_main);
+    process_make(&four.loader, "loader", 0, SLOT_LOADER, loader_main);
+}
+
+void four_kill_worker(void)
+{
+    process_kill(&four.workers[sim_random(four.workers_n)], SIM_MS);
+}
+
+void four_kill_rank(void)
+{
+    process_kill(&four.ranks[sim_random(w.ranks_n)], SIM_MS);
+}
+
+void four_kill_loader(void)
+{
+    if (!four.done)
+        process_kill(&four.loader, SIM_MS);
+}
+
+sim_node *four_any(uint32_t k)
+{
+    if (k < w.ranks_n)
+        return four.ranks[k].node;
+    k -= w.ranks_n;
+    return k < four.workers_n ? four.workers[k].node : four.loader.node;
+}
+
+void four_heal(void)
+{
+    for (uint32_t i = 0; i < four.workers_n; i++)
+        restart(&four.workers[i]);
+    for (uint32_t i = 0; i < w.ranks_n; i++)
+        restart(&four.ranks[i]);
+    restart(&four.loader);
+}
+
+void four_await_end(uint64_t until)
+{
+    while (!four.done)
+        if (sim_wait(&four, until) && !four.done)
+            sim_fail("the loader's batches are not done");
+}
+
+int four_batches(void)
+{
+    return four.batches;
+}
+
+uint64_t four_told(int killed)
+{
+    sender_counts n;
+    persia_sender_get_counts(four.sender, &n);
+    sim_say("loader: %llu sent, %llu passed over, %llu failed, %llu lost",
+            (unsigned long long)n.sent, (unsigned long long)n.passed,
+            (unsigned long long)n.failed, (unsigned long long)n.lost);
+    if (!killed && n.lost)
+        sim_fail("the loader counts %llu lost batches, and no server was "
+                 "killed", (unsigned long long)n.lost);
+    return n.failed + n.lost;
+}

@@ -1,0 +1,409 @@
+/* roles.c: what the processes of a history do; see roles.h. */
+#include "tests/sim/roles.h"
+
+#include "client/private.h"
+#include "ids/ids.h"
+#include "server/server.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+world w;
+
+static void must(int rc, const char *what)
+{
+    if (rc)
+        sim_fail("%s: %s: %s", what, persia_err_name(rc), persia_err_text());
+}
+
+/* ---- servers ---- */
+
+static const char *method_of_server(uint32_t method)
+{
+    static const char *const names[] = {
+#define NAME(upper, name) #name,
+        WIRE_METHODS(NAME)
+#undef NAME
+    };
+    return method < WIRE_METHODS_N ? names[method] : "?";
+}
+
+static void *server_main(void *arg)
+{
+    server_role *s = arg;
+    const uint32_t i = (uint32_t)(s - w.servers);
+    const ps_config tables = {.threads = 1};
+    const service_config config = {.name_space = "sim", .shard = i,
+                                   .shards = w.servers_n,
+                                   .message_limit = 4 << 20};
+    ps *p;
+    ps_service *service;
+    must(persia_ps_create(&tables, &p), "tables");
+    must(persia_service_create(p, &config, &service), "a server");
+    persia_service_set_calls(service, 64);
+    net_listen(sim_node_self(), w.addresses[i], persia_service_handle, service,
+               method_of_server);
+    s->running = 1;
+    sim_say("serves shard %u of %u", i, w.servers_n);
+    return NULL;
+}
+
+void server_start(uint32_t i)
+{
+    server_role *s = &w.servers[i];
+    char name[32];
+    s->life++;
+    snprintf(name, sizeof name, "ps%u.%d", i, s->life / 2 + 1);
+    snprintf(w.addresses[i], sizeof w.addresses[i], "ps%u", i);
+    s->node = sim_node_make(name, SLOT_SERVERS + (int)i);
+    sim_say("start of %s", name);
+    sim_spawn(s->node, server_main, s, "main");
+}
+
+void server_kill(uint32_t i)
+{
+    server_role *s = &w.servers[i];
+    sim_say("kill -9 of %s", sim_node_name(s->node));
+    sim_kill(s->node);
+    net_killed(s->node);
+    s->running = 0;
+    s->life++; /* what it had is gone from now on */
+}
+
+/* ---- rows ---- */
+
+uint64_t own_row(int rank, int update, uint32_t server)
+{
+    uint64_t id = (uint64_t)(rank + 1) << 40 | (uint64_t)update << 16;
+    while (hash_shard(id_hash(id), w.servers_n) != server)
+        id++;
+    return id;
+}
+
+int open_client(uint64_t stream, uint32_t rank, ps_client **out,
+                uint32_t *table)
+{
+    const char *addresses[SERVERS_MAX];
+    for (uint32_t i = 0; i < w.servers_n; i++)
+        addresses[i] = w.addresses[i];
+    const client_config config = {.threads = 1,
+                                  .addresses = addresses,
+                                  .addresses_n = w.servers_n,
+                                  .name_space = "sim",
+                                  .rank = rank,
+                                  .world = stream ? w.ranks_n : 1,
+                                  .stream = stream,
+                                  .timeout_ns = w.timeout,
+                                  .message_limit = 4 << 20,
+                                  .dtype = WIRE_FP32,
+                                  .lost = w.policy};
+    int created;
+    table_config t;
+    persia_table_config_init(&t);
+    snprintf(t.name, sizeof t.name, "counts");
+    t.dim = DIM;
+    t.optimizer = OPTIM_SGD;
+    t.init = INIT_CONSTANT;
+    t.init_a = 0;
+    int rc = persia_client_create(&config, out);
+    if (rc)
+        return rc;
+    rc = persia_client_declare(*out, &t, table, &created);
+    if (rc) {
+        persia_client_destroy(*out);
+        *out = NULL;
+    }
+    return rc;
+}
+
+int read_rows(ps_client *c, uint32_t table, uint64_t after, size_t n,
+              const uint64_t *ids, float *out)
+{
+    float *rows = calloc(n * DIM, sizeof *rows);
+    assert(rows);
+    pull_job pull = {.n = n, .ids = ids, .out = rows, .stride = DIM};
+    int rc = persia_client_pull(c, after, &table, &pull, 1);
+    for (size_t i = 0; i < n && !rc; i++) {
+        out[i] = rows[i * DIM];
+        if (rows[i * DIM] != rows[i * DIM + 1])
+            sim_fail("row %llx is half changed", (unsigned long long)ids[i]);
+    }
+    free(rows);
+    return rc;
+}
+
+/* ---- ranks: calls ---- */
+
+/* Errors that a user sees while servers are away. */
+static int is_away(int rc)
+{
+    return rc == PERSIA_EUNAVAILABLE || rc == PERSIA_ETIMEOUT;
+}
+
+static uint64_t begin_call(rank_life *l, const char *what)
+{
+    l->doing = what;
+    l->since = sim_now();
+    return sim_now() - sim_paused(l->node);
+}
+
+/* Errors of a process that has a successor, or a predecessor: a late claim of
+ * one may be as high as the other's where servers have forgotten them. */
+static int is_of_another(const rank_life *l, int rc)
+{
+    return (rc == PERSIA_ECLOSED && (l->number > 1 || l->of->life != l)) ||
+           (rc == PERSIA_EMISMATCH && l->of->life != l);
+}
+
+/* Within its timeout, and that of what it completes and greets before. */
+static void end_call(rank_life *l, uint64_t began, const char *what, int rc)
+{
+    const uint64_t took = sim_now() - sim_paused(l->node) - began;
+    if (took > 3 * w.timeout + 5 * SIM_S)
+        sim_fail("%s took %.1f s, with a timeout of %.1f s", what,
+                 (double)took / 1e9, (double)w.timeout / 1e9);
+    l->doing = "nothing";
+    if (client_is_loss(rc)) {
+        l->raised++;
+        sim_say("%s tells: %s", what, persia_err_text());
+    } else if (rc) {
+        sim_say("%s: %s: %s", what, persia_err_name(rc), persia_err_text());
+        if (!is_away(rc) && !is_of_another(l, rc))
+            sim_fail("%s: %s, which no fault explains", what,
+                     persia_err_name(rc));
+        l->broken = 1;
+        l->closed |= !is_away(rc);
+    }
+}
+
+static void check_blind(const rank_life *l, int k)
+{
+    const attempt *a = &l->of->attempts[k];
+    for (uint32_t s = 0; s < w.servers_n; s++)
+        if (a->acked && a->blind[s])
+            sim_fail("a lookup behind update %llu (batch %d) has not seen it "
+                     "on server %u", (unsigned long long)a->number, k, s);
+}
+
+static int push(rank_life *l, int k)
+{
+    attempt *a = &l->of->attempts[k];
+    uint64_t ids[SERVERS_MAX + SHARED];
+    float grad[(SERVERS_MAX + SHARED) * DIM];
+    size_t n = 0;
+    for (uint32_t s = 0; s < w.servers_n; s++)
+        ids[n++] = own_row(l->of->index, k, s);
+    for (uint32_t i = 0; i < SHARED; i++)
+        if (a->shared >> i & 1)
+            ids[n++] = i + 1;
+    for (size_t i = 0; i < n * DIM; i++)
+        grad[i] = -1;
+    push_part part = {.n = n, .ids = ids, .grad = grad, .stride = DIM,
+                      .bags = n};
+    optim_args sgd = {.kind = OPTIM_SGD, .lr = 1, .step = 1, .grad_scale = 1};
+    push_job job = {.parts = &part, .parts_n = 1, .optim = &sgd};
+    const client_update name = {.number = a->number};
+    return persia_client_push(l->c, &name, &l->table, &job, 1);
+}
+
+static void *pusher_main(void *arg)
+{
+    rank_life *l = arg;
+    for (;;) {
+        while (!l->queue_n && !l->ends)
+            (void)sim_wait(l->queue, UINT64_MAX);
+        if (!l->queue_n)
+            break;
+        const int k = l->queue[0];
+        memmove(l->queue, l->queue + 1, (size_t)--l->queue_n * sizeof(int));
+        attempt *a = &l->of->attempts[k];
+        for (uint32_t s = 0; s < w.servers_n; s++)
+            a->server_life[s] = w.servers[s].life;
+        sim_say("pushes batch %d as update %llu", k,
+                (unsigned long long)a->number);
+        uint64_t began = begin_call(l, "push");
+        int rc = push(l, k);
+        end_call(l, began, "push", rc);
+        a->ended = 1;
+        a->acked = !rc || client_is_loss(rc);
+        sim_say("batch %d is %s", k, a->acked ? "applied" : "given up");
+        check_blind(l, k);
+        l->in_flight--;
+        sim_wake(l);
+    }
+    l->pushers--;
+    sim_wake(l);
+    return NULL;
+}
+
+/* ---- ranks: the loop ---- */
+
+/* Looks up what batch k needs: all updates but the last `staleness`. */
+static void look_up(rank_life *l, int k)
+{
+    rank_role *r = l->of;
+    int back = k - 1 - (int)w.staleness;
+    uint64_t ids[SERVERS_MAX + SHARED];
+    float got[SERVERS_MAX + SHARED];
+    size_t n = w.servers_n;
+    if (back < 0 || r->attempts[back].life != l->number)
+        return;
+    attempt *a = &r->attempts[back];
+    for (uint32_t s = 0; s < w.servers_n; s++)
+        ids[s] = own_row(r->index, back, s);
+    for (uint32_t i = 0; i < SHARED; i++)
+        ids[n++] = i + 1;
+    uint64_t began = begin_call(l, "lookup");
+    int rc = read_rows(l->c, l->table, a->number, n, ids, got);
+    end_call(l, began, "lookup", rc);
+    for (uint32_t s = 0; s < w.servers_n && !rc; s++) {
+        if (got[s] > 1)
+            sim_fail("server %u has applied batch %d %.0f times", s, back,
+                     (double)got[s]);
+        if (got[s] == 0 && a->server_life[s] == w.servers[s].life)
+            a->blind[s] = 1;
+    }
+    check_blind(l, back);
+}
+
+static void hand_out(rank_life *l)
+{
+    rank_role *r = l->of;
+    const int k = r->attempts_n++;
+    r->attempts[k] = (attempt){.life = l->number, .number = l->next++,
+                               .shared = sim_random(1 << SHARED)};
+    l->in_flight++;
+    l->queue[l->queue_n++] = k;
+    sim_wake(l->queue);
+}
+
+static void drain(rank_life *l)
+{
+    while (l->in_flight)
+        (void)sim_wait(l, UINT64_MAX);
+}
+
+static void one_batch(rank_life *l)
+{
+    look_up(l, l->of->attempts_n);
+    while (l->in_flight > (int)w.staleness)
+        (void)sim_wait(l, UINT64_MAX);
+    hand_out(l);
+}
+
+static int connect_rank(rank_life *l)
+{
+    const int i = l->of->index;
+    uint64_t began = begin_call(l, "open");
+    int rc = open_client(100 + (uint64_t)i, (uint32_t)i, &l->c, &l->table);
+    end_call(l, began, "open", rc);
+    if (rc) {
+        l->c = NULL;
+        return rc;
+    }
+    l->next = persia_client_last_number(l->c) + 1;
+    sim_say("is rank %d of %u, and continues with update %llu", i, w.ranks_n,
+            (unsigned long long)l->next);
+    for (int p = 0; p <= (int)w.staleness && p < FLIGHT_MAX; p++) {
+        l->pushers++;
+        sim_spawn(l->node, pusher_main, l, "pusher");
+    }
+    return PERSIA_OK;
+}
+
+static void count_told(rank_life *l)
+{
+    client_counts n = {0};
+    if (!l->c)
+        return;
+    persia_client_get_counts(l->c, &n);
+    l->of->told += n.lost;
+    l->of->hidden += atomic_load(&l->c->missing);
+}
+
+/* The process ends by itself. */
+static void leave(rank_life *l)
+{
+    sim_say("ends");
+    drain(l);
+    l->ends = 1;
+    sim_wake(l->queue);
+    while (l->pushers)
+        (void)sim_wait(l, UINT64_MAX);
+    count_told(l);
+    persia_client_destroy(l->c);
+    l->c = NULL;
+}
+
+/* Faults are over: updates are applied, and losses are counted. */
+static void finish(rank_life *l)
+{
+    drain(l);
+    l->broken = 0;
+    for (int i = 0; i < 3; i++)
+        one_batch(l);
+    drain(l);
+    if (l->broken)
+        sim_fail("an update fails, though nothing is in its way");
+    for (int rc = PERSIA_ELOST, i = 0; rc; i++) {
+        uint64_t began = begin_call(l, "look");
+        rc = persia_client_look(l->c);
+        end_call(l, began, "look", rc);
+        if (i == 8)
+            sim_fail("losses are told again and again");
+    }
+    l->of->done = 1;
+    sim_wake(&w);
+}
+
+static void *rank_main(void *arg)
+{
+    rank_life *l = arg;
+    rank_role *r = l->of;
+    while (connect_rank(l)) {
+        if (r->life != l)
+            return NULL;
+        sim_sleep(SIM_S);
+    }
+    while (!w.finish) {
+        if (r->attempts_n < UPDATES_MAX - 8)
+            one_batch(l);
+        sim_sleep(sim_random((uint32_t)(w.think / SIM_US)) * SIM_US);
+        if (l->broken && (l->closed || sim_chance(500)))
+            break;
+        l->broken = 0;
+    }
+    if (!l->broken && r->life == l) {
+        finish(l);
+        return NULL;
+    }
+    leave(l);
+    if (r->life == l) /* else it was replaced */
+        rank_start(r->index);
+    return NULL;
+}
+
+void rank_start(int i)
+{
+    rank_role *r = &w.ranks[i];
+    rank_life *l = calloc(1, sizeof *l);
+    char name[32];
+    assert(l);
+    *l = (rank_life){.of = r, .number = ++r->lives, .doing = "starts"};
+    snprintf(name, sizeof name, "rank%d.%d", i, r->lives);
+    r->index = i;
+    l->node = sim_node_make(name, SLOT_RANKS + i);
+    r->life = l;
+    sim_spawn(l->node, rank_main, l, "main");
+}
+
+void rank_kill(int i)
+{
+    rank_role *r = &w.ranks[i];
+    sim_say("kill -9 of %s", sim_node_name(r->life->node));
+    sim_kill(r->life->node);
+    count_told(r->life);
+    r->life = NULL;
+}

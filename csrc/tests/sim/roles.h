@@ -1,0 +1,99 @@
+/* roles.h: servers and ranks of a history, and what the director knows.
+ *
+ * The workload counts.  Each update adds 1 to a row of its own on each server,
+ * and to some rows that all updates share.  So the rows say which updates each
+ * server has, and how often.
+ */
+#ifndef PERSIA_TESTS_SIM_ROLES_H
+#define PERSIA_TESTS_SIM_ROLES_H
+
+#include "client/client.h"
+#include "tests/sim/net.h"
+
+enum {
+    SERVERS_MAX = 3,
+    RANKS_MAX = 3,
+    UPDATES_MAX = 400, /* of a rank */
+    SHARED = 8,        /* rows of all: ids 1 .. SHARED */
+    FLIGHT_MAX = 5,    /* updates of a rank at once */
+    DIM = 2,
+    SLOT_SERVERS = 1,
+    SLOT_RANKS = 5
+};
+
+/* What became of one update, as its rank knows. */
+typedef struct attempt {
+    int life;            /* of the rank */
+    uint64_t number;
+    uint32_t shared;     /* bit k: it adds to row k + 1 */
+    int ended, acked;    /* acked: the rank knows that it is applied */
+    int server_life[SERVERS_MAX]; /* when it began */
+    int blind[SERVERS_MAX]; /* a lookup that had to see it did not */
+    int applied[SERVERS_MAX]; /* the verdict: its own row there */
+} attempt;
+
+typedef struct server_role {
+    sim_node *node;
+    int life;    /* 0: never started */
+    int running;
+} server_role;
+
+/* One process of a rank. */
+typedef struct rank_life {
+    struct rank_role *of;
+    int number;
+    sim_node *node;
+    ps_client *c;        /* NULL: it has not connected */
+    uint32_t table;
+    uint64_t next;       /* number of the next update */
+    int queue[FLIGHT_MAX]; /* attempts that no pusher has */
+    int queue_n, in_flight;
+    int pushers, ends;   /* ends: pushers return */
+    int broken;          /* a call failed: the user would stop */
+    int closed;          /* ... must: another process has its stream */
+    const char *doing;
+    uint64_t since;
+    uint64_t raised;     /* errors that told of a loss */
+} rank_life;
+
+typedef struct rank_role {
+    int index;
+    rank_life *life;     /* the present one; NULL: the process is down */
+    int lives;
+    attempt attempts[UPDATES_MAX];
+    int attempts_n;
+    uint64_t told;       /* lost updates that earlier lives counted */
+    uint64_t hidden;     /* ... and those that one had begun to complete when
+                            it ended: what follows takes them for applied */
+    int done;
+} rank_role;
+
+/* A history. */
+typedef struct world {
+    uint32_t servers_n, ranks_n;
+    uint64_t staleness, timeout, think;
+    enum client_lost policy;
+    int replaces;        /* processes that live are replaced; no server is
+                            killed */
+    int four;            /* all four roles: see four.h */
+    int finish;          /* ranks make their last updates */
+    server_role servers[SERVERS_MAX];
+    rank_role ranks[RANKS_MAX];
+    char addresses[SERVERS_MAX][16];
+} world;
+extern world w;
+
+uint64_t own_row(int rank, int update, uint32_t server);
+/* Starts a server without rows; it is up when its node listens. */
+void server_start(uint32_t i);
+void server_kill(uint32_t i);
+void rank_start(int i);
+void rank_kill(int i);
+/* A client of all servers that makes no updates, or of a rank. */
+int open_client(uint64_t stream, uint32_t rank, ps_client **out,
+                uint32_t *table);
+/* Looks up rows; out: [n] the first value of each. */
+int read_rows(ps_client *c, uint32_t table, uint64_t after, size_t n,
+              const uint64_t *ids, float *out);
+
+#endif
