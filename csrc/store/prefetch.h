@@ -38,6 +38,9 @@ void prefetch_forget(prefetch *p);
 /* Frees what ended; on threads of the user. */
 void prefetch_tidy(prefetch *p);
 
+/* Whether there is no pass; without the lock. */
+int prefetch_is_idle(prefetch *p);
+
 /* One more empty part is owed to the other ranks. */
 void prefetch_owe(prefetch *p);
 /* How many are owed; the caller sends them now. */

@@ -20,8 +20,6 @@ struct prefetch {
     store_prefetch_stats stats;
 };
 
-/* Whether there is no pass, without the lock. */
-int prefetch_is_idle(prefetch *p);
 /* A batch that has not ended, or NULL.  Here and below the lock is held. */
 batch *prefetch_find(prefetch *p, uint64_t number);
 /* Runs a lookup that waits; the lock is left meanwhile. */

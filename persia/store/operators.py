@@ -212,7 +212,8 @@ def _anew(ticket: Tensor, store: int) -> Tensor:
             "several backwards through one forward whose ids are with an "
             "embedding worker: sum the losses and call backward() once"
         )
-    anew: Tensor = _ticket(torch.stack((batch[0], _now)), store, True)
+    named = torch.stack((batch[0], _now))
+    anew: Tensor = _ticket(named, _process, store, True)
     anew.of_batch = batch  # type: ignore[attr-defined]
     return anew
 
