@@ -165,12 +165,15 @@ def test_the_epoch_of_a_dead_loader_ends(servers: Servers) -> None:
         for batch in batches(5):
             lost.send(batch)
         lost._core.close(False)  # as kill -9 leaves it
-        trainer.epoch()
+        with pytest.warns(UserWarning, match="loader-silence"):
+            trainer.epoch()
+        assert trainer.stream.stats()["silent"] == 1
         assert trainer.n == 5
         assert w.stats("loaders_gone") == 1
         with feeding(w, batches(4)):
             wait_for(lambda: w.stats("loaders_gone") == 0)
             trainer.epoch()
+        assert trainer.stream.stats()["silent"] == 0
         assert trainer.n == trainer.store.updates == 9
 
 

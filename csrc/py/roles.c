@@ -509,10 +509,11 @@ static PyObject *rank_counts_of(PyObject *self, PyObject *unused)
     rank_counts c;
     (void)unused;
     persia_rank_get_counts(((rank_object *)self)->rank, &c);
-    return Py_BuildValue("{sKsKsKsKsK}", "late", (unsigned long long)c.late,
+    return Py_BuildValue("{sKsKsKsKsKsK}", "late", (unsigned long long)c.late,
                          "failed", (unsigned long long)c.failed, "given_up",
                          (unsigned long long)c.given_up, "away",
-                         (unsigned long long)c.away, "epochs",
+                         (unsigned long long)c.away, "silent",
+                         (unsigned long long)c.silent, "epochs",
                          (unsigned long long)c.epochs);
 }
 

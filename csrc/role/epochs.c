@@ -74,6 +74,15 @@ static int is_given_up(const role_service *s, const role_stream *t)
     return t->gone && !(t->shared && one_shares(s, t->job));
 }
 
+uint64_t epoch_silent(const role_service *s, const role_job *j, uint64_t epoch)
+{
+    uint64_t n = 0;
+    for (const role_stream *t = of_job(s->streams, j); t;
+         t = of_job(t->next, j))
+        n += is_given_up(s, t) && stream_epoch_now(t) <= epoch;
+    return n;
+}
+
 /* So many loaders are known, and all that are left have ended it. */
 static int all_ended(const role_service *s, const role_job *j, uint64_t epoch)
 {
@@ -86,10 +95,7 @@ static int all_ended(const role_service *s, const role_job *j, uint64_t epoch)
 int epoch_is_over(const role_service *s, const role_job *j, uint64_t epoch,
                   int begun)
 {
-    uint64_t n = ended(s, j, epoch);
-    for (const role_stream *t = of_job(s->streams, j); t;
-         t = of_job(t->next, j))
-        n += is_given_up(s, t) && stream_epoch_now(t) <= epoch;
+    uint64_t n = ended(s, j, epoch) + epoch_silent(s, j, epoch);
     /* Loaders that ended before this worker was started again. */
     if (begun && j->streams_ever < s->config.loaders && !one_shares(s, j) &&
         persia_clock_ns() - j->began > s->config.silence_ns)

@@ -260,6 +260,8 @@ int pass_learn(role_taken *t)
     if (own && t->m.status == TAKE_END && t->m.epoch == r->epoch &&
         t->backs_ended == r->backs_ended && !keep_parts(at, &t->m))
         at->ended = t->boot;
+    if (own && t->m.status == TAKE_END)
+        at->silent = t->m.silent;
     at->idle = own && t->m.status == TAKE_IDLE ? t->boot : 0;
     if (own && t->m.status == TAKE_BATCH) {
         r->begun = r->epoch;

@@ -239,7 +239,8 @@ typedef struct asking {
     size_t parts_n;
     wire_ledger *ledger;    /* of a loader's Hello, or NULL */
     uint64_t lineage;       /* of the rows that it is of, or before */
-    uint64_t loaders_first, job_id, job_failed; /* see TakeReply */
+    /* See TakeReply: */
+    uint64_t loaders_first, loaders_silent, job_id, job_failed;
     wire_failed_batch *failed;      /* [failed_n] of a Submit */
     size_t failed_n;
     worker_counts counts; /* of a Return */
@@ -423,6 +424,9 @@ void epochs_count(role_service *s, role_job *j, uint64_t over, int beyond);
  * batches of it. */
 int epoch_is_over(const role_service *s, const role_job *j, uint64_t epoch,
                   int begun);
+/* Loaders that have not ended it, and are not waited for any more. */
+uint64_t epoch_silent(const role_service *s, const role_job *j,
+                      uint64_t epoch);
 /* The first one of which new loaders may send. */
 uint64_t epoch_first(const role_service *s, const role_job *j);
 /* The first one of the loaders that are there; 0: it is not known. */

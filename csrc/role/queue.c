@@ -331,6 +331,7 @@ static void take_end(asking *a, role_job *j, uint64_t epoch)
     a->parts_n = epoch_parts(s, j, epoch,
                              rank_find(s, a->m.take.caller.client), a->parts);
     epochs_count(s, j, epoch, 0);
+    a->loaders_silent = epoch_silent(s, j, epoch);
     take_nothing(a, TAKE_END, epoch);
 }
 

@@ -151,6 +151,9 @@ void persia_rank_get_counts(role_rank *r, rank_counts *out)
     pthread_mutex_lock(&r->lock);
     const uint64_t first = r->first ? r->first : 1;
     out->epochs = r->epoch > first ? r->epoch - first : 0;
+    for (size_t i = 0; i < r->c.links_n; i++)
+        if (r->at[i].silent > out->silent)
+            out->silent = r->at[i].silent;
     pthread_mutex_unlock(&r->lock);
     for (size_t i = 0; i < r->c.links_n; i++)
         out->away += (uint64_t)link_is_away(&r->c.links[i]);

@@ -20,6 +20,7 @@ typedef struct at_link {
     uint64_t ended; /* of the one that has ended the epoch; or 0 */
     uint64_t idle;  /* of the one that had nothing, and expects nothing */
     uint64_t failed, failed_boot; /* batches, as that one said */
+    uint64_t silent; /* loaders, at the end of the last epoch */
     wire_loader_part *parts; /* [parts_n] what that one said of loaders */
     size_t parts_n;
 } at_link;

@@ -110,6 +110,7 @@ typedef struct rank_counts {
     uint64_t given_up; /* of late: batches that no worker had within the
                           timeout, after theirs had died */
     uint64_t away; /* workers, now */
+    uint64_t silent; /* loaders without which the last epoch ended */
     uint64_t epochs; /* of the loaders that are there, that are over for this
                         rank; those before its first pass among them */
 } rank_counts;

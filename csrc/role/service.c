@@ -99,6 +99,7 @@ static int put(asking *a, wire_out *o)
         a->taken.loaders_n = a->parts_n;
         a->taken.job = a->job_id;
         a->taken.failed = a->job_failed;
+        a->taken.silent = a->loaders_silent;
         a->taken.first = a->loaders_first;
         a->taken.servers = servers_of(s);
         return persia_wire_put_take_reply(o, &a->taken);

@@ -690,10 +690,11 @@ static const wire_field take_reply_fields[] = {
     [23] = F(wire_take_reply, first, U64, "first"),
     [24] = F(wire_take_reply, servers, FIXED64, "servers"),
     [25] = F(wire_take_reply, failed, U64, "failed"),
+    [26] = F(wire_take_reply, silent, U64, "silent"),
 };
 static const wire_type take_reply_type = {
     .name = "TakeReply", .size = sizeof(wire_take_reply),
-    .fields = take_reply_fields, .fields_n = 25, .dtype = 6
+    .fields = take_reply_fields, .fields_n = 26, .dtype = 6
 };
 
 static const wire_field table_sum_fields[] = {

@@ -24,7 +24,7 @@ enum {
     WIRE_EPOCHS_MAX = 256,
     WIRE_LOADERS_MAX = 256,
     WIRE_TEXT_MAX = 511,
-    WIRE_FIELDS_MAX = 25
+    WIRE_FIELDS_MAX = 26
 };
 
 /* Numbers of the methods; X(METHOD, Name). */
@@ -674,6 +674,9 @@ typedef struct wire_take_reply {
     uint64_t first; /* epoch of the loaders that the job has; 0: not known */
     uint64_t servers; /* changes when a server was started again */
     uint64_t failed; /* batches of the job that ended without an update here */
+    /* END: loaders that did not end the epoch, and that are not waited for any
+     * more */
+    uint64_t silent;
 } wire_take_reply;
 
 typedef struct wire_table_sum {

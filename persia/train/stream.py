@@ -14,6 +14,7 @@ from torch import Tensor
 from persia import _core, errors
 from persia.base.check import number
 from persia.base.patience import patiently, saying_so
+from persia.base.warning import warn
 from persia.data.jagged import Batch, JaggedBatch
 from persia.distributed.addresses import (
     MESSAGE_LIMIT,
@@ -113,11 +114,16 @@ class Stream:
         after theirs had died. ``failed``: batches of the job that ended
         without an update; their loader has the reason. ``lost``: updates that
         servers had, and lost; as ``Store.stats()["client"]["lost"]``.
-        ``away``: workers that cannot be reached now. ``epochs``: of the data
-        loaders that are there, that are over for this process; those before
-        its first pass among them."""
+        ``away``: workers that cannot be reached now. ``silent``: data loaders
+        that were not heard of for ``persia serve worker --loader-silence``,
+        so that the last epoch ended without their batches. ``epochs``: of the
+        data loaders that are there, that are over for this process; those
+        before its first pass among them."""
         if self._rank is None or self._store is None:
-            names = "late", "failed", "given_up", "away", "epochs", "lost"
+            names = (
+                *("late", "failed", "given_up", "away"),
+                *("silent", "epochs", "lost"),
+            )
             return dict.fromkeys(names, 0)
         client = _core.cluster_counts(engine_of(self._store).handle)
         return self._rank.counts() | {"lost": client["lost"]}
@@ -349,6 +355,7 @@ class Taking(Iterator[_core.Taken]):
         _core.taken_wait(self._handle, number)
         if taken.end:
             self._look()
+            self._warn_silent()
             return None
         taken.use()
         self._asked.discard(taken)
@@ -370,6 +377,17 @@ class Taking(Iterator[_core.Taken]):
         """What servers lost since is an error of this pass. The next one has
         nothing left."""
         patiently(self._engine.core.look, self._engine.connection.timeout)
+
+    def _warn_silent(self) -> None:
+        """An epoch may have fewer batches than its data has."""
+        silent = self._rank.counts()["silent"]
+        if silent:
+            warn(
+                f"this epoch ended without {silent} of the data loaders: "
+                "workers have not heard of them for --loader-silence, and do "
+                "not wait for what they had not sent. Start them again with "
+                "the names or parts that they had"
+            )
 
     def _ids(self, taken: _core.Taken) -> TakenIds:
         """The places of ids whose rows travel; empty bags of the others."""

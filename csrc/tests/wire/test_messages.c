@@ -134,7 +134,7 @@ static wire_loader_part parts[] = { { 5, 6, 7, { 1, [15] = 2 } },
                                     { .stream = 8 } };
 static wire_take_reply take_reply = {
     TAKE_END, 1, 2, 3, 4, WIRE_FP16, values, 3, tensors, 2, values, 2,
-    { 8, places, floats }, { 7, places }, 7, parts, 2, 8, 9, 10, 11
+    { 8, places, floats }, { 7, places }, 7, parts, 2, 8, 9, 10, 11, 12
 };
 static wire_values grads[] = { { 4095, DIM, N, floats, NULL, NULL } };
 static optim_hyper hypers[] = {
