@@ -449,7 +449,15 @@ def flat(model: nn.Module) -> Any:
     return torch.cat([p.view(-1) for p in model.parameters()]).norm()
 
 
-PENALTIES = (l2, l2_of_products, l1, norms, flat)
+def functions(model: nn.Module) -> Any:
+    return sum(torch.norm(p, 2) ** 2 for p in model.parameters())
+
+
+def sums(model: nn.Module) -> Any:
+    return sum(torch.sum(torch.abs(p)) for p in model.parameters())
+
+
+PENALTIES = (functions, sums, l2, l2_of_products, l1, norms, flat)
 
 
 @pytest.mark.parametrize("penalty", PENALTIES, ids=lambda p: p.__name__)

@@ -131,3 +131,72 @@ def test_losses_are_those_of_the_library(
     assert stats["prefetched"] == STEPS - 1
     # Those of the first batch, where a forward may ask a module twice.
     assert stats["not_prefetched"] <= 2 * len(tables)
+
+
+def trains_deepctr(model: Any) -> tuple[float, float]:
+    """The best score, and that of the weights which the trainer leaves."""
+    callbacks = importlib.import_module("deepctr_torch.callbacks")
+    metrics = importlib.import_module("sklearn.metrics")
+    batches = list(numbers())
+    x = torch.cat([torch.cat([i, d], 1) for i, d, _ in batches]).numpy()
+    y = torch.cat([y for _, _, y in batches]).numpy()
+    names = [*FEATURES, *NUMBERS]
+    data = {name: x[:, i] for i, name in enumerate(names)}
+    stop = callbacks.EarlyStopping(
+        "val_auc", patience=2, mode="max", restore_best_weights=True
+    )
+    model.compile("adam", "binary_crossentropy", metrics=["auc"])
+    history = model.fit(
+        *(data, y),
+        batch_size=BATCH,
+        epochs=12,
+        verbose=0,
+        validation_split=0.25,
+        callbacks=[stop],
+    ).history
+    n = int(len(y) * 0.75)
+    held = {name: column[n:] for name, column in data.items()}
+    score = metrics.roc_auc_score(y[n:], model.predict(held, BATCH))
+    return max(history["val_auc"]), float(score)
+
+
+def trains_rechub(model: Any) -> tuple[float, float]:
+    trainers = importlib.import_module("torch_rechub.trainers")
+    sparse = [f"c{i}" for i in range(FIELDS)]
+    batches = [
+        (
+            {f: ids[:, i] for i, f in enumerate(sparse)}
+            | {n: dense[:, i] for i, n in enumerate(NUMBERS)},
+            y,
+        )
+        for ids, dense, y in numbers()
+    ]
+    trainer = trainers.CTRTrainer(
+        *(model, torch.optim.Adam, {"lr": 0.01}),
+        n_epoch=12,
+        earlystop_patience=2,
+        device="cpu",
+        model_path=str(FOLDER),
+    )
+    trainer.fit(batches[:8], batches[8:])
+    best = trainer.early_stopper.best_auc
+    return best, trainer.evaluate(trainer.model, batches[8:])
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "train"),
+    [(deepctr, "DeepFM", trains_deepctr), (rechub, "DCN", trains_rechub)],
+)
+def test_trainers_bring_the_best_weights_back_with_their_rows(
+    make: Callable[[str], tuple[nn.Module, list[Any]]],
+    name: str,
+    train: Callable[[nn.Module], tuple[float, float]],
+) -> None:
+    torch.manual_seed(0)
+    model, _ = make(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        persia.convert(model, optimizer=persia.optim.Adagrad(lr=0.1))
+        persia.keep_rows(model)
+        best, left = train(model)
+    assert left == pytest.approx(best)

@@ -64,6 +64,10 @@ class Anchor(nn.Parameter):
     def bind(self, module: Collection) -> None:
         """Rows of this module's tables are trained through it."""
         self._module = weakref.ref(module)
+        engine = engine_of(module.store)
+        if not engine.backwards:
+            self.__class__ = _Watched
+            engine.watched.append(weakref.ref(self))
         if module.store.update == "step" and not self._noticed:
             self._noticed = True
             with torch.enable_grad():
@@ -100,6 +104,10 @@ class Anchor(nn.Parameter):
         """The module whose tables these are; None while it is made."""
         return None if self._module is None else self._module()
 
+    def unwatch(self) -> None:
+        """A first backward has come."""
+        self.__class__ = Anchor
+
     def source(self) -> Source:
         """The tables."""
         owner = self.owner()
@@ -130,6 +138,25 @@ class Anchor(nn.Parameter):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return Anchor, (self.bare().clone(), self.requires_grad)
+
+
+class _Watched(Anchor):
+    """An anchor before the first backward: functions of torch, not methods
+    alone, show whether a loss has it. That costs too much to go on with it.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
+        if func.__name__ in ("__get__", "__set__") or not args:
+            with without_subclasses():
+                return func(*args, **(kwargs or {}))
+        return run(func, args, kwargs or {})
 
 
 def _of_rows(name: str) -> Callable[..., Any]:

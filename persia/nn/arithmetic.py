@@ -185,7 +185,7 @@ def run(
     out = _plain(func, args, kwargs)
     if terms is not None and known is not None and not known.endswith("_"):
         out = Value.of(out, terms)
-    elif isinstance(out, Tensor) and out.requires_grad:
+    elif name not in _SAME and _has_grad(out):
         for one in _ours(args):
             warn_of_missing(engine_of(_source_of(one).store), "a loss")
     return out
@@ -251,6 +251,10 @@ def _is_alias(one: Any) -> bool:
 
 def _empty(out: Any) -> bool:
     return isinstance(out, Tensor) and out.numel() == 0
+
+
+def _has_grad(out: Any) -> bool:
+    return isinstance(out, Tensor) and out.requires_grad
 
 
 def _number(one: Any) -> float | None:

@@ -139,7 +139,8 @@ class Engine:
             how often those of all tables were replaced.
         scales: what rows are multiplied with that are not there yet, by
             table, see persia.nn.arithmetic.
-        backwards: through rows, so far.
+        backwards: through rows, so far; watched: the modules' anchors, until
+            the first.
         told: warnings that were given, once a store.
         anchor: float32 [1] that requires grad, so that autograd visits every
             lookup; its gradient arrives after all pushes of a backward.
@@ -175,6 +176,7 @@ class Engine:
         self.cleared = 0
         self.scales: dict[str, tuple[tuple[Any, ...], float]] = {}
         self.backwards = 0
+        self.watched: list[weakref.ref[Any]] = []
         self.told: set[str] = set()
         self._snapshot: tuple[Any, weakref.ref[Any]] | None = None
         self.rename_rows()
@@ -209,6 +211,10 @@ class Engine:
     def backward_done(self) -> None:
         """A backward has pushed all its gradients."""
         self.backwards += 1
+        for anchor in (watched() for watched in self.watched):
+            if anchor is not None:
+                anchor.unwatch()
+        self.watched.clear()
         if self._accumulation is not None:
             self.apply(None, all_threads=False)
             self._accumulation.add()
