@@ -84,7 +84,7 @@ def test_an_odd_field_that_is_not_used(odd: str, tmp_path: Path) -> None:
 def test_brackets_over_several_lines(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", ['{"x":[', *["["] * 30_000])
     lines(tmp_path / "b.jsonl", [json.dumps(GOOD)])
-    data = Files([tmp_path / "b.jsonl", path], S)
+    data = Files([tmp_path / "b.jsonl", path], S, malformed_limit=1)
     assert sum(len(batch) for batch in data) == 1
     assert data.malformed == 30_001
     values = Values(S, Written.checked("json", None, None, None), False)
