@@ -150,7 +150,10 @@ class IdEncoder:
                 value.decode()
             except UnicodeDecodeError:
                 fine[i] = False
-        need = "is no UTF-8; give the file's encoding (encoding='latin-1')"
+        need = (
+            "is no UTF-8; give the file's encoding (encoding='cp1252' of "
+            "Windows, or 'latin-1')"
+        )
         tell(ok & ~fine, column, name, need, report)
         return fine
 

@@ -198,7 +198,9 @@ class Objects:
         wrong: Wrong = []
         for i, value in enumerate(values):
             try:
-                row = object_of(value or b"")
+                if value is None:
+                    raise ValueError("it has no value")
+                row = object_of(value)
             except ValueError as error:
                 wrong.append((i, f"no JSON object: {error}", "json"))
                 continue

@@ -251,6 +251,8 @@ def _kind(name: str, node: Any, named: Mapping[str, Any], lists: bool) -> Any:
             raise ValueError(f"field {name!r} has {digits} digits")
         wide = pa.decimal256 if digits > 38 else pa.decimal128
         return wide(digits, node.get("scale", 0))
+    if (kind, logical, node.get("size")) == ("fixed", "uuid", 16):
+        return pa.uuid()
     return _LOGICAL.get((kind, logical))
 
 

@@ -94,7 +94,8 @@ def _head(file: File, encoding: str | None, size: int) -> bytes:
 def _delimiter(head: bytes, quote: str | None = '"') -> str:
     """What divides lines into fields, the same number in each, by the reader
     of the files; a comma if nothing does."""
-    lines = head.decode("utf-8", "replace").split("\n")[:_LINES]
+    text = head.decode("utf-8", "replace")
+    lines, head = text.split("\n")[:_LINES], text.encode()
     whole = head[: head.rfind(b"\n") + 1] or head
     best = (0.0, 0, 0, ",")
     for mark in ",\t;|":

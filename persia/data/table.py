@@ -426,6 +426,8 @@ def ids_of(
     table: Any, columns: Sequence[str] | None, hash: bool, salt: int
 ) -> JaggedBatch:
     """Implements :meth:`persia.JaggedBatch.from_arrow`."""
+    if columns is not None and not isinstance(columns, str):
+        table = as_table(table, list(columns))  # others are not converted
     table = as_table(table)
     salt = check_salt("from_arrow", salt)
     if columns is not None and isinstance(columns, str):

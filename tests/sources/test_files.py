@@ -478,7 +478,8 @@ def test_the_same_warning_is_logged_three_times(
 ) -> None:
     path = tmp_path / "a.csv"
     path.write_text("y,c\n" + "bad\n" * 500 + "maybe,a\n" * 500 + "1,a\n")
-    data = Files(path, Schema(label="y", categorical=["c"]))
+    schema = Schema(label="y", categorical=["c"])
+    data = Files(path, schema, malformed_limit=1)
     assert len(list(data)) == 1
     assert data.malformed == 1000
     assert len(data.malformed_lines) == 100

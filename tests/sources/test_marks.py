@@ -135,7 +135,7 @@ def test_quotes_in_odd_places(tmp_path: Path, lines: list[str]) -> None:
     path.write_bytes(("y,x,c,t\n" + "\n".join(body * 20)).encode())
 
     def rest(state: Any) -> list[Any]:
-        data = Files(path, SCHEMA, 50, encoding=None)
+        data = Files(path, SCHEMA, 50, encoding=None, malformed_limit=1)
         if state is not None:
             data.load_state_dict(state)
         out = []

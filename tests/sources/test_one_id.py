@@ -20,7 +20,9 @@ from pyarrow import parquet as pq
 from persia import errors, hash_ids
 from persia.data import Files, Records, Schema, Table
 from persia.data.canonical import texts
+from persia.data.read_kafka_values import Values, Written
 from persia.datasets import value_hash
+from tests.sources.test_files import example, record
 
 pandas = pytest.importorskip("pandas")
 
@@ -444,3 +446,126 @@ def test_a_checkpoint_decides_the_version(tmp_path: Path) -> None:
     held.load_state_dict(old)  # texts have the same ids
     assert Schema.of_checkpoint('{"categorical": ["x"]}').hash_version == 1
     assert Schema.of_checkpoint(S.model_dump_json()).hash_version == 2
+
+
+# ---- carriers that read messages and records
+
+
+def of_messages(form: str, values: list[bytes], **more: Any) -> list[int]:
+    written = Written.checked(
+        form, more.get("path"), more.get("message"), None
+    )
+    rows, wrong = Values(S, written, False).rows(values)
+    assert rows is not None
+    assert not wrong
+    return list(rows.batch(["x"]).ids.values().tolist())
+
+
+def test_messages_of_json_and_arrow() -> None:
+    for value, text in (
+        (7, "7"),
+        (7.0, "7"),
+        (2**64 - 1, str(2**64 - 1)),
+        (1e-7, "0.0000001"),
+        (True, "true"),
+        ("2024-01-02 12:00:00.5", "2024-01-02 12:00:00.5"),
+        (None, ""),
+        ("e\u0301", "e\u0301"),
+    ):
+        one = json.dumps({"x": value}).encode()
+        for values in ([one], [one, b' {"x":\n"a"} ', b'{"x": 1.5}']):
+            assert of_messages("json", values)[0] == value_hash(text)
+    for text, arrays in ARRAYS.items():
+        for array in arrays:
+            out = io.BytesIO()
+            table = pa.table({"x": array})
+            with pa.ipc.new_stream(out, table.schema) as stream:
+                stream.write_table(table)
+            found = of_messages("arrow", [out.getvalue()])
+            assert found == [value_hash(text)], array.type
+
+
+def test_messages_of_avro(tmp_path: Path) -> None:
+    fastavro = pytest.importorskip("fastavro")
+    decimal = {"type": "bytes", "logicalType": "decimal", "precision": 9}
+    for kind, value, text in (
+        ("long", 7, "7"),
+        ("double", 7.0, "7"),
+        ("float", 0.1, "0.1"),
+        ("boolean", True, "true"),
+        (decimal | {"scale": 2}, Decimal("7.00"), "7"),
+        ({"type": "long", "logicalType": "timestamp-millis"}, NOON, ""),
+        ({"type": "long", "logicalType": "timestamp-micros"}, NOON, ""),
+        ({"type": "long", "logicalType": "local-timestamp-micros"}, NOON, ""),
+        ({"type": "int", "logicalType": "date"}, DAY, "2024-01-02"),
+        (
+            {"type": "int", "logicalType": "time-millis"},
+            NOON.time(),
+            "12:00:00.5",
+        ),
+        ({"type": "string", "logicalType": "uuid"}, ONE, str(ONE)),
+        (
+            {
+                "type": "fixed",
+                "name": "U",
+                "size": 16,
+                "logicalType": "uuid",
+            },
+            ONE.bytes,
+            str(ONE),
+        ),
+    ):
+        schema = {
+            "type": "record",
+            "name": "R",
+            "fields": [{"name": "x", "type": kind}],
+        }
+        path = tmp_path / "r.avsc"
+        path.write_text(json.dumps(schema))
+        if isinstance(value, bytes):
+            schema["fields"] = [
+                {"name": "x", "type": {**kind, "logicalType": ""}}
+            ]
+        if value is NOON:
+            value, text = NOON.replace(tzinfo=UTC), "2024-01-02 12:00:00.5"
+            if kind["logicalType"].startswith("local"):
+                value = NOON
+        out = io.BytesIO()
+        fastavro.schemaless_writer(
+            out, fastavro.parse_schema(schema), {"x": value}
+        )
+        found = of_messages("avro", [out.getvalue()], path=path)
+        assert found == [value_hash(text)], kind
+
+
+def test_records_of_tensorflow(tmp_path: Path) -> None:
+    path = tmp_path / "a.tfrecord"
+    values = [[7], [7.0], [b"7"], [-1], [1.5], []]
+    path.write_bytes(b"".join(record(example(x=v)) for v in values))
+    (batch,) = Files(path, S)
+    texts_ = ["7", "7", "7", "-1", "1.5", ""]
+    assert batch.ids.values().tolist() == [value_hash(t) for t in texts_]
+
+
+@pytest.mark.parametrize("library", ["polars", "duckdb"])
+def test_frames_of_other_libraries(library: str, tmp_path: Path) -> None:
+    module = pytest.importorskip(library)
+    path = tmp_path / "a.parquet"
+    for value, text in (
+        (7, "7"),
+        (7.0, "7"),
+        (NOON, "2024-01-02 12:00:00.5"),
+        (DAY, "2024-01-02"),
+        (NOON.time(), "12:00:00.5"),
+        (True, "true"),
+        (Decimal("7.00"), "7"),
+        ("é", "é"),
+    ):
+        if library == "polars":
+            frame = module.DataFrame({"x": [value]})
+            frame.write_parquet(path)
+        else:
+            frame = module.sql("select $v as x", params={"v": value})
+            frame.write_parquet(str(path))
+        assert ids_of(Table(frame, S)) == [value_hash(text)], value
+        assert ids_of(Files(path, S)) == [value_hash(text)], value
