@@ -364,6 +364,52 @@ def test_optimizers_and_moves_change_no_row(foreach: bool) -> None:
     assert torch.equal(store.rows("one", range(ROWS)), rows)
 
 
+class Shrinks(torch.optim.Optimizer):
+    """One of a user's own."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.mul_(0.5)
+                shrink(p)
+
+
+def shrink(p: Tensor) -> None:
+    p.data.mul_(0.5)
+
+
+def test_an_optimizer_of_ones_own_changes_no_row() -> None:
+    pair = Pair()
+    store = store_of(pair.ours)
+    rows = store.rows("one", range(ROWS))
+    top: Any = pair.ours.get_submodule("top")
+    weight = top.weight.detach().clone()
+    Shrinks(pair.ours.parameters()).step()
+    assert torch.equal(store.rows("one", range(ROWS)), rows)
+    assert torch.equal(top.weight, weight / 4)
+
+
+def test_averages_within_a_closure_reach_rows() -> None:
+    """Lightning trains within the closure of an optimizer's step."""
+    pair = Pair()
+    targets = copy.deepcopy(pair.ours), copy.deepcopy(pair.theirs)
+    pair.train()
+    for target, model in zip(targets, (pair.ours, pair.theirs), strict=True):
+        optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)])
+
+        def closure(one: nn.Module = target, other: nn.Module = model) -> Any:
+            for a, b in zip(one.parameters(), other.parameters(), strict=True):
+                by_factors(a, b)
+            return torch.zeros(1)
+
+        optimizer.step(closure)
+    same(*targets)
+
+
 @pytest.mark.parametrize("update", ["backward", "step"])
 @pytest.mark.parametrize("loader", [False, True])
 def test_a_penalty_is_torchs_of_the_rows_used(

@@ -14,6 +14,7 @@ import math
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -198,16 +199,26 @@ def _plain(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _in_torch() -> bool:
-    """Whether a torch.optim optimizer makes a step, or a compiler asks."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if module.startswith(_TORCHS) and "swa_utils" not in module:
-            return True
-        if frame.f_back is None:
-            break
+    """Whether an optimizer writes, itself or by a function beside it, or a
+    compiler asks. What a closure of its step does is the user's own."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and _module(frame).startswith("persia."):
         frame = frame.f_back
-    return False
+    if frame is None:
+        return False
+    name, above = _module(frame), frame.f_back
+    if name.startswith(_TORCHS):
+        return "swa_utils" not in name
+    beside = above is not None and _module(above) == name and _steps(above)
+    return _steps(frame) or beside
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _steps(frame: FrameType) -> bool:
+    return isinstance(frame.f_locals.get("self"), torch.optim.Optimizer)
 
 
 def _anchor_of(one: Any) -> Anchor | None:
