@@ -78,7 +78,8 @@ class Kafka(Dataset):
             that were not read, instead of counting both.
         malformed_limit: the share of the messages that one rule may leave
             out. Beyond it the iteration ends with LimitReached: after 10,000
-            messages, or at the end of 100 or more.
+            messages, or at the end of 100 or more. Messages that go to
+            ``dead_letter`` do not count.
         dead_letter: a topic that malformed messages are sent to, with their
             place and what is wrong in their headers. None: no topic.
         timeout: seconds that brokers may be away.
@@ -349,10 +350,12 @@ class Kafka(Dataset):
                         [(messages[i], text) for i, text in wrong.items()],
                         letters,
                     )
-                    self._faults.passed(len(messages))
+                    if letters is None:
+                        self._faults.passed(len(messages))
                     if rows is not None:
                         yield rows.batch(self.keys), place
-                self._faults.check()
+                if letters is None:
+                    self._faults.check()
             finally:
                 stop.set()
 
