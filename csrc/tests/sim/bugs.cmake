@@ -145,3 +145,25 @@ bug(loader_does_not_compare role/resume.c
 [==[    if (asked && !sim_bug("loader_does_not_compare"))
         (void)compare_with(s, &before, servers, &reply);
 ]==])
+
+# Ranks that die in the middle of a step: the batch of one that had returned
+# its gradients was never trained.
+bug(batch_of_a_broken_step_is_done role/work.c
+[==[    } else if (rc) {
+        /* Another rank's end is not the batch's fault. */
+]==]
+[==[    } else if (rc == PERSIA_ECLOSED &&
+               sim_bug("batch_of_a_broken_step_is_done")) {
+        offer_end(s, o);
+    } else if (rc) {
+]==])
+
+# Gradients of rows that arrive after the lease has ended.
+bug(rows_of_a_late_batch_are_gone role/offers.c
+[==[    row_ids_free(&o->rows);
+    o->planned = 0;
+]==]
+[==[    row_ids_free(&o->rows);
+    if (!sim_bug("rows_of_a_late_batch_are_gone"))
+        o->planned = 0;
+]==])

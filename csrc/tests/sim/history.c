@@ -165,8 +165,8 @@ static void one_fault(void)
                                           fault_kill_rank, fault_pause,
                                           fault_cut, fault_slow};
     static void (*const roles[])(void) = {
-        fault_kill_server, four_kill_worker, four_kill_rank, four_kill_loader,
-        fault_pause, fault_cut, fault_slow};
+        fault_kill_server, four_kill_worker, four_kill_rank, four_kill_rank,
+        four_kill_loader, fault_pause, fault_cut, fault_slow};
     if (w.four)
         roles[sim_random(sizeof roles / sizeof *roles)]();
     else
@@ -361,9 +361,9 @@ void history_run(void)
     sim_sleep(QUIET_S * SIM_S);
     sim_say("the last updates");
     w.finish = 1;
-    if (w.four)
-        four_await_end(sim_now() + 4 * END_S * SIM_S);
-    else
+    if (!w.four)
         await_end();
+    else if (!four_await_end(sim_now() + 2 * END_S * SIM_S))
+        return;
     verdict();
 }
