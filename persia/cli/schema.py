@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from persia.redaction import Location
+from persia.base.urls import Url
 
 __all__ = ["command"]
 
@@ -32,7 +32,7 @@ def command(
         found = Files(data, encoding=encoding).schema
     label = found.label.column if found.label else None
     typer.echo(
-        f"# {Location(data)}: {len(found.features)} id features, "
+        f"# {Url(data)}: {len(found.features)} id features, "
         f"{len(found.dense)} dense, "
         + (f"label {label}" if label else "no label found")
     )

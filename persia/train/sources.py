@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from persia import errors
-from persia.base.urls import whole
+from persia.base.urls import Url
 from persia.data import Files, Kafka, Schema
 from persia.data.paths import find_files
 from persia.datasets import (
@@ -236,15 +236,13 @@ def _kafka(
 ) -> tuple[Kafka, Files | None]:
     """Topics by "kafka://broker:9092/topic?group=name"; several brokers or
     topics have commas between them."""
-    url = urlsplit(whole(config.data))
-    options: dict[str, Any] = dict(
-        parse_qsl(url.query, keep_blank_values=True)
-    )
+    url = Url.to_open(config.data)
+    options: dict[str, Any] = url.options
     known = {
         *("group", "since", "config", "timeout", "strict", "dead_letter"),
         *("value", "value_schema", "value_message", "value_registry"),
     }
-    if "group" not in options or not set(options) <= known or not url.netloc:
+    if "group" not in options or not set(options) <= known or not url.host:
         raise errors.InvalidArgument(
             f"--data {config.data}: need kafka://BROKER:PORT/TOPIC?group=NAME,"
             " and after it &value=arrow, &value=avro&value_schema=FILE, "
@@ -263,7 +261,7 @@ def _kafka(
             "kafka://; --eval-data names files to score on"
         )
     data = Kafka(
-        url.netloc,
+        f"{url.user}@{url.host}" if url.user else url.host,
         url.path.removeprefix("/"),
         schema=config.table_schema,
         batch_size=config.batch_size,
