@@ -13,11 +13,15 @@ __all__ = ["command"]
 
 def command(
     data: Annotated[
-        str, typer.Argument(help="A file, glob or URL of one format.")
+        str,
+        typer.Argument(
+            help="A file, glob or URL of one format; or topics, "
+            "kafka://BROKER:PORT/TOPIC."
+        ),
     ],
     encoding: Annotated[str, typer.Option(help="Of text files.")] = "utf-8",
 ) -> None:
-    """Print a schema for a file, to edit and pass to persia train --schema.
+    """Print a schema, to edit and pass to persia train --schema.
 
     persia schema clicks.parquet > clicks.yaml
     """
@@ -25,8 +29,11 @@ def command(
     from persia.data.paths import find_files
     from persia.datasets import Criteo
     from persia.datasets.criteo import is_criteo
+    from persia.train.topics import infer_topics
 
-    if is_criteo(find_files(data)[0]):
+    if Url(data).scheme == "kafka":
+        found = infer_topics(data)
+    elif is_criteo(find_files(data)[0]):
         found = Criteo(data).schema
     else:
         found = Files(data, encoding=encoding).schema
