@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from persia.data import read_kafka
-
 __all__ = ["Cluster", "cluster"]
 
 PARTITIONS = 4  # that it makes of each topic
@@ -63,10 +61,7 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    # This one never answers for ids, and a question that was left open makes
-    # forks of the process crash.
-    monkeypatch.setattr(read_kafka, "ids_of", lambda *_: {})
+def cluster() -> Iterator[Cluster]:
     one = Cluster()
     yield one
     one.end()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 import threading
 import time
 from collections import Counter, deque
@@ -16,7 +15,6 @@ from persia import errors
 from persia.data.read_kafka_brokers import (
     Brokers,
     Key,
-    ids_of,
     library,
     log,
     said,
@@ -30,9 +28,6 @@ T = TypeVar("T")
 _AT_ONCE = 10_000  # messages of one call
 _WAIT = 0.05  # seconds that one call waits for messages
 _GONE = {"_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"}
-_PID = os.getpid()
-_SOON_S = 0.2  # seconds that an id is waited for that may not come
-_ID_S = 5.0  # ... and one that a broker has given before
 _QUIET = 2.0  # seconds without a message until the leader is asked
 
 
@@ -113,7 +108,6 @@ class Reader:
         self._strict = strict
         self._stop = stop
         self._kept = kept
-        self._ids: dict[str, str] = {}  # of topics, where brokers have them
         self._most = 4 * size + _AT_ONCE  # messages held of a partition
         self._counts: dict[str, int] = {}  # partitions of each topic
         self._parts: dict[Key, _Partition] = {}
@@ -176,7 +170,6 @@ class Reader:
             "offsets": {said(k): p.next for k, p in self._parts.items()},
             "turn": said(turn.key),
             "partitions": dict(self._counts),
-            "ids": dict(self._ids),
         }
 
     # ---- the beginning
@@ -191,7 +184,6 @@ class Reader:
         """Finds the partitions of a share; whose turn it is."""
         for topic in self._topics:
             self._counts[topic] = self._partitions(consumer, topic)
-        self._ask_ids({} if at is None else at.get("ids") or {})
         keys = [
             (topic, number)
             for i, topic in enumerate(self._topics)
@@ -259,22 +251,6 @@ class Reader:
                 "ranks and workers"
             )
         return {key: given[said(key)] for key in old}
-
-    def _ask_ids(self, before: Mapping[str, str]) -> None:
-        """Raises if a topic is not the one that had an id."""
-        self._ids = {}
-        if os.getpid() != _PID:  # a fork may be of one that asks
-            return
-        with self._brokers.admin() as admin:
-            wait = _ID_S if before else _SOON_S
-            self._ids = ids_of(admin, self._topics, wait)
-        for topic, number in self._ids.items():
-            if before.get(topic, number) != number:
-                raise errors.StorageError(
-                    f"Kafka at {self._brokers.servers}: topic {topic!r} was "
-                    "made again, so the position is of another one; begin "
-                    "without the position"
-                )
 
     def _check(self, key: Key, begin: int, low: int, high: int) -> int:
         """Where a place goes on; offsets that are gone are counted."""
@@ -382,7 +358,6 @@ class Reader:
 
     def _place_again(self, consumer: Any, part: _Partition) -> None:
         """Goes on behind messages that were removed before they were read."""
-        self._ask_ids(self._ids)
         low, high = self._range(consumer, part.key)
         part.seen = self._check(part.key, part.seen, low, high)
         place = _place(part)

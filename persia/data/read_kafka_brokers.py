@@ -21,7 +21,6 @@ __all__ = [
     "Brokers",
     "DeadLetters",
     "Key",
-    "ids_of",
     "library",
     "log",
     "said",
@@ -36,7 +35,7 @@ Key = tuple[str, int]  # (topic, partition)
 _BACK_OFF = (0.1, 5.0)  # seconds: the first one, and the longest
 _LETTERS = 10_000  # sent at once
 _ANSWER = (1.0, 10.0)  # seconds that a question waits: at first, and at most
-_ID_S = 5.0  # seconds that a question waits whose answer is not needed
+_ENDS_S = 5.0  # seconds that the question for all ends waits
 _REFUSED = {"_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED"}
 _MEMBERS = {
     "UNKNOWN_MEMBER_ID",
@@ -88,20 +87,6 @@ def settings(config: Any) -> dict[str, Any]:
                 f"config: line {i} of {path!r} is not NAME=VALUE"
             )
         found[name.strip()] = value.strip()
-    return found
-
-
-def ids_of(admin: Any, topics: Sequence[str], wait: float) -> dict[str, str]:
-    """What tells topics from others of their names, where brokers have such
-    ids and give them within so many seconds."""
-    names = library().TopicCollection(list(topics))
-    asked = admin.describe_topics(names, request_timeout=wait)
-    found = {}
-    for topic, answer in asked.items():
-        with contextlib.suppress(library().KafkaException, TimeoutError):
-            number = str(answer.result(wait + _ID_S).topic_id)
-            if number.strip("A="):  # else it has none
-                found[topic] = number
     return found
 
 
@@ -218,11 +203,11 @@ class Brokers:
             asked = admin.list_offsets(
                 {kafka.TopicPartition(*key): latest for key in keys},
                 isolation_level=kafka.IsolationLevel.READ_COMMITTED,
-                request_timeout=min(self.timeout, _ID_S),
+                request_timeout=min(self.timeout, _ENDS_S),
             )
             for place, answer in asked.items():
                 with contextlib.suppress(kafka.KafkaException, TimeoutError):
-                    end = answer.result(_ID_S).offset
+                    end = answer.result(_ENDS_S).offset
                     found[place.topic, place.partition] = end
         return found
 
