@@ -1,18 +1,17 @@
 """What may be shown of a URL: users, passwords, keys and signatures may not.
 
 This is the only module that decides it. Errors of Persia and warnings are
-shown by it, a :class:`Location` shows itself so, and the command line passes
-tracebacks through it.
+shown by it, a :class:`persia.base.urls.Url` shows itself so, and the command
+line passes tracebacks through it.
 """
 
 from __future__ import annotations
 
 import re
 import traceback
-from typing import Self
 from urllib.parse import unquote
 
-__all__ = ["MARK", "Location", "clean", "shown"]
+__all__ = ["MARK", "clean", "cut", "shown", "shown_url"]
 
 #: Stands where something was left out.
 MARK = "***"
@@ -21,8 +20,15 @@ MARK = "***"
 _URL = re.compile(
     r"""([A-Za-z][A-Za-z0-9+.-]*://)((?:[^\s"'<>]|'(?=[^\s,;:.)\]}]))*)"""
 )
-# The path of a URL alone, as some libraries name it, and its options.
-_PATH = re.compile(r"""(/[^\s"'?]*)\?([^\s"'?]*=[^\s"']*)""")
+# Options begin at a "?" that a name and "=" follow. Another "?" is of a glob,
+# as in dt=2024-01-0?/hour=0, but not in the URL of a web server.
+_NAME = r"[A-Za-z_&%][^\s\"'/?*\[\]#=]*="
+_BEGIN = re.compile(rf"\?(?={_NAME})")
+_WEB_BEGIN = re.compile(r"\?")
+# The end of a URL, as some libraries name it, and its options.
+_PATH = re.compile(rf"""([/.][^\s"'?]*)\?({_NAME}[^\s"']*)""")
+# zip://a.csv::https://HOST/z.zip
+_CHAIN = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*(?:://|::))")
 _HOST = r"(?:[^:@\[\],]*|\[[^\]]*\])(?::\d+)?"
 _HOSTS = re.compile(rf"{_HOST}(?:,{_HOST})*")
 
@@ -41,6 +47,8 @@ _OPTIONS = {
 
 # URLs whose user is a name, of a container or of a person.
 _USERS = {"abfs", "abfss", "hdfs", "sftp", "viewfs", "webhdfs"}
+# Those whose "#" is a letter of a name.
+_STORES = _USERS | {"s3", "gs", "gcs", "file"}
 
 
 def shown(text: str) -> str:
@@ -51,31 +59,10 @@ def shown(text: str) -> str:
     return _PATH.sub(lambda found: f"{found[1]}?{_options(found[2])}", text)
 
 
-class Location(str):
-    """A path or URL of the user, maybe with a key in it. What prints it
-    leaves that out; what opens it has it whole."""
-
-    __slots__ = ()
-
-    def __new__(cls, text: str) -> Self:
-        """Of a Location the whole."""
-        given = text.whole if isinstance(text, Location) else text
-        return super().__new__(cls, given)
-
-    def __str__(self) -> str:
-        scheme, mark, rest = self.whole.partition("://")
-        return f"{scheme}://{_rest(scheme, rest)}" if mark else self.whole
-
-    def __repr__(self) -> str:
-        return repr(str(self))
-
-    def __format__(self, form: str) -> str:
-        return format(str(self), form)
-
-    @property
-    def whole(self) -> str:
-        """All of it."""
-        return str.__str__(self)
+def shown_url(text: str) -> str:
+    """A path or URL without its secrets; it may have blanks in it."""
+    scheme, mark, rest = text.partition("://")
+    return f"{scheme}://{_rest(scheme, rest)}" if mark else text
 
 
 def clean(error: BaseException) -> BaseException | None:
@@ -87,10 +74,11 @@ def clean(error: BaseException) -> BaseException | None:
 
 def _rest(scheme: str, rest: str) -> str:
     """What follows ``scheme://``."""
+    if found := _CHAIN.search(rest):
+        begin, end = found.span()
+        return f"{_rest(scheme, rest[:begin])}::{shown_url(rest[end:])}"
     kind = scheme.removesuffix("://").rpartition(":")[2].lower()
-    # A "?" may be of a glob, but not in the URL of a web server.
-    begin = r"\?" if kind in ("http", "https") else r"\?(?=[^?]*=)"
-    path, query = _cut(begin, rest)
+    path, query = cut(kind, rest)
     host = re.split("[/?#]", rest)[0]
     # A key may have a "/" that is not quoted: KEY:SEC/RET@bucket.
     at = (path if ":" in host else host).rfind("@") + 1
@@ -101,18 +89,19 @@ def _rest(scheme: str, rest: str) -> str:
     elif not at and ":" in host and "@" in query and kind != "kafka":
         return MARK  # a port, or a password with a "?"
     user = rest[: at - 1].partition(":")[0] if at else ""
-    path, query = _cut(begin, rest[at:])
+    path, query = cut(kind, rest[at:])
     path, mark, fragment = path.partition("#")
-    if "=" in fragment:
+    if "=" in fragment and kind not in _STORES:
         fragment = MARK
     kept = f"{user}@" if user and kind in _USERS else ""
     asked = f"?{_options(query[1:])}" if query else ""
     return f"{kept}{path}{mark}{fragment}{asked}"
 
 
-def _cut(begin: str, text: str) -> tuple[str, str]:
-    """(before, the rest with it)."""
-    found = re.search(begin, text)
+def cut(scheme: str, text: str) -> tuple[str, str]:
+    """(what is before the options of a URL, the options with their "?")."""
+    begin = _WEB_BEGIN if scheme in ("http", "https") else _BEGIN
+    found = begin.search(text)
     at = found.start() if found else len(text)
     return text[:at], text[at:]
 

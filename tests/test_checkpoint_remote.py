@@ -14,6 +14,7 @@ from pyarrow import fs
 import persia
 from persia import _core, checkpoint, errors
 from persia.checkpoint import files, remote
+from persia.train.roots import best_root
 from tests.checkpoints import (
     Trained,
     assert_same_rows,
@@ -296,3 +297,84 @@ def test_a_save_leaves_what_another_is_writing(
         assert listing(bucket, "deep/out") == ["step-1/part"]
     store.save(uri("deep/out"), step=2)
     assert not any("step-1" in name for name in listing(bucket, "deep/out"))
+
+
+@pytest.mark.parametrize(
+    "name", ["dt=1/a b", "a%20b", "100%", "a#b", 'ü"日', "run=1?/x"]
+)
+def test_roots_of_odd_names(
+    uri: Callable[[str], str], bucket: fs.FileSystem, name: str
+) -> None:
+    store = make_store()
+    fill(store, "t", 3)
+    folder = store.save(uri(f"{name}/out"), step=1)
+    assert "step-1/manifest.json" in listing(bucket, f"{name}/out")
+    for given in (uri(f"{name}/out"), folder, str(uri(f"{name}/out/step-1"))):
+        assert make_store().load(given).rows == {"t": 3}
+    best = best_root(uri(f"{name}/out"))
+    make_store().save(best, step=1)
+    assert "step-1/manifest.json" in listing(bucket, f"{name}/out-best")
+
+
+def test_a_root_that_was_saved_by_its_quoted_name(
+    uri: Callable[[str], str],
+) -> None:
+    store = make_store()
+    fill(store, "t", 3)
+    store.save(uri("my run/out"), step=1)
+    assert make_store().load(uri("my%20run/out")).rows == {"t": 3}
+
+
+class Objects(fs.FSSpecHandler):  # type: ignore[misc]
+    """An object store without folders: those that no empty object marks are
+    not listed, and their names are refused."""
+
+    refuses = False
+
+    def get_type_name(self) -> str:
+        return "gcs"
+
+    def get_file_info_selector(self, selector: fs.FileSelector) -> Any:
+        found = super().get_file_info_selector(selector)
+        return [info for info in found if info.type == fs.FileType.File]
+
+    def create_dir(self, path: str, recursive: bool) -> None:
+        raise OSError("the name of an object has empty segments")
+
+    def delete_file(self, path: str) -> None:
+        if self.refuses:
+            raise OSError("AWS Error ACCESS_DENIED during DeleteObject")
+        super().delete_file(path)
+
+
+@pytest.fixture
+def objects(monkeypatch: pytest.MonkeyPatch) -> str:
+    fsspec = pytest.importorskip("fsspec")
+    system = fs.PyFileSystem(Objects(fsspec.filesystem("memory")))
+    monkeypatch.setattr(
+        remote, "system_of", lambda url, path: (system, f"/objects{path}")
+    )
+    return f"gs://bucket/{os.getpid()}-{id(system)}"
+
+
+def test_a_store_without_folders(objects: str) -> None:
+    store = make_store()
+    fill(store, "t", 3)
+    for step in (5, 6, 7):
+        store.save(objects, step=step, keep=2)
+    assert files.root_of(objects).steps() == [6, 7]
+    assert make_store().load(objects, step=6).rows == {"t": 3}
+
+
+def test_a_store_that_removes_nothing(
+    objects: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint is whole, so its saving is a success with a warning."""
+    store = make_store()
+    fill(store, "t", 3)
+    store.save(objects, step=1, keep=1)
+    monkeypatch.setattr(Objects, "refuses", True)
+    with pytest.warns(UserWarning, match="ACCESS_DENIED"):
+        store.save(objects, step=2, keep=1)
+    assert files.root_of(objects).steps() == [1, 2]
+    assert make_store().load(objects).step == 2

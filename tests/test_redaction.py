@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from persia import errors
 from persia.base.arguments import hide_secrets
 from persia.base.options import read_yaml, validated
+from persia.base.urls import Url
 from persia.base.warning import warn
 from persia.cli.app import app
 from persia.cli.feed import FeedConfig
@@ -30,7 +31,7 @@ from persia.distributed.security import Security
 from persia.distributed.server import ServeConfig
 from persia.distributed.status import ask_workers
 from persia.distributed.worker import WorkerConfig
-from persia.redaction import MARK, Location, clean, shown
+from persia.redaction import MARK, clean, shown
 from persia.train.config import resolve as options_of
 from persia.train.saved import Trained
 from persia.train.sources import open_data
@@ -67,6 +68,7 @@ FORMS = [
     "memory://user:{}@host/a.csv",
     "simplecache::https://user:{}@host/a.csv?sig={}",
     "zip://a.csv::https://user:{}@host/z.zip?sig={}",
+    "zip://in/a.csv::https://user:{}@host/z.zip?sig={}",
     "avazu:s3://key:{}@bucket/a.csv",
     "kafka://user:{}@b1:9092,b2:9092/clicks?group=g",
     "kafka://b1:9092/clicks?group=g&value_registry=https://u:{}@registry",
@@ -88,7 +90,7 @@ def all_of(error: BaseException) -> str:
 
 @every_form
 def test_a_location_shows_none(url: str) -> None:
-    place = Location(url)
+    place = Url(url)
     for text in (
         str(place),
         f"{place}",
@@ -98,11 +100,11 @@ def test_a_location_shows_none(url: str) -> None:
     ):
         assert SECRET not in text
     assert place.whole == url and place == url
-    assert Location(place).whole == url
+    assert Url(place).whole == url
     copied = pickle.loads(pickle.dumps(place))
-    assert type(copied) is Location and copied.whole == url
+    assert type(copied) is Url and copied.whole == url
     assert SECRET not in shown(f"cannot open {url!r}: 403, url={url}, no")
-    assert str(Location(str(place))) == str(place)
+    assert str(Url(str(place))) == str(place)
 
 
 WORDS = st.text("abcXYZ019_~-", min_size=1, max_size=8)
@@ -122,12 +124,12 @@ def test_a_password_of_any_letters(
 ) -> None:
     secret = before + SECRET + after
     url = f"{scheme}://key:{secret}@{'/'.join([host, *path])}"
-    assert SECRET not in str(Location(url))
+    assert SECRET not in str(Url(url))
     assert SECRET not in shown(f"error: {url}: none")
     quoted = urllib.parse.quote(secret, safe="")
     url = f"{scheme}://key:{quoted}@{'/'.join([host, *path])}"
-    assert SECRET not in str(Location(url))
-    assert str(Location(url)).endswith("/".join([host, *path]))
+    assert SECRET not in str(Url(url))
+    assert str(Url(url)).endswith("/".join([host, *path]))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +148,7 @@ def test_a_password_of_any_letters(
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:
-    assert str(Location(text)) == text
+    assert str(Url(text)) == text
     assert shown(text) == text
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -210,6 +211,22 @@ REQUEST: Edges = {  # csrc/client/fan.c
 }
 
 
+def partition() -> Edges:
+    """The table of Python of a Kafka partition that is read."""
+    sys.path.insert(0, str(ROOT))
+    from persia.data.read_kafka_states import TABLE
+
+    edges: Edges = {}
+    for state, ways in TABLE.items():
+        for event, to in ways.items():
+            if to is not state:
+                pair, word = (state.name, to.name), event.name.lower()
+                edges[pair] = (
+                    f"{edges[pair]}, {word}" if pair in edges else word
+                )
+    return edges
+
+
 def machines() -> dict[str, str]:
     job = matrix("csrc/shard/job.h")
     words = {
@@ -222,6 +239,26 @@ def machines() -> dict[str, str]:
         ("REPLACING", "FAILED"): "error",
     }
     return {
+        "partition": machine(
+            "The states of a Kafka partition that is read",
+            partition(),
+            {
+                "PLACING": (0, 1.2),
+                "READING": (1.4, 1.2),
+                "AHEAD": (1.4, 0),
+                "QUIET": (3.2, 1.2),
+                "OVERTAKEN": (1.4, 2.4),
+                "DONE": (3.2, 0),
+                "FAILED": (3.2, 2.4),
+            },
+            {"DONE", "FAILED"},
+            {"FAILED"},
+            bends={
+                ("AHEAD", "OVERTAKEN"): -52.0,
+            },
+            note="The event error leads from every state but DONE to FAILED: "
+            "access, storage or a timeout.",
+        ),
         "batch": machine(
             "The states of a batch in the trainer",
             table("csrc/store/batches.h", "FILL"),

@@ -12,12 +12,12 @@ import re
 import secrets
 import shutil
 import tempfile
-import urllib.parse
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from persia.base.check import kind
+from persia.base.urls import Url
 from persia.checkpoint.manifest import (
     MANIFEST,
     File,
@@ -104,25 +104,25 @@ class Root(Protocol):
 def root_of(path: str | os.PathLike[str]) -> Root:
     """The root that a path or the URI of a file system means."""
     kind("path", path, (str, os.PathLike), "a folder, or the URI of one")
-    text = os.fspath(path)
+    url = Url(path)
+    text = url.whole
     if "\0" in text:
         raise InvalidArgument(f"the path {text!r} has a NUL character")
     if text in ("", "file://"):  # Path("") would be the working directory
         raise InvalidArgument("the path of the checkpoints is empty")
-    if isinstance(path, str) and "://" in text:
-        uri = urllib.parse.urlsplit(text)
-        if uri.scheme == "file":
-            return LocalRoot(Path(urllib.parse.unquote(uri.path)))
-        if uri.password is not None:
+    if isinstance(path, str) and url.scheme:
+        if url.local is not None:
+            return LocalRoot(Path(url.local))
+        if ":" in url.user:
             raise InvalidArgument(
-                f"{uri.scheme}://...@{uri.hostname} has a key in it, which "
+                f"{url.scheme}://...@{url.host} has a key in it, which "
                 "logs, errors and the checkpoint itself would show: give "
                 "keys through the environment (S3: AWS_ACCESS_KEY_ID, "
                 "AWS_SECRET_ACCESS_KEY)"
             )
         from persia.checkpoint.remote import RemoteRoot
 
-        return RemoteRoot(text)
+        return RemoteRoot(Url.to_open(url))
     if re.match("[a-z][a-z0-9+.-]+:/", text) and not isinstance(path, str):
         raise InvalidArgument(
             f"{text!r} was the URI of a file system before it became a "

@@ -15,7 +15,6 @@ import concurrent.futures
 import contextlib
 import shutil
 import tempfile
-import urllib.parse
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,14 @@ import pyarrow as pa
 from pyarrow import fs
 
 from persia.base.environment import variable
-from persia.base.urls import whole
+from persia.base.storage import (
+    has_folders,
+    lists_folders,
+    system_of,
+    why,
+)
+from persia.base.urls import Url, decoded
+from persia.base.warning import warn
 from persia.checkpoint.files import (
     LATEST,
     STAGING,
@@ -36,7 +42,7 @@ from persia.checkpoint.files import (
 )
 from persia.checkpoint.manifest import MANIFEST, File, encode_manifest
 from persia.errors import InvalidArgument, StorageError
-from persia.redaction import Location, clean
+from persia.redaction import clean
 
 _TRANSFERS = 4  # files at once
 _PIECE = 8 << 20  # bytes
@@ -47,20 +53,27 @@ class RemoteRoot:
     :class:`persia.checkpoint.files.Root`.
     """
 
-    def __init__(self, uri: str) -> None:
-        uri = whole(uri)
-        self._uri = urllib.parse.urlsplit(uri)
-        with self._calls("used"):
-            self._fs, path = fs.FileSystem.from_uri(uri)
-        self._path: str = path.rstrip("/")
-        if not self._uri.path.strip("/"):
+    def __init__(self, url: Url) -> None:
+        self._url = url.at(url.path.rstrip("/"))
+        if not self._url.path:
             raise InvalidArgument(
                 f"{self} names no folder: give one, as in {self}/out"
             )
+        with self._calls("used"):
+            self._fs, self._path = system_of(url, self._url.path)
+            plain = decoded(self._url.path)
+            if plain != self._url.path and not self._is_there(self._path):
+                # As URLs were read before names were taken as they are.
+                _, path = system_of(url, plain)
+                if self._is_there(path):
+                    self._path = path
+
+    def _is_there(self, path: str) -> bool:
+        chosen = fs.FileSelector(path, allow_not_found=True)
+        return bool(self._fs.get_file_info(chosen))
 
     def __str__(self) -> str:
-        text = urllib.parse.urlunsplit(self._uri._replace(query=""))
-        return str(Location(text.rstrip("/")))
+        return str(self._url.named)
 
     @property
     def shared(self) -> bool:
@@ -74,10 +87,17 @@ class RemoteRoot:
         except (OSError, pa.ArrowException) as error:
             if isinstance(error, StorageError):
                 raise
-            text = (str(error) or type(error).__name__).splitlines()[0]
-            raise StorageError(f"{self} cannot be {what}: {text}") from clean(
-                error
-            )
+            raise StorageError(
+                f"{self} cannot be {what}: {why(error)}"
+            ) from clean(error)
+
+    @contextlib.contextmanager
+    def _removing(self) -> Iterator[None]:
+        """What cannot be removed stays: what was written is whole."""
+        try:
+            yield
+        except (OSError, pa.ArrowException, StorageError) as error:
+            warn(f"{self}: files of older checkpoints stay: {why(error)}")
 
     # ---- writing
 
@@ -94,8 +114,8 @@ class RemoteRoot:
 
     def _remove_unfinished(self) -> None:
         """In a shared staging folder under its lock: nobody writes them."""
-        with self._calls("written"):
-            whole = set(self.steps())
+        whole = set(self.steps())
+        with self._removing():
             for name, step in self._folders():
                 if step not in whole:
                     self._fs.delete_dir(f"{self._path}/{name}")
@@ -148,10 +168,12 @@ class RemoteRoot:
                 shutil.copyfileobj(source, target, _PIECE)
 
         with self._calls("written"):
-            self._fs.create_dir(folder, recursive=True)
+            if has_folders(self._fs):
+                self._fs.create_dir(folder, recursive=True)
             _side_by_side(upload, names)
             self._write(f"{name}/{MANIFEST}", text)
             self._write(LATEST, f"{name}\n".encode())
+        with self._removing():
             self._remove_others(folder, prefix)
             if keep is not None:
                 training = document.get("training", "")
@@ -159,8 +181,8 @@ class RemoteRoot:
         return self.at(name)
 
     def keep_only(self, name: str) -> None:
-        every = (f"step-{step}" for step in self.steps())
-        with self._calls("written"):
+        every = [f"step-{step}" for step in self.steps()]
+        with self._removing():
             self._remove(other for other in every if other != name)
 
     def _write(self, name: str, data: bytes) -> None:
@@ -180,17 +202,24 @@ class RemoteRoot:
 
     # ---- reading
 
-    def _folders(self) -> Iterator[tuple[str, int]]:
+    def _folders(self) -> list[tuple[str, int]]:
         """Name and number of the folders of steps, whole or not."""
-        chosen = fs.FileSelector(self._path, allow_not_found=True)
+        chosen = fs.FileSelector(
+            self._path,
+            allow_not_found=True,
+            recursive=not lists_folders(self._fs),
+        )
+        begin, found = len(self._path.strip("/")) + 1, set()
         for info in self._fs.get_file_info(chosen):
-            match = STEP.fullmatch(info.base_name)
-            if match and info.type == fs.FileType.Directory:
-                yield info.base_name, int(match[1])
+            name, below, _ = info.path.lstrip("/")[begin:].partition("/")
+            match = STEP.fullmatch(name)
+            if match and (below or info.type == fs.FileType.Directory):
+                found.add((name, int(match[1])))
+        return sorted(found)
 
     def steps(self) -> list[int]:
         with self._calls("read"):
-            found = list(self._folders())
+            found = self._folders()
             infos = self._fs.get_file_info(
                 [f"{self._path}/{name}/{MANIFEST}" for name, _ in found]
             )
@@ -213,10 +242,7 @@ class RemoteRoot:
         return bytes(data)
 
     def at(self, name: str) -> str:
-        path = self._uri.path.rstrip("/")
-        if name:
-            path += f"/{name}"
-        return Location(urllib.parse.urlunsplit(self._uri._replace(path=path)))
+        return self._url.at(self._url.path + (f"/{name}" if name else ""))
 
     @contextlib.contextmanager
     def reading(

@@ -17,7 +17,7 @@ from persia.base.options import validated
 from persia.base.signals import Ending
 from persia.cli.flags import positional, with_flags
 from persia.errors import InvalidArgument, MalformedData
-from persia.train.config import TrainConfig, Url, of_train, resolve
+from persia.train.config import TrainConfig, UrlText, of_train, resolve
 
 if TYPE_CHECKING:
     from persia.cli.feed_loader import Loader
@@ -42,12 +42,12 @@ class FeedConfig(pydantic.BaseModel):
         protected_namespaces=(),
     )
 
-    data: Url = of_train("data")
-    table_schema: Url | None = of_train("table_schema")
+    data: UrlText = of_train("data")
+    table_schema: UrlText | None = of_train("table_schema")
     samples: int = of_train("samples")
     shuffle: int = of_train("shuffle")
     malformed_limit: float = of_train("malformed_limit")
-    eval_data: Url | None = of_train("eval_data")
+    eval_data: UrlText | None = of_train("eval_data")
     eval_split: float | None = of_train("eval_split")
     batch_size: int = of_train("batch_size")
     epochs: int = of_train("epochs")

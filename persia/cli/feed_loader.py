@@ -18,6 +18,7 @@ from functools import partial
 
 from persia import errors
 from persia.data import Batch, Dataset, Kafka, Sender
+from persia.data.kafka import grown_parts
 
 __all__ = ["Loader", "parts_of"]
 
@@ -60,6 +61,7 @@ class _Stream:
         self._alone = isinstance(source, Kafka) and source.whole
         self._last = 0  # the number of the last batch
         self._committed = time.monotonic()
+        self._position = 0  # batches that were committed
 
     def send(self, epoch: int) -> None:
         """Sends an epoch, from 0."""
@@ -75,14 +77,13 @@ class _Stream:
             self.sender.send(batch)
             self._last = number
             self.samples += len(batch)
-            if time.monotonic() - self._committed >= _COMMIT:
-                self.commit()
+            self.commit_later()
         return self._last > before
 
     def _numbered(self) -> Iterator[tuple[int, Batch]]:
         if self._alone:
             assert isinstance(self.source, Kafka)
-            yield from self._after(max(self._last, self.sender.position))
+            yield from self._after(self.next)
         else:
             yield from enumerate(self.source, self._last + 1)
 
@@ -90,7 +91,7 @@ class _Stream:
         """The batches of a partition that follow this one."""
         assert isinstance(self.source, Kafka)
         for one in self.source.numbered(number):
-            after = max(self._last, self.sender.position)
+            after = self.next
             if after < number:  # a checkpoint was loaded into the servers
                 yield from self._after(after)
                 return
@@ -99,10 +100,21 @@ class _Stream:
     def commit(self) -> None:
         """Says how much is trained, where others look for that."""
         position = self.sender.position
-        if self._alone and position:
+        if self._alone and position != self._position:
             assert isinstance(self.source, Kafka)
             self.source.commit_batches(position)
+        self._position = position
         self._committed = time.monotonic()
+
+    def commit_later(self) -> None:
+        """The same, some time after the last one; also of a quiet part."""
+        if time.monotonic() - self._committed >= _COMMIT:
+            self.commit()
+
+    @property
+    def next(self) -> int:
+        """How many batches come before the one that is sent next."""
+        return max(self._last, self.sender.position)
 
     @property
     def trained(self) -> bool:
@@ -187,7 +199,9 @@ class Loader:
             while self._claim(left[0], sender, 0):
                 pass
             while True:
-                sent = [one.send_new() for one in self._open]
+                sent = [one.send_new() for one in self._grown()]
+                for one in self._open:
+                    one.commit_later()
                 self._show_failures()
                 now = time.monotonic()
                 if now - asked >= _ASK:
@@ -197,6 +211,17 @@ class Loader:
                     asked = time.monotonic()
                 if not any(sent):
                     time.sleep(_IDLE)
+
+    def _grown(self) -> list[_Stream]:
+        """The open parts that may have a batch that was not sent: by one
+        question for all."""
+        sources = {
+            one.part: (one.source, one.next)
+            for one in self._open
+            if isinstance(one.source, Kafka)
+        }
+        grown = grown_parts(sources)
+        return [one for one in self._open if one.part in grown]
 
     def counts(self) -> Counter[str]:
         """``samples``, ``streams`` that have ended, and the ``stats()`` of

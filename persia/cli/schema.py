@@ -6,18 +6,22 @@ from typing import Annotated
 
 import typer
 
-from persia.redaction import Location
+from persia.base.urls import Url
 
 __all__ = ["command"]
 
 
 def command(
     data: Annotated[
-        str, typer.Argument(help="A file, glob or URL of one format.")
+        str,
+        typer.Argument(
+            help="A file, glob or URL of one format; or topics, "
+            "kafka://BROKER:PORT/TOPIC."
+        ),
     ],
     encoding: Annotated[str, typer.Option(help="Of text files.")] = "utf-8",
 ) -> None:
-    """Print a schema for a file, to edit and pass to persia train --schema.
+    """Print a schema, to edit and pass to persia train --schema.
 
     persia schema clicks.parquet > clicks.yaml
     """
@@ -25,14 +29,17 @@ def command(
     from persia.data.paths import find_files
     from persia.datasets import Criteo
     from persia.datasets.criteo import is_criteo
+    from persia.train.topics import infer_topics
 
-    if is_criteo(find_files(data)[0]):
+    if Url(data).scheme == "kafka":
+        found = infer_topics(data)
+    elif is_criteo(find_files(data)[0]):
         found = Criteo(data).schema
     else:
         found = Files(data, encoding=encoding).schema
     label = found.label.column if found.label else None
     typer.echo(
-        f"# {Location(data)}: {len(found.features)} id features, "
+        f"# {Url(data)}: {len(found.features)} id features, "
         f"{len(found.dense)} dense, "
         + (f"label {label}" if label else "no label found")
     )

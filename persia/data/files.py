@@ -19,6 +19,7 @@ from persia.data.boundary import guarded, guarding
 from persia.data.encode import Encoder, asks, measure
 from persia.data.faults import MALFORMED_LIMIT
 from persia.data.inference import inferred, say
+from persia.data.partitions import in_file, of_folders, with_folders
 from persia.data.paths import File, Paths, find_files
 from persia.data.read_arrow import ArrowStreamReader, open_units
 from persia.data.read_csv import CSVReader, Wrong
@@ -205,6 +206,7 @@ class Files(Source):
             known = with_delimiter(file, schema, self.encoding, True)
             assert known is not None
             schema = known
+        first = with_folders(first, of_folders(schema, file))
         return measure(schema, first, repr(file.name))
 
     @property
@@ -229,7 +231,8 @@ class Files(Source):
         units, before = [], 0
         for file in self._files:
             with open_units(file, self.format) as opened:
-                check_columns(self.schema, opened.names, repr(file.name))
+                schema = in_file(self.schema, of_folders(self.schema, file))
+                check_columns(schema, opened.names, repr(file.name))
                 first = 0
                 for group, rows in enumerate(opened.groups):
                     unit = _Unit(file, group, rows, first, before)
@@ -394,7 +397,9 @@ class Files(Source):
     # ---- reading
 
     def _reader(self, file: File) -> Any:
-        reader = _READERS[self.format](file, self.schema, self.encoding)
+        """Of a file that is read from its beginning."""
+        schema = in_file(self.schema, of_folders(self.schema, file))
+        reader = _READERS[self.format](file, schema, self.encoding)
         if self.format in ("json", "tfrecord"):
             every = [file, *self._files]  # the same one is likely to have it
             reader.seen.others = [f for f in every if f.size is not None]
@@ -416,11 +421,15 @@ class Files(Source):
                 yield table, numbers, partial(_row_of, unit.file.name), []
             return
         for unit in units:
-            file = unit.file
-            reader = self._reader(file)
+            reader = self._reader(unit.file)
             with closing(reader.tables()) as tables:
                 for table, numbers, wrong, _ in tables:
+                    table = self._with_folders(table, unit.file)
                     yield table, numbers, reader.where, wrong
+
+    def _with_folders(self, table: Any, file: File) -> Any:
+        values = of_folders(self.schema, file)
+        return with_folders(table, values, self.format == "csv")
 
     def _parts(
         self, shard: int, shards: int, place: Place
@@ -437,16 +446,17 @@ class Files(Source):
             return
         before, self._read_bytes = place.before, 0
         for number in range(place.unit, len(units)):
-            file = units[number].file
             start, mark = 0, (0, 0)
             if number == place.unit:
                 start, mark = place.row, place.mark
+            file = units[number].file
             reader = self._reader(file)
             with (
                 guarding(f"cannot read {file.name!r}"),
                 closing(
                     self._of_text(
-                        reader, number, before, start, mark, shard, shards
+                        (file, reader),
+                        *(number, before, start, mark, shard, shards),
                     )
                 ) as parts,
             ):
@@ -457,7 +467,7 @@ class Files(Source):
 
     def _of_text(
         self,
-        reader: Any,
+        opened: tuple[File, Any],
         unit: int,
         before: int,
         start: int,
@@ -465,13 +475,13 @@ class Files(Source):
         shard: int,
         shards: int,
     ) -> Generator[Part, None, None]:
-        """The rows of a file that is read from a mark on."""
+        """The rows of a file, by its reader, from a mark on."""
         text = self.format == "csv"
         encoder = Encoder(
             self.schema, text=text, utf8=self.encoding is not None
         )
-        done = self._read_bytes
-        end = self.rows[1]
+        file, reader = opened
+        done, end = self._read_bytes, self.rows[1]
         with closing(read_ahead(partial(reader.tables, mark))) as tables:
             for table, numbers, early, mark in tables:
                 self._read_bytes = done + reader.position
@@ -483,6 +493,7 @@ class Files(Source):
                 if not wanted.all():
                     table = table.filter(pa.array(wanted))
                     numbers = numbers[wanted]
+                table = self._with_folders(table, file)
                 early = [
                     one
                     for one in early
@@ -536,8 +547,12 @@ class Files(Source):
                 low = max(low, place.row)
             if low >= high:
                 continue
+            values = of_folders(self.schema, unit.file)
+            inside = [name for name in columns if name not in values]
+            values = {n: v for n, v in values.items() if n in columns}
             with open_units(unit.file, self.format, True) as opened:
-                for table in opened.tables(unit.group, columns, low):
+                for table in opened.tables(unit.group, inside, low):
+                    table = with_folders(table, values)
                     yield number, low, table.slice(0, high - low)
                     low += table.num_rows
                     if low >= high:

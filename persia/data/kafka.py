@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from persia import errors
@@ -28,7 +29,7 @@ from persia.data.read_kafka_values import Values, Written
 from persia.data.schema import Schema
 from persia.data.table import as_schema
 
-__all__ = ["Kafka"]
+__all__ = ["Kafka", "grown_parts"]
 
 
 class Kafka(Dataset):
@@ -164,9 +165,11 @@ class Kafka(Dataset):
         self._high: Mapping[Key, int] = {}
         self.whole = False  # the last batch, too: see partitions()
         self._stop: threading.Event | None = None  # of the latest iteration
+        self._kept: list[Any] | None = None  # consumers of a partition alone
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_stop": None}
+        kept: list[Any] | None = None if self._kept is None else []
+        return self.__dict__ | {"_stop": None, "_kept": kept}
 
     def __repr__(self) -> str:
         return (
@@ -253,13 +256,14 @@ class Kafka(Dataset):
             StorageError: there is no such topic.
             Unavailable: brokers are away for longer than ``timeout``.
         """
-        found = {}
+        found, lasting = {}, replace(self._brokers, lasting=True)
         for topic, count in self._reader(threading.Event()).counts().items():
             for number in range(count):
                 part = self._copy()
                 part._topics = [topic]
                 part.shard = (number, count)
                 part.whole = True
+                part._kept, part._brokers = [], lasting
                 found[said((topic, number))] = part
         return found
 
@@ -279,14 +283,22 @@ class Kafka(Dataset):
             (end,) = self.state_dict()["at"]["offsets"].values()
             yield -(-end // self.batch_size), batch
 
+    @property
+    def key(self) -> Key:
+        """(topic, partition) of a partition alone."""
+        return self._topics[0], self.shard[0]
+
+    def ends_of(self, keys: Sequence[Key]) -> dict[Key, int]:
+        """Where partitions end now, as far as brokers answer."""
+        return self._brokers.ends(keys)
+
     def commit_batches(self, batches: int) -> None:
         """Commits the offsets of so many batches of a partition alone."""
         self.commit(self._after(batches))
 
     def _after(self, batches: int) -> dict[str, Any]:
         """The position after so many batches of a partition alone."""
-        number, count = self.shard
-        key = said((self._topics[0], number))
+        count, key = self.shard[1], said(self.key)
         at = {
             "offsets": {key: batches * self.batch_size},
             "turn": key,
@@ -369,6 +381,7 @@ class Kafka(Dataset):
             whole=self.whole,
             strict=self._faults.strict,
             stop=stop,
+            kept=self._kept,
         )
 
     def _leave_out(
@@ -381,6 +394,29 @@ class Kafka(Dataset):
             key = said((message.topic(), message.partition()))
             where = f"{key}:{message.offset()}"
             self._faults.add(where, text, text[:20])
+
+
+def grown_parts(parts: Mapping[str, tuple[Kafka, int]]) -> set[str]:
+    """Of partitions alone that have given out so many batches, those that may
+    have another whole one: one question for all.
+
+    Args:
+        parts: by name, the partition and the batches.
+    """
+    if not parts:
+        return set()
+    first, _ = next(iter(parts.values()))
+    ends = first.ends_of([source.key for source, _ in parts.values()])
+    for source, _ in parts.values():
+        if source.key in ends:
+            source._high = {source.key: ends[source.key]}
+    # Whose end is not known says why when it is read.
+    return {
+        name
+        for name, (source, batches) in parts.items()
+        if source.key not in ends
+        or ends[source.key] >= (batches + 1) * source.batch_size
+    }
 
 
 def _names(what: str, value: str | Sequence[str]) -> list[str]:

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import fnmatch
-import glob
 import io
 import os
-import re
-import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 from pyarrow import fs
 
 from persia import errors
 from persia.base.check import kind
-from persia.base.requirements import install
-from persia.base.urls import whole
+from persia.base.storage import failed, is_refused, opening
+from persia.base.urls import Url
+from persia.data.globs import local_files, remote_files
 from persia.data.magic import HEAD_BYTES, compression_of
-from persia.redaction import Location, clean, shown
+from persia.redaction import clean
 
 __all__ = ["File", "Paths", "find_files", "suffix_of", "unread"]
 
@@ -35,16 +33,8 @@ COMPRESSED = {
     ".bz2": "bz2",
     ".lz4": "lz4",
 }
-_ARROW_SCHEMES = {"s3", "gs", "gcs", "hdfs", "viewfs", "file", "abfs", "abfss"}
-_WEB = {"http", "https"}
-_RETRY_S = 20
 _LINES_BYTES = 1 << 20  # in which the end of a line is looked for
-_DENIED = re.compile(
-    r"access.?denied|expired|forbidden|unauthorized|\b40[13]\b|no credentials"
-    r"|credentials? (not|could not)",
-    re.IGNORECASE,
-)
-_GLOB = re.compile(r"[*?\[]")
+_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True)
@@ -52,7 +42,7 @@ class File:
     """A file, wherever it is.
 
     Attributes:
-        name: its path or URL, for messages.
+        name: its path or URL, for messages; it can be opened again.
         path: in its file system.
         size: in bytes; None where that is not known.
         system: where it is; None: this machine.
@@ -79,14 +69,56 @@ class File:
         where = "local" if self.system is None else self.system.type_name
         return self.path if "local" in where else None
 
+    @property
+    def partitions(self) -> dict[str, str | None]:
+        """What its folders say of all its rows, as Hive and Spark name them:
+        {"dt": "2024-01-01"} of dt=2024-01-01/a.parquet; None: null."""
+        found: dict[str, str | None] = {}
+        for folder in self.path.split("/")[:-1]:
+            name, equals, value = folder.partition("=")
+            if equals and name:
+                text = None if value == _NULL else unquote(value)
+                found[unquote(name)] = text
+        return found
+
     @contextlib.contextmanager
     def open(self) -> Iterator[Any]:
-        """Its bytes as they are, for reading at any place."""
-        with _opening(self.name):
+        """Its bytes as they are, for reading at any place.
+
+        Raises:
+            StorageError: (also of what is read within) storage does not give
+                them.
+        """
+        with opening(self.name):
             system = self.system or fs.LocalFileSystem()
             file = system.open_input_file(self.path)
-        with file:
+        with self._reading(), file:
             yield file
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Errors of storage, which are none of the file's bytes."""
+        try:
+            yield
+        except (OSError, pa.ArrowException, errors.CorruptFile) as error:
+            if isinstance(error, errors.StorageError):
+                raise
+            cause = error.__cause__ or error
+            if is_refused(cause) or self._is_away():
+                raise failed(self.name, cause) from clean(error)
+            raise
+
+    def _is_away(self) -> bool:
+        """Whether storage does not give the file's last bytes either."""
+        if self.local is not None or not self.size:
+            return False
+        try:
+            with self.system.open_input_file(self.path) as file:
+                file.seek(max(0, self.size - HEAD_BYTES))
+                file.read(HEAD_BYTES)
+        except (OSError, pa.ArrowException, ValueError):
+            return True
+        return False
 
     @contextlib.contextmanager
     def stream(
@@ -97,13 +129,13 @@ class File:
         lines: of one that grows, the whole lines that it had when it was
         found.
         """
-        with _opening(self.name):
+        with opening(self.name):
             system = self.system or fs.LocalFileSystem()
             if self.size is None:  # a pipe
                 raw = system.open_input_stream(self.path, compression=None)
             else:
                 raw = system.open_input_file(self.path)
-        with raw:
+        with self._reading(), raw:
             if self.size == 0 and self.compression:
                 # pyarrow takes it for no data.
                 raise errors.CorruptFile(
@@ -112,7 +144,7 @@ class File:
                 )
             source, compression = raw, self.compression
             if not compression and self.size:
-                with _opening(self.name):
+                with opening(self.name):
                     compression = compression_of(raw.read(HEAD_BYTES))
                     raw.seek(0)
             if compression:
@@ -151,35 +183,9 @@ class File:
         return os.path.getsize(self.path)
 
 
-@contextlib.contextmanager
-def _opening(name: str) -> Iterator[None]:
-    try:
-        yield
-    except errors.PersiaError:
-        raise
-    except (OSError, pa.ArrowException) as error:
-        raise errors.StorageError(
-            f"cannot open {name!r}: {_remedied(error)}"
-        ) from clean(error)
-    except ValueError as error:
-        raise unread(name, error) from clean(error)
-
-
 def unread(name: str, error: ValueError) -> errors.StorageError:
     """The error of a server that does not give parts of a file."""
-    return errors.StorageError(
-        f"cannot read {name!r}: {_remedied(error)}; download the file"
-    )
-
-
-def _remedied(error: BaseException) -> str:
-    text = (str(error) or type(error).__name__).splitlines()[0]
-    if _DENIED.search(text):
-        text += (
-            "; give the keys of this storage in the environment, or in the "
-            "URL (checkpoints keep none), or renew them"
-        )
-    return text
+    return failed(name, error, "; download the file")
 
 
 class Stream(io.RawIOBase):
@@ -235,8 +241,10 @@ class Stream(io.RawIOBase):
         except errors.PersiaError:
             raise
         except (OSError, pa.ArrowException) as error:
+            if is_refused(error):
+                raise failed(self._name, error) from clean(error)
             raise errors.CorruptFile(
-                f"cannot read {self._name!r}: {_remedied(error)}"
+                f"cannot read {self._name!r}: {error}"
             ) from clean(error)
         except ValueError as error:
             raise unread(self._name, error) from clean(error)
@@ -304,7 +312,7 @@ def find_files(paths: Paths) -> list[File]:
     """The files that a path, a URL, a glob, or a list of them names.
 
     Those of a glob are in the order of their names, numbers in them by value:
-    ``day_2`` before ``day_10``.
+    ``day_2`` before ``day_10``. Their names can be given back.
     """
     need = "a path, a glob, or a list of them"
     if not isinstance(paths, Iterable) or isinstance(paths, bytes):
@@ -312,197 +320,16 @@ def find_files(paths: Paths) -> list[File]:
     listed = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     found: list[File] = []
     for one in listed:
-        path = os.fspath(kind("paths", one, (str, os.PathLike), need))
-        found += _remote(path) if "://" in path else _local(path)
+        path = kind("paths", one, (str, os.PathLike), need)
+        url = Url.to_open(path)
+        if not url.scheme:
+            found += [
+                # A pipe has no size.
+                File(n, n, os.path.getsize(n) if os.path.isfile(n) else None)
+                for n in local_files(url.whole)
+            ]
+            continue
+        found += [File(*one) for one in remote_files(url)]
     if not found:
         raise errors.InvalidArgument("no path was given")
     return found
-
-
-def _local(path: str) -> list[File]:
-    names = [path]
-    if not os.path.exists(path):
-        found = filter(_wanted(path), glob.glob(path, recursive=True))
-        names = sorted(found, key=_natural)
-        if not names:
-            raise errors.StorageError(
-                f"no file at {path!r} (looked from {os.getcwd()!r})"
-            )
-    for name in names:
-        if os.path.isdir(name):
-            raise errors.StorageError(
-                f"{name!r} is a directory; pass a glob such as"
-                f" {os.path.join(name, '*')!r}"
-            )
-    # A pipe has no size.
-    return [
-        File(n, n, os.path.getsize(n) if os.path.isfile(n) else None)
-        for n in names
-    ]
-
-
-def _wanted(pattern: str) -> Callable[[str], bool]:
-    """Whether a glob means a file: not _SUCCESS and the like, unless it names
-    them."""
-    hidden = pattern.rpartition("/")[2].startswith(("_", "."))
-    return lambda path: (
-        hidden or not path.rpartition("/")[2].startswith(("_", "."))
-    )
-
-
-def _remote(url: str) -> list[File]:
-    url = whole(url)
-    scheme = urllib.parse.urlsplit(url).scheme
-    name = str(Location(url)).partition("?")[0]
-    with _opening(name):
-        system, path = _system(url, scheme)
-        return _found(url, scheme, name, system, path)
-
-
-def _found(
-    url: str, scheme: str, name: str, system: Any, path: str
-) -> list[File]:
-    """The files of a file system that a URL names."""
-    # What follows the path of http:// is no pattern: a signature.
-    plain = path.partition("?")[0] if scheme in _WEB else path
-    mark = _GLOB.search(plain)
-    if not mark:
-        info = system.get_file_info(path)
-        if info.type == fs.FileType.Directory:
-            raise errors.StorageError(
-                f"{name!r} is a folder; pass a glob such as {name}/*"
-            )
-        if info.type == fs.FileType.NotFound:
-            silent = ", or no answer" if scheme in _WEB else ""
-            raise errors.StorageError(f"no file at {name!r}{silent}")
-        return [File(name, path, info.size, system)]
-    base = path[: mark.start()].rpartition("/")[0]
-    select = fs.FileSelector(base, recursive="/" in path[mark.start() :])
-    infos = [
-        info
-        for info in system.get_file_info(select)
-        if info.is_file and _matches(info.path, path)
-    ]
-    infos = [info for info in infos if _wanted(path)(info.path)]
-    if not infos:
-        raise errors.StorageError(f"no file at {name!r}")
-    infos.sort(key=lambda info: _natural(info.path))
-    root = f"{scheme}://" + "/" * (scheme == "file")
-    return [
-        File(
-            str(Location(root + info.path.lstrip("/"))),
-            info.path,
-            info.size,
-            system,
-        )
-        for info in infos
-    ]
-
-
-def _matches(path: str, pattern: str) -> bool:
-    """As glob does: * and ? stay within a folder, ** does not."""
-    if "**" in pattern:
-        return fnmatch.fnmatchcase(path, pattern.replace("**/", "*"))
-    have, want = path.split("/"), pattern.split("/")
-    return len(have) == len(want) and all(
-        fnmatch.fnmatchcase(a, b) for a, b in zip(have, want, strict=True)
-    )
-
-
-def _system(url: str, scheme: str) -> tuple[Any, str]:
-    """(file system, path in it) of a URL."""
-    if scheme in _ARROW_SCHEMES:
-        head, query = url.replace("gcs://", "gs://", 1), ""
-        if "=" in head.rpartition("?")[2]:
-            head, _, query = head.rpartition("?")
-        if head.startswith("gs:") and "retry_limit_seconds=" not in query:
-            # Else 15 minutes pass before an error.
-            query += f"{'&' if query else ''}retry_limit_seconds={_RETRY_S}"
-        options = f"?{query}" if query else ""
-        mark = _GLOB.search(head)  # "?" and "[" are no part of a path there
-        if not mark:
-            system, path = fs.FileSystem.from_uri(head + options)
-            return system, path
-        base = head[: mark.start()].rpartition("/")[0]
-        system, path = fs.FileSystem.from_uri(base + options)
-        return system, path.rstrip("/") + head[len(base) :]
-    try:
-        import fsspec
-    except ImportError:
-        raise errors.StorageError(
-            f"{scheme}:// needs fsspec, which is not installed: "
-            f"{install(extra='remote')}"
-        ) from None
-    try:
-        system, path = fsspec.core.url_to_fs(url)
-    except Exception as error:  # whatever the library of the scheme raises
-        remedy = ""
-        if isinstance(error, ImportError):  # of what fsspec needs itself
-            remedy = f": {install(extra='remote')}"
-        raise errors.StorageError(
-            f"cannot read {scheme}://: {_remedied(error)}{remedy}"
-        ) from None
-    return fs.PyFileSystem(_Handler(system)), path
-
-
-class _Handler(fs.FSSpecHandler):  # type: ignore[misc]
-    """A file system of fsspec. Those raise anything, with whole URLs in it:
-    here they raise OSError, or ValueError while they read."""
-
-    def get_file_info(self, paths: list[str]) -> Any:
-        with _as(OSError):
-            return super().get_file_info(paths)
-
-    def get_file_info_selector(self, selector: fs.FileSelector) -> Any:
-        with _as(OSError):
-            return super().get_file_info_selector(selector)
-
-    def open_input_file(self, path: str) -> Any:
-        with _as(OSError):
-            if not self.fs.isfile(path):
-                raise FileNotFoundError(path)
-            file = self.fs.open(path, mode="rb")
-        return pa.PythonFile(_Reading(file), mode="r")
-
-    open_input_stream = open_input_file
-
-
-class _Reading:
-    """A file of fsspec."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._file, name)
-
-        def call(*args: Any) -> Any:
-            with _as(OSError, ValueError):
-                return found(*args)
-
-        return call if callable(found) else found
-
-
-@contextlib.contextmanager
-def _as(*kinds: type[Exception]) -> Iterator[None]:
-    """Errors as one of these, without the secrets of URLs."""
-    try:
-        yield
-    except Exception as error:
-        kind_of = next((k for k in kinds if isinstance(error, k)), kinds[0])
-        text = str(error) or type(error).__name__
-        raise kind_of(shown(text)) from clean(error)
-
-
-def _natural(name: str) -> list[tuple[int, int | str]]:
-    parts: list[tuple[int, int | str]] = []
-    digits = ""
-    for c in name + "\0":
-        if c in "0123456789":
-            digits += c
-            continue
-        if digits:
-            parts.append((0, int(digits)))
-            digits = ""
-        parts.append((1, c))
-    return parts

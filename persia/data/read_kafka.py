@@ -12,7 +12,14 @@ from itertools import count
 from typing import Any, TypeVar
 
 from persia import errors
-from persia.data.read_kafka_brokers import Brokers, Key, library, log, said
+from persia.data.read_kafka_brokers import (
+    Brokers,
+    Key,
+    library,
+    log,
+    said,
+)
+from persia.data.read_kafka_states import TABLE, Event, State
 
 __all__ = ["Reader"]
 
@@ -20,6 +27,7 @@ T = TypeVar("T")
 
 _AT_ONCE = 10_000  # messages of one call
 _WAIT = 0.05  # seconds that one call waits for messages
+_GONE = {"_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"}
 _QUIET = 2.0  # seconds without a message until the leader is asked
 
 
@@ -32,6 +40,7 @@ class _Partition:
         seen: below it each message is in ``held`` or does not exist.
         end: where to stop; None: nowhere.
         held: messages that no block has had, by offset.
+        state: where it is; events alone change it.
     """
 
     key: Key
@@ -39,11 +48,18 @@ class _Partition:
     seen: int
     end: int | None
     held: deque[Any] = field(default_factory=deque)
-    paused: bool = False
+    state: State = State.PLACING
+
+    def on(self, event: Event) -> None:
+        self.state = TABLE[self.state][event]
 
     @property
     def over(self) -> bool:
-        return self.end is not None and self.next >= self.end
+        return self.state is State.DONE
+
+    def check_end(self) -> None:
+        if self.end is not None and self.next >= self.end and not self.over:
+            self.on(Event.END)
 
     def take(self, below: int) -> list[Any]:
         out = []
@@ -66,6 +82,8 @@ class Reader:
         whole: ... or before a block that is not whole.
         strict: raise where messages are gone that were not read.
         stop: ends the waiting for messages.
+        kept: consumers without partitions, to take one from and to put it
+            back; None: make one, and close it.
     """
 
     def __init__(
@@ -79,6 +97,7 @@ class Reader:
         whole: bool,
         strict: bool,
         stop: threading.Event,
+        kept: list[Any] | None = None,
     ) -> None:
         self._brokers = brokers
         self._topics = topics
@@ -88,6 +107,7 @@ class Reader:
         self._whole = whole
         self._strict = strict
         self._stop = stop
+        self._kept = kept
         self._most = 4 * size + _AT_ONCE  # messages held of a partition
         self._counts: dict[str, int] = {}  # partitions of each topic
         self._parts: dict[Key, _Partition] = {}
@@ -105,12 +125,15 @@ class Reader:
             StorageError: a topic does not exist, or messages are gone.
             Unavailable: brokers are away for too long.
         """
-        consumer = self._brokers.consumer()
+        kept = self._kept
+        consumer = kept.pop() if kept else self._brokers.consumer()
+        whole = False
         try:
             turn = self._open(consumer, shard, shards, at)
             parts = list(self._parts.values())
             for i in count(turn):
                 if all(part.over for part in parts) or self._stop.is_set():
+                    whole = True
                     return
                 part = parts[i % len(parts)]
                 if part.over:
@@ -123,7 +146,11 @@ class Reader:
                 self._resume(consumer, part)
                 yield messages, self._position(parts[(i + 1) % len(parts)])
         finally:
-            consumer.close()
+            if kept is not None and whole:
+                consumer.unassign()
+                kept.append(consumer)
+            else:
+                consumer.close()
 
     def counts(self) -> dict[str, int]:
         """The number of partitions of each topic.
@@ -175,21 +202,17 @@ class Reader:
             begin = offsets.get(key)
             if begin is None:
                 begin = self._first(consumer, key, low, high)
-            self._check(key, begin, low, high)
-            begin = max(begin, low)
+            begin = self._check(key, begin, low, high)
             self.high[key] = high
             if self._whole:
                 high -= high % self._size
-            self._parts[key] = _Partition(
-                key, begin, begin, high if self._ends else None
-            )
-        consumer.assign(
-            [
-                library().TopicPartition(*key, part.next)
-                for key, part in self._parts.items()
-                if not part.over
-            ]
-        )
+            part = _Partition(key, begin, begin, high if self._ends else None)
+            part.on(Event.PLACED)
+            part.check_end()
+            self._parts[key] = part
+        parts = [part for part in self._parts.values() if not part.over]
+        if parts:
+            consumer.assign([_place(part) for part in parts])
         names = [said(key) for key in keys]
         return 0 if at is None else names.index(at["turn"])
 
@@ -206,7 +229,7 @@ class Reader:
                 raise kafka.KafkaException(error)  # soon, of a new topic
             return found
 
-        found = self._ask(question)
+        found = self._ask(question, consumer)
         if found.error is not None:
             self._brokers.check_access(found.error)
             raise errors.StorageError(
@@ -229,7 +252,8 @@ class Reader:
             )
         return {key: given[said(key)] for key in old}
 
-    def _check(self, key: Key, begin: int, low: int, high: int) -> None:
+    def _check(self, key: Key, begin: int, low: int, high: int) -> int:
+        """Where a place goes on; offsets that are gone are counted."""
         if begin > high:
             raise errors.StorageError(
                 f"Kafka at {self._brokers.servers}: {said(key)} ends at "
@@ -247,11 +271,14 @@ class Reader:
                 )
             log.warning("%s (counted in stats())", text)
             self.lost[key] += low - begin
+        return max(begin, low)
 
     # ---- messages
 
-    def _ask(self, question: Callable[[float], T]) -> T:
-        return self._brokers.ask(question, self._stop)
+    def _ask(self, question: Callable[[float], T], consumer: Any) -> T:
+        # One that has partitions is served by consume() alone.
+        idle = None if self._parts else consumer
+        return self._brokers.ask(question, self._stop, idle)
 
     def _range(self, consumer: Any, key: Key) -> tuple[int, int]:
         """The first offset of a partition, and the one behind its last."""
@@ -263,7 +290,7 @@ class Reader:
             )
             return found
 
-        return self._ask(question)
+        return self._ask(question, consumer)
 
     def _first(self, consumer: Any, key: Key, low: int, high: int) -> int:
         """Where a partition without a position begins."""
@@ -274,7 +301,8 @@ class Reader:
         (found,) = self._ask(
             lambda seconds: consumer.offsets_for_times(
                 [place], timeout=seconds
-            )
+            ),
+            consumer,
         )
         if found.error is not None:
             self._brokers.check_access(found.error)
@@ -286,32 +314,75 @@ class Reader:
 
     def _fill(self, consumer: Any, part: _Partition, cut: int) -> bool:
         """Waits for all messages below an offset; False: it was stopped."""
-        heard = time.monotonic()
+        heard = asked = time.monotonic()
         while part.seen < cut:
             if self._stop.is_set():
                 return False
-            messages = consumer.consume(_AT_ONCE, _WAIT)
-            for message in messages:
+            seen = part.seen
+            for message in consumer.consume(_AT_ONCE, _WAIT):
                 self._hold(message)
-            if messages:
-                heard = time.monotonic()
+            self._brokers.check_refused()
+            for one in self._parts.values():
+                if one.state is State.OVERTAKEN:
+                    self._place_again(consumer, one)
+            now = time.monotonic()
+            if part.seen > seen:
+                heard = asked = now
                 self._pause(consumer, part)
-            elif time.monotonic() - heard > _QUIET:
-                _, self.high[part.key] = self._range(consumer, part.key)
-                heard = time.monotonic()
+            elif now - asked > _QUIET:
+                part.on(Event.SILENT)
+                self._check_quiet(consumer, part, now - heard)
+                asked = time.monotonic()
         return True
 
+    def _check_quiet(
+        self, consumer: Any, part: _Partition, silent: float
+    ) -> None:
+        """Raises where what is waited for does not arrive any more."""
+        _, high = self._range(consumer, part.key)
+        self.high[part.key] = high
+        if part.end is not None and high < part.end:
+            part.on(Event.ERROR)
+            raise errors.StorageError(
+                f"Kafka at {self._brokers.servers}: {said(part.key)} ends at "
+                f"offset {high}, and ended at {part.end} before: it was cut, "
+                "or the topic was made again"
+            )
+        if part.seen < high and silent > self._brokers.timeout:
+            part.on(Event.ERROR)
+            raise errors.Unavailable(
+                f"Kafka at {self._brokers.servers} gave no message of "
+                f"{said(part.key)} at offset {part.seen} for "
+                f"{self._brokers.timeout:g} s, though it ends at {high}"
+            )
+
+    def _place_again(self, consumer: Any, part: _Partition) -> None:
+        """Goes on behind messages that were removed before they were read."""
+        low, high = self._range(consumer, part.key)
+        part.seen = self._check(part.key, part.seen, low, high)
+        place = _place(part)
+        consumer.incremental_unassign([place])
+        consumer.incremental_assign([place])
+        part.on(Event.PLACED)
+
     def _hold(self, message: Any) -> None:
-        part = self._parts[message.topic(), message.partition()]
         error = message.error()
-        if error is None and message.offset() < part.seen:
-            return  # a second time
+        part = self._parts.get((message.topic(), message.partition()))
+        if part is None:  # of a broker, whose errors have a call of their own
+            return
         if error is None:
+            if message.offset() < part.seen or part.state is State.OVERTAKEN:
+                return  # a second time
             part.held.append(message)
             part.seen = message.offset() + 1
+            part.on(Event.MESSAGE)
         elif error.code() == library().KafkaError._PARTITION_EOF:
             part.seen = max(part.seen, message.offset())
+            part.on(Event.MESSAGE)
+        elif error.name() in _GONE:
+            part.on(Event.GONE)
         else:
+            part.on(Event.ERROR)
             self._brokers.check_access(error)
             raise errors.StorageError(
                 f"Kafka at {self._brokers.servers}, {said(part.key)} at "
@@ -325,16 +396,23 @@ class Reader:
             if (
                 len(part.held) > self._most
                 and part is not waiting
-                and not part.paused
+                and part.state is State.READING
             ):
                 consumer.pause([library().TopicPartition(*part.key)])
-                part.paused = True
+                part.on(Event.FULL)
 
     def _resume(self, consumer: Any, part: _Partition) -> None:
         _, high = consumer.get_watermark_offsets(
             library().TopicPartition(*part.key), cached=True
         )
         self.high[part.key] = max(self.high[part.key], high)
-        if part.paused and len(part.held) <= self._most // 2:
+        ahead = part.state is State.AHEAD
+        if ahead and len(part.held) <= self._most // 2:
             consumer.resume([library().TopicPartition(*part.key)])
-            part.paused = False
+            part.on(Event.TAKEN)
+        part.check_end()
+
+
+def _place(part: _Partition) -> Any:
+    """What a consumer is given to read it from where it is."""
+    return library().TopicPartition(*part.key, part.seen)

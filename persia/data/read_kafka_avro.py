@@ -124,6 +124,19 @@ def _load(text: bytes) -> Any:
         ) from None
 
 
+def field_names(text: bytes, where: str) -> list[str]:
+    """The fields of a schema.
+
+    Raises:
+        SchemaMismatch: it is no schema of rows.
+    """
+    try:
+        _parse(text)
+        return list(_fields(text)[0])
+    except ValueError as error:
+        raise errors.SchemaMismatch(f"{where!r}: {error}") from None
+
+
 def _parse(text: bytes) -> Any:
     """A schema that messages are read with.
 

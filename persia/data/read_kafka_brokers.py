@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
@@ -33,6 +34,15 @@ Key = tuple[str, int]  # (topic, partition)
 
 _BACK_OFF = (0.1, 5.0)  # seconds: the first one, and the longest
 _LETTERS = 10_000  # sent at once
+_ANSWER = (1.0, 10.0)  # seconds that a question waits: at first, and at most
+_ENDS_S = 5.0  # seconds that the question for all ends waits
+_REFUSED = {"_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED"}
+_MEMBERS = {
+    "UNKNOWN_MEMBER_ID",
+    "ILLEGAL_GENERATION",
+    "REBALANCE_IN_PROGRESS",
+    "FENCED_INSTANCE_ID",
+}
 
 
 @cache
@@ -89,12 +99,19 @@ class Brokers:
         group: whose offsets are committed.
         config: further settings of librdkafka.
         timeout: seconds that brokers may be away.
+        lasting: whether clients that ask and commit are kept. A process that
+            has some must not be forked.
     """
 
     servers: str
     group: str
     config: Mapping[str, Any] = field(repr=False)  # passwords, too
     timeout: float
+    lasting: bool = False
+    # Why a broker refused the user or its certificate was refused; and
+    # clients that last.
+    _refused: list[str] = field(default_factory=list, repr=False)
+    _made: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if "@" in self.servers:
@@ -104,35 +121,108 @@ class Brokers:
             )
         library()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_refused": [], "_made": {}}
+
     def consumer(self) -> Any:
-        return library().Consumer(
+        return self._client(
+            library().Consumer,
             {
-                **self.config,
-                "bootstrap.servers": self.servers,
                 "group.id": self.group,
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
                 "enable.partition.eof": True,
                 "auto.offset.reset": "error",
             },
-            logger=log,
         )
 
     def producer(self) -> Any:
-        return library().Producer(
-            {**self.config, "bootstrap.servers": self.servers}, logger=log
+        return self._client(library().Producer, {})
+
+    def _client(self, kind: Any, more: Mapping[str, Any]) -> Any:
+        """One of the library.
+
+        Raises:
+            InvalidArgument: it refuses a setting.
+        """
+        given = {**self.config, "bootstrap.servers": self.servers, **more}
+        given["error_cb"] = self._heard
+        kafka = library()
+        try:
+            return kind(given, logger=log)
+        except (kafka.KafkaException, TypeError, ValueError) as error:
+            reason = error.args[0] if error.args else error
+            text = reason.str() if hasattr(reason, "str") else str(reason)
+        raise errors.InvalidArgument(
+            f"config=: librdkafka refuses its settings: {text}"
         )
+
+    def _heard(self, error: Any) -> None:
+        """An error of a client as a whole; a library calls it."""
+        if error.name() in _REFUSED:
+            self._refused.append(error.str())
+
+    def check_refused(self) -> None:
+        """Raises AccessDenied if a broker refused the user, or its
+        certificate is refused here."""
+        if self._refused:
+            text = self._refused[-1]
+            self._refused.clear()
+            raise errors.AccessDenied(
+                f"Kafka at {self.servers} refused access: {text}; check the "
+                "user, password and certificates in config="
+            )
+
+    @contextlib.contextmanager
+    def _lent(self, name: str, make: Callable[[], Any]) -> Iterator[Any]:
+        """A client: one for all time where that is wanted."""
+        if self.lasting:
+            if name not in self._made:
+                self._made[name] = make()
+            yield self._made[name]
+            return
+        client = make()
+        try:
+            yield client
+        finally:
+            if hasattr(client, "close"):
+                client.close()
+
+    def admin(self) -> contextlib.AbstractContextManager[Any]:
+        """What asks about topics."""
+        kind = library("confluent_kafka.admin").AdminClient
+        return self._lent("admin", lambda: self._client(kind, {}))
+
+    def ends(self, keys: Sequence[Key]) -> dict[Key, int]:
+        """Where partitions end now, by one question for all; those that no
+        broker answers for are left out."""
+        kafka = library()
+        latest = library("confluent_kafka.admin").OffsetSpec.latest()
+        found = {}
+        with self.admin() as admin:
+            asked = admin.list_offsets(
+                {kafka.TopicPartition(*key): latest for key in keys},
+                isolation_level=kafka.IsolationLevel.READ_COMMITTED,
+                request_timeout=min(self.timeout, _ENDS_S),
+            )
+            for place, answer in asked.items():
+                with contextlib.suppress(kafka.KafkaException, TimeoutError):
+                    end = answer.result(_ENDS_S).offset
+                    found[place.topic, place.partition] = end
+        return found
 
     def ask(
         self,
         question: Callable[[float], T],
         stop: threading.Event | None = None,
+        idle: Any = None,
     ) -> T:
         """The answer of a broker, for which it waits with back-off.
 
         Args:
             question: asks once, within a number of seconds.
             stop: ends the waiting.
+            idle: the consumer that asks, if it has no partitions.
 
         Raises:
             AccessDenied: brokers refuse it.
@@ -141,13 +231,18 @@ class Brokers:
         stop = stop or threading.Event()
         end = time.monotonic() + self.timeout
         pause, longest = _BACK_OFF
+        wait, most = _ANSWER
         while True:
             left = max(end - time.monotonic(), 0.1)
             try:
-                return question(min(left, 10.0))
+                return question(min(left, wait))
             except library().KafkaException as error:
                 reason = error.args[0]
             self.check_access(reason)
+            if idle is not None:
+                idle.poll(0)  # calls what hears of refusals
+            self.check_refused()
+            wait = min(2 * wait, most)
             if time.monotonic() + pause >= end or stop.is_set():
                 raise errors.Unavailable(
                     f"Kafka at {self.servers} gave no answer for "
@@ -168,20 +263,37 @@ class Brokers:
     def commit(self, offsets: Mapping[Key, int]) -> None:
         """Commits the offset of the next message of each partition."""
         places = [library().TopicPartition(*k, n) for k, n in offsets.items()]
-        consumer = self.consumer()
-        try:
-            done = self.ask(
-                lambda _: consumer.commit(offsets=places, asynchronous=False)
-            )
-        finally:
-            consumer.close()
+        with self._lent("committer", self.consumer) as consumer:
+
+            def question(_: float) -> Any:
+                try:
+                    return consumer.commit(offsets=places, asynchronous=False)
+                except library().KafkaException as error:
+                    self._check_members(error.args[0])
+                    raise
+
+            def greeting(wait: float) -> Any:
+                return consumer.list_topics(timeout=wait)
+
+            # A commit waits long for brokers that refuse; this does not.
+            self.ask(greeting, idle=consumer)
+            done = self.ask(question, idle=consumer)
         for place in done or ():
             if place.error is not None:
+                self._check_members(place.error)
                 raise errors.StorageError(
                     f"Kafka at {self.servers} committed no offset of "
                     f"{said((place.topic, place.partition))} for group "
                     f"{self.group!r}: {place.error.str()}"
                 )
+
+    def _check_members(self, error: Any) -> None:
+        if error.name() in _MEMBERS:
+            raise errors.StorageError(
+                f"Kafka at {self.servers}: group {self.group!r} has members "
+                f"of another program, so it takes no offsets of this one "
+                f"({error.str()}); give another group="
+            )
 
 
 class DeadLetters:

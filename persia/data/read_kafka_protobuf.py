@@ -95,6 +95,11 @@ class Protobuf:
         return value[at:]
 
 
+def field_names(data: bytes, where: str, message: str | None) -> list[str]:
+    """The fields of a message; its arguments are those of the class."""
+    return [field.name for field in _find(data, where, message).fields]
+
+
 def _find(data: bytes, where: str, message: str | None) -> Any:
     """The descriptor of a type."""
     try:

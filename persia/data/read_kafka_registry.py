@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from persia import errors
+from persia.base.urls import Url
 from persia.data.read_kafka_brokers import library
-from persia.redaction import Location
 
 __all__ = ["Place", "Registry"]
 
@@ -42,7 +42,7 @@ class Registry:
         self._unknown: dict[int, tuple[float, str]] = {}
         if isinstance(place, Mapping) or "://" in os.fspath(place):
             config = place if isinstance(place, Mapping) else {"url": place}
-            self._where = str(Location(str(config.get("url"))))
+            self._where = str(Url(str(config.get("url"))))
             self._client = _client(config)
             self._text = self._served
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,15 +22,20 @@ from persia.data.rows import Rows
 from persia.data.schema import Schema
 from persia.data.table import check_columns
 
-__all__ = ["Values", "Written"]
+__all__ = ["Values", "Written", "bare"]
 
 _FORMS = ("json", "arrow", "avro", "protobuf")
 
 _FIRST = 100  # messages of which one has to fit the schema
+_PREFIX = 5  # bytes
 _ROWS = 10_000  # of which one has to have a field
 
 # A table, and the message that each row is of.
 _Read = tuple[pa.Table, np.ndarray[Any, np.dtype[np.int64]]]
+
+
+class _Tombstone(ValueError):
+    """A message that says that a key is gone."""
 
 
 class WrongSchema(errors.SchemaMismatch):
@@ -160,6 +165,7 @@ class Values:
         try:
             table, owners = self._read(values, first, here)
             if not table.num_rows:
+                self._count_unread(values, here.values())
                 wrong.update(here)
                 return []
             rows, _ = self._encoder.encode(table.select(self._names), report)
@@ -179,6 +185,16 @@ class Values:
         self._unfit = None
         return [rows] if len(rows) else []
 
+    def _count_unread(
+        self, values: Sequence[bytes | None], texts: Iterable[str]
+    ) -> None:
+        """Counts messages of which none is written as ``value`` says."""
+        texts = list(texts)
+        if self._unfit is None or not texts:
+            return
+        self._unfit += sum(value is not None for value in values) - 1
+        self._misfit(texts[-1])
+
     def _misfit(self, text: str) -> str:
         """Counts a message that does not fit the schema."""
         if self._unfit is not None:
@@ -186,7 +202,7 @@ class Values:
             if self._unfit >= _FIRST and not self._patient:
                 raise WrongSchema(
                     f"none of the first {self._unfit} messages fits the "
-                    f"schema: {text}; correct the schema, or pass "
+                    f"schema: {text}; correct the schema or value=, or pass "
                     "dead_letter= to leave them out"
                 )
         return text
@@ -198,7 +214,9 @@ class Values:
     ) -> _Read:
         table, owners = self._all_json(values), np.arange(len(values))
         if table is None:
-            table, owners, bad = self._objects.of_each(values)
+            table, owners, bad = self._objects.of_each(
+                [value and bare(value) for value in values]
+            )
             wrong.update({first + i: text for i, text, _ in bad})
         self._absent -= {
             name
@@ -209,7 +227,7 @@ class Values:
 
     def _all_json(self, values: Sequence[bytes | None]) -> pa.Table | None:
         """Objects, one a message; None where one is another thing."""
-        whole = b"\n".join([v or b"" for v in values])
+        whole = b"\n".join([bare(v) if v else b"" for v in values])
         lines, deep, odd = _core.json_lines(whole, DEPTH)
         if lines != len(values) or deep or odd:
             return None
@@ -227,9 +245,7 @@ class Values:
         rows, found = [], []
         for i, value in enumerate(values):
             try:
-                if value is None:
-                    raise ValueError("it has no value")
-                rows.append(self._reader.row(value))
+                rows.append(self._reader.row(_given(value)))
                 found.append(i)
             except ValueError as error:
                 wrong[first + i] = str(error)
@@ -258,7 +274,7 @@ class Values:
         tables, found = [], []
         for i, value in enumerate(values):
             try:
-                table = pa.ipc.open_stream(value or b"").read_all()
+                table = pa.ipc.open_stream(_given(value)).read_all()
                 table.validate(full=True)
                 check_columns(self._schema, table.column_names, "the message")
             except errors.SchemaMismatch as error:
@@ -275,3 +291,15 @@ class Values:
         owners = np.repeat(np.array(found, np.int64), lengths)
         whole = pa.concat_tables(tables, promote_options="permissive")
         return whole, owners
+
+
+def _given(value: bytes | None) -> bytes:
+    if value is None:
+        raise _Tombstone("it has no value: a tombstone")
+    return value
+
+
+def bare(value: bytes) -> bytes:
+    """JSON without the id of its schema, which Confluent's writers put before
+    it: a zero and four bytes."""
+    return value[_PREFIX:] if value[:1] == b"\0" else value

@@ -15,10 +15,11 @@ from typing import Any
 
 from persia import _core
 from persia.base.patience import patiently
+from persia.base.urls import Url
 from persia.distributed.addresses import no_user
 from persia.distributed.security import Security
 from persia.errors import InvalidArgument, PersiaError
-from persia.redaction import Location, shown
+from persia.redaction import shown
 
 __all__ = [
     "EmbeddingStatus",
@@ -248,7 +249,7 @@ def ask_workers(
         timeout: seconds that each has for its whole answer.
     """
     until = time.monotonic() + timeout
-    found = [WorkerStatus(str(Location(url))) for url in urls]
+    found = [WorkerStatus(str(Url(url))) for url in urls]
     threads = []
     for one, url in zip(found, urls, strict=True):
         # Not of a pool: nobody waits for one that is late.

@@ -12,7 +12,7 @@ from pydantic import Field
 from persia import _core, admission, errors, eviction
 from persia.base.environment import variable
 from persia.base.options import seconds_of, validated
-from persia.redaction import Location
+from persia.base.urls import Url
 
 __all__ = [
     "TrainConfig",
@@ -45,7 +45,7 @@ _PLACES = {
 }
 
 
-Url = Annotated[str, pydantic.AfterValidator(Location)]
+UrlText = Annotated[str, pydantic.AfterValidator(Url)]
 
 
 class TrainConfig(pydantic.BaseModel):
@@ -59,14 +59,14 @@ class TrainConfig(pydantic.BaseModel):
         protected_namespaces=(),
     )
 
-    data: Url = Field(
+    data: UrlText = Field(
         "synthetic",
         description="A file, glob or URL (Parquet, CSV, JSON lines, Arrow, "
         "TFRecord, Criteo's TSV), topics (kafka://BROKER:PORT/TOPIC?group="
         "NAME), NAME:PATH for the logs avazu, criteo and taobao, or a made "
         "click log: synthetic, drift, kwai-video, criteo-syn:100T.",
     )
-    table_schema: Url | None = Field(
+    table_schema: UrlText | None = Field(
         None,
         alias="schema",
         description="Columns of the files: a YAML file (persia schema FILE "
@@ -91,7 +91,7 @@ class TrainConfig(pydantic.BaseModel):
         description="Share of the samples that one rule, such as that of a "
         "column, may leave out as malformed; more end the run.",
     )
-    eval_data: Url | None = Field(
+    eval_data: UrlText | None = Field(
         None, description="A file or glob to score the model on."
     )
     eval_split: float | None = Field(
@@ -226,7 +226,7 @@ class TrainConfig(pydantic.BaseModel):
         description="About updates that servers had and lost, as they were "
         "started again: raise an error, or continue and count them.",
     )
-    save: Url | None = Field(
+    save: UrlText | None = Field(
         None,
         description="Checkpoint root, a folder or URI: a checkpoint is "
         "written there at the end and at Ctrl-C.",
@@ -271,7 +271,7 @@ class TrainConfig(pydantic.BaseModel):
     best_by: Literal["auc", "logloss"] = Field(
         "auc", description="The score that decides which model is best."
     )
-    log: Url | None = Field(
+    log: UrlText | None = Field(
         None,
         description="A .csv file, or a folder for TensorBoard: loss, AUC and "
         "what the tables do.",
@@ -415,7 +415,7 @@ class TrainConfig(pydantic.BaseModel):
         if self.staleness is None:
             options["staleness"] = "async"
         return {
-            name: str(value) if isinstance(value, Location) else value
+            name: str(value) if isinstance(value, Url) else value
             for name, value in options.items()
         }
 

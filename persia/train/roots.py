@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from persia import checkpoint, errors
+from persia.base.urls import Url
 from persia.checkpoint import files
 from persia.checkpoint.manifest import MANIFEST, Manifest
 from persia.distributed.ranks import side_group
-from persia.redaction import Location
 from persia.train.config import TrainConfig
 
 __all__ = ["Roots", "agreed", "best_root", "newest"]
@@ -28,8 +28,8 @@ _REMEDY = (
 
 def best_root(root: str) -> str:
     """The path or URI of the best model of runs that save to ``root``."""
-    path, mark, query = root.partition("?")
-    return Location(f"{path.rstrip('/')}-best{mark}{query}")
+    url = Url(root)
+    return url.at(f"{url.path.rstrip('/')}-best")
 
 
 def newest(root: str) -> str | None:

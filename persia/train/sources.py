@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from persia import errors
-from persia.base.urls import whole
 from persia.data import Files, Kafka, Schema
 from persia.data.paths import find_files
 from persia.datasets import (
@@ -25,6 +24,7 @@ from persia.datasets import (
 from persia.datasets.criteo import is_criteo
 from persia.train import position
 from persia.train.config import TrainConfig, is_made
+from persia.train.topics import open_topics
 
 __all__ = [
     "check_test",
@@ -41,7 +41,6 @@ _DRIFT: dict[str, Any] = {
     "vocabulary": 10_000,
     "features": 8,
 }
-_BOOLS = {"true": True, "false": False}
 _NAMED: dict[str, Callable[..., Files]] = {
     "avazu": Avazu,
     "criteo": Criteo,
@@ -62,7 +61,14 @@ def open_data(
     if is_made(config.data):
         return _made(config, shard)
     if config.data.startswith("kafka://"):
-        return _kafka(config, shard)
+        topics = open_topics(config, shard)
+        _check_label(config, topics.schema)
+        if config.eval_data is None:
+            return topics, None
+        test = open_files(
+            config.eval_data, topics.schema, config.batch_size, shard=shard
+        )
+        return topics, test
 
     def read(paths: str, schema: Schema | str | None) -> Files:
         return open_files(
@@ -230,73 +236,6 @@ def _generator(
     windows = max(1, int(drift.pop("windows")))
     window_rows = max(1, -(-config.samples // windows))
     return ClickStream(*sizes, window_rows=window_rows, **options | drift)
-
-
-def _kafka(
-    config: TrainConfig, shard: tuple[int, int]
-) -> tuple[Kafka, Files | None]:
-    """Topics by "kafka://broker:9092/topic?group=name"; several brokers or
-    topics have commas between them."""
-    url = urlsplit(whole(config.data))
-    options: dict[str, Any] = dict(
-        parse_qsl(url.query, keep_blank_values=True)
-    )
-    known = {
-        *("group", "since", "config", "timeout", "strict", "dead_letter"),
-        *("value", "value_schema", "value_message", "value_registry"),
-    }
-    if "group" not in options or not set(options) <= known or not url.netloc:
-        raise errors.InvalidArgument(
-            f"--data {config.data}: need kafka://BROKER:PORT/TOPIC?group=NAME,"
-            " and after it &value=arrow, &value=avro&value_schema=FILE, "
-            "&since=2026-11-25T08:00Z, &config=FILE, &timeout=SECONDS, "
-            "&strict=true or &dead_letter=TOPIC as wanted"
-        )
-    options |= _typed(config, options)
-    if config.table_schema is None:
-        raise errors.InvalidArgument(
-            "--data kafka://: need --schema, as messages to infer one from "
-            "differ with time"
-        )
-    if config.shuffle or config.eval_split:
-        raise errors.InvalidArgument(
-            "--shuffle and --eval-split go with files, not with --data "
-            "kafka://; --eval-data names files to score on"
-        )
-    data = Kafka(
-        url.netloc,
-        url.path.removeprefix("/"),
-        schema=config.table_schema,
-        batch_size=config.batch_size,
-        until="latest",
-        malformed_limit=config.malformed_limit,
-        shard=shard,
-        **options,
-    )
-    _check_label(config, data.schema)
-    if config.eval_data is None:
-        return data, None
-    test = open_files(
-        config.eval_data, data.schema, config.batch_size, shard=shard
-    )
-    return data, test
-
-
-def _typed(
-    config: TrainConfig, options: Mapping[str, str]
-) -> dict[str, float | bool]:
-    """Those options of the URL that are no texts."""
-    found: dict[str, float | bool] = {}
-    for name, read in (("timeout", float), ("strict", _BOOLS.__getitem__)):
-        try:
-            if name in options:
-                found[name] = read(options[name])
-        except (KeyError, ValueError):
-            raise errors.InvalidArgument(
-                f"--data {config.data}: {name} is {options[name]!r}, need "
-                + ("seconds" if name == "timeout" else "true or false")
-            ) from None
-    return found
 
 
 def schema_of(data: Dataset) -> str | None:

@@ -229,3 +229,88 @@ def test_expired_credentials(name: str) -> None:
             Files(f"s3://me:hidden@bucket/{name}?{options}", SCHEMA)
     assert "hidden" not in str(info.value)
     assert name in str(info.value)
+
+
+class Refusing(http.server.BaseHTTPRequestHandler):
+    """An S3 that refuses the bytes of its one file from a place on, where
+    ``begin`` is; or closes the connection within them."""
+
+    data = b""
+    begin = 0
+    cut = False
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.data)))
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        asked = self.headers["Range"].removeprefix("bytes=").split("-")
+        first, last = int(asked[0]), min(int(asked[1]), len(self.data) - 1)
+        if last < self.begin or self.cut:
+            self.send_response(206)
+            self.send_header("Content-Length", str(last + 1 - first))
+            self.end_headers()
+            end = min(last + 1, max(first, self.begin))
+            self.wfile.write(self.data[first:end])
+            self.close_connection = True
+            return
+        body = b"<Error><Code>AccessDenied</Code></Error>"
+        self.send_response(403)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("end", "cut"),
+    [
+        *(("parquet", False), ("csv", False), ("csv.gz", False)),
+        *(("jsonl", False), ("arrow", False)),
+        pytest.param("csv", True, marks=pytest.mark.long),  # retries
+    ],
+)
+def test_storage_that_fails_in_the_middle(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    end: str,
+    cut: bool,
+) -> None:
+    """Its error has the file's name and the cause; no file is damaged."""
+    local = write(tmp_path / f"a.{end}", rows(3000))
+    monkeypatch.setattr(Refusing, "data", local.read_bytes())
+    monkeypatch.setattr(Refusing, "cut", cut)
+    size = len(Refusing.data)
+    for begin in (100,) if cut else (0, size // 2):
+        monkeypatch.setattr(Refusing, "begin", begin)
+        with serving(Refusing) as address:
+            options = f"scheme=http&endpoint_override={address}&region=x"
+            url = f"s3://me:hidden@bucket/dt=1/a.{end}?{options}"
+            with pytest.raises(errors.StorageError, match="dt=1/a") as info:
+                list(Files(url, SCHEMA))
+        assert not isinstance(info.value, errors.CorruptFile)
+        assert "hidden" not in str(info.value)
+
+
+@pytest.mark.slow
+def test_a_bucket_of_another_region() -> None:
+    class Elsewhere(Expired):
+        body = b"<Error><Code>PermanentRedirect</Code></Error>"
+
+        def do_GET(self) -> None:
+            self.send_response(301)
+            self.send_header("Content-Length", str(len(self.body)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(self.body)
+
+        do_HEAD = do_GET
+
+    with serving(Elsewhere) as address:
+        options = f"scheme=http&endpoint_override={address}&region=us-east-1"
+        with pytest.raises(errors.StorageError, match=r"\?region="):
+            Files(f"s3://me:hidden@bucket/day_*.csv?{options}", SCHEMA)

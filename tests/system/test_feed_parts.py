@@ -225,6 +225,8 @@ def test_topics_without_an_end(
     loader = feed(workers, tmp_path, url, "--follow")
     try:
         wait_for(lambda: trainer.counts(each) == [1.0] * each)
+        # Nothing more arrives, and what is trained is committed.
+        wait_for(lambda: cluster.committed("clicks") == [n] * PARTITIONS)
         produce(cluster, each, n)
         wait_for(lambda: trainer.counts(2 * each) == [1.0] * 2 * each)
         loader.kill()
