@@ -285,7 +285,8 @@ static void settle(ps_client *r, uint64_t number)
 }
 
 /* The update is through or given up.  Answers that arrived when its caller had
- * gone are noted. */
+ * gone are noted.  In a stream that is shared nothing is given up: a data
+ * loader's batch is sent again under its number. */
 static void push_ended(call *k)
 {
     ps_client *r = k->r;
@@ -295,7 +296,8 @@ static void push_ended(call *k)
             read_reply(q) == PERSIA_ESTALE)
             client_note_lost(r, q->to, 1); /* no server has it any more */
     }
-    settle(r, k->number);
+    if (!r->shared || persia_client_has(r, k->number))
+        settle(r, k->number);
 }
 
 /* ---- the call ---- */
@@ -483,7 +485,8 @@ static int begin(pushing *p, const client_update *update)
     p->deadline = client_deadline(p->r);
     p->k = call_take(p->r);
     if (!p->k) {
-        settle(p->r, p->update.number);
+        if (!p->r->shared)
+            settle(p->r, p->update.number);
         return PERSIA_ENOMEM;
     }
     p->k->number = p->update.number;

@@ -275,6 +275,32 @@ static void a_replaced_rank_is_closed_by_one_server_of_two(void **state)
     }
 }
 
+/* A data loader's batch is sent again under its number, so an update that
+ * failed is not through. */
+static void a_batch_that_failed_is_applied_when_it_is_sent_again(void **state)
+{
+    (void)state;
+    cluster c;
+    float got[IDS];
+    cluster_make(&c, 1);
+    client_config config = cluster_config(&c);
+    config.shared = 1;
+    config.timeout_ns = SECOND / 5;
+    ps_client *worker = cluster_client(&c, &config);
+    uint32_t no = declare_counting(worker);
+    const uint64_t numbers[] = {1, 2, 3, 2};
+    for (int i = 0; i < 4; i++) {
+        const client_update name = {.number = numbers[i]};
+        atomic_store(&c.nodes[0].down, i == 1);
+        assert_int_equal(add_one(worker, &name, no, 0, IDS),
+                         i == 1 ? PERSIA_EUNAVAILABLE : PERSIA_OK);
+    }
+    read_counts(worker, no, got);
+    assert_true(got[0] == 3);
+    persia_client_destroy(worker);
+    cluster_free(&c);
+}
+
 /* More than a ledger's window of them: the last ones are completed. */
 static void the_last_of_many_missing_ones_are_completed(void **state)
 {
@@ -674,6 +700,8 @@ int main(void)
         cmocka_unit_test(what_a_rank_left_that_the_job_has_no_longer),
         cmocka_unit_test(a_rank_that_was_inherited_is_closed),
         cmocka_unit_test(a_replaced_rank_is_closed_by_one_server_of_two),
+        cmocka_unit_test(
+            a_batch_that_failed_is_applied_when_it_is_sent_again),
         cmocka_unit_test(a_look_tells_of_lost_updates),
         cmocka_unit_test(what_is_sent_again_is_not_lost),
         cmocka_unit_test(an_answer_of_an_earlier_life_is_none),

@@ -386,6 +386,7 @@ static int train_one(trainer *t)
         sim_say("an update tells: %s", persia_err_text());
     else if (rc)
         die(t->p, "an update", rc);
+    sim_wake(&four.step);
     persia_taken_put(taken);
     for (int i = 1; i < t->n; i++) {
         t->taken[i - 1] = t->taken[i];
@@ -461,6 +462,10 @@ void four_kill_worker(void)
 
 void four_kill_rank(void)
 {
+    if (four.step && sim_chance(700)) { /* in the middle of one */
+        (void)sim_wait(&four.step, sim_now() + 2 * SIM_S);
+        sim_sleep(sim_between(0, SIM_MS));
+    }
     process_end(&four.ranks[sim_random(w.ranks_n)], SIM_MS);
 }
 

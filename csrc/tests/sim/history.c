@@ -300,6 +300,8 @@ static void check_batches(void)
         for (uint32_t s = 0; s < w.servers_n; s++)
             missing |= !w.ranks[0].attempts[k].applied[s];
         must += (uint64_t)missing;
+        if (missing)
+            sim_say("batch %d is missing", k + 1);
     }
     if (told < must)
         sim_fail("%llu batches are not in the rows, and the loader counts "
