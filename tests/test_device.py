@@ -137,7 +137,7 @@ def test_gradients_that_are_not_wanted_give_their_buffers_back() -> None:
     bags = make_bags(host_link(), "step")
     out = bags(some_batch(0)).values()
     out.sum().backward()
-    with pytest.raises(persia.errors.TicketError):
+    with pytest.raises(RuntimeError):  # of torch, as for any graph
         out.sum().backward()
     bags.store.optimizer.zero_grad()
     same(rows_of(bags), rows_of(make_bags(None)))  # nothing was applied

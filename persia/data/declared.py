@@ -14,7 +14,7 @@ from persia.data.canonical import digits, is_text
 from persia.data.columns import Mask
 from persia.data.schema import Schema
 
-__all__ = ["NO", "YES", "declared"]
+__all__ = ["NO", "YES", "read_declared"]
 
 YES = ["1", "yes", "true", "y", "t"]
 NO = ["0", "no", "false", "n", "f"]
@@ -26,7 +26,7 @@ _TIME = re.compile(
 )
 
 
-def declared(
+def read_declared(
     column: pa.Array, kind: str, schema: Schema, name: str
 ) -> tuple[pa.Array, Mask]:
     """(the canonical texts of values, which values are of the type).

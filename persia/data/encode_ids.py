@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from persia import _core, errors
 from persia.data.canonical import is_list, is_text, plain, texts
 from persia.data.columns import Mask, Report, column_of, need_text, tell
-from persia.data.declared import declared
+from persia.data.declared import read_declared
 from persia.data.hashing import (
     hash_dictionary,
     hash_texts,
@@ -109,7 +109,7 @@ class IdEncoder:
         name = spec.column
         fine = self._decoded(column, name, ok, report)
         if spec.type is not None:
-            column, good = declared(column, spec.type, self._schema, name)
+            column, good = read_declared(column, spec.type, self._schema, name)
             need = f"is no {spec.type} (type: {spec.type})"
             tell(ok & fine & ~good, column, name, need, report)
             fine &= good
@@ -291,7 +291,9 @@ class IdEncoder:
         strip = self._schema.strip or stripped
         what = f"column {spec.column!r}"
         if spec.type is not None:
-            inner, good = declared(inner, spec.type, self._schema, spec.column)
+            inner, good = read_declared(
+                inner, spec.type, self._schema, spec.column
+            )
             fine[row[~good]] = False
         if spec.hash:
             text, good = self._texts(inner, spec.column)

@@ -199,7 +199,7 @@ class Objects:
         for i, value in enumerate(values):
             try:
                 if value is None:
-                    raise ValueError("it has no value")
+                    raise ValueError("it has no value: a tombstone")
                 row = object_of(value)
             except ValueError as error:
                 wrong.append((i, f"no JSON object: {error}", "json"))

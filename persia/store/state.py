@@ -223,6 +223,8 @@ def _store_with(store: Store, state: Mapping[str, Any]) -> Store | None:
     """Another store here whose rows are those of a state, as they are now."""
     if not state.get("lineage"):
         return None
+    if not any(saved["rows"] for saved in state["tables"].values()):
+        return None  # any empty store would do
     for other in list(stores):
         if other is store or other.closed or other.remote:
             continue

@@ -456,7 +456,7 @@ def test_no_line_held_out_that_is_usable_is_an_error(tmp_path: Path) -> None:
     schema = tmp_path / "s.yaml"
     schema.write_text("{label: click, categorical: [user, item]}")
     options = ["--batch-size", 64, "--dim", 2, "--save", tmp_path / "out"]
-    options += ["--schema", schema]
+    options += ["--schema", schema, "--malformed-limit", 1]
     with pytest.raises(errors.MalformedData):
         run(data, *options, "--eval-split", 0.1)
     assert checkpoint.read_extra(tmp_path / "out")["epoch"] == 1
