@@ -74,7 +74,10 @@ static wire_batch_name *rank_held(void *owner, size_t *n)
 static void rank_tick(void *owner)
 {
     role_rank *r = owner;
-    for (size_t i = 0; i < r->c.links_n; i++)
+    pthread_mutex_lock(&r->lock);
+    const int takes = r->takes != NULL; /* they say it */
+    pthread_mutex_unlock(&r->lock);
+    for (size_t i = 0; i < r->c.links_n && !takes; i++)
         if (!link_is_away(&r->c.links[i]))
             (void)link_hello_again(&r->c, &r->c.links[i], HELLO_NS);
 }
