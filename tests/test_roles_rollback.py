@@ -18,6 +18,7 @@ from persia.data import Sender
 from tests.remote import Servers
 from tests.roles import CountingTrainer, Workers
 from tests.roles_told import job
+from tests.test_roles import in_thread
 from tests.test_roles_failures import wait_for
 
 if not _core.GRPC[0].isdigit():
@@ -106,6 +107,43 @@ def test_a_running_loader_reports_what_is_lost(
         sender.end()
     assert trainer.counts(50) == [1.0] * 50
     assert Sender(workers.addresses, name="job").claim() == "ended"
+
+
+def test_a_loader_in_the_place_of_one_is_heard(
+    servers: Servers, tmp_path: Path
+) -> None:
+    """Also in an epoch that the one before had ended."""
+    n = 2
+    with contextlib.closing(
+        Workers(servers.addresses, 2, silence=3.0)
+    ) as both:
+        trainer = job.Trainer(servers, both)
+        with Sender(both.addresses, name="job") as sender:
+            assert sender.claim() == "own"
+            job.send(sender, 0, n - 1)
+            trainer.open()
+            assert trainer.train(n - 1) == n - 1
+            trainer.flush()
+            trainer.store.save(tmp_path / "out")
+            job.send(sender, n - 1, n)
+            assert trainer.train(1) == 1
+            trainer.flush()
+            sender.flush(10)
+            trainer.close()
+            trainer.store.load(tmp_path / "out")
+            wait_for(lambda: sender.stats()["lost"] == 1)
+            sender.end()
+            assert trainer.epoch() == 0
+        trainer.open()
+        one = in_thread(lambda: trainer.train(1))
+        with Sender(both.addresses, name="job") as sender:
+            wait_for(lambda: sender.claim() == "own")
+            job.send(sender, 0, n)
+            sender.flush(10)
+            with Sender(both.addresses, name="job") as third:
+                assert third.claim() == "held"
+        one()
+        assert job.counts(servers, n) == [(1, 1)] * n
 
 
 def test_what_was_passed_over_is_lost_by_a_load(

@@ -169,12 +169,14 @@ static void came_again(role_stream *t, offer *o)
 }
 
 /* It knows from the servers what is done.  What the one before held for done
- * may be lost since. */
+ * may be lost since, and its epochs are not those of this one. */
 static void take_over(role_service *s, role_stream *t, uint64_t client,
                       uint64_t settled)
 {
     t->former = t->client;
     t->client = client;
+    t->own = t->ends_n = 0;
+    t->waits = 0;
     windows_init(t);
     stream_hear(t, settled);
     came_again(t, s->queue);
@@ -207,14 +209,13 @@ static void learn_done(role_stream *t, const wire_heartbeat *m)
 void stream_learn(role_service *s, role_stream *t, const wire_heartbeat *m)
 {
     const uint64_t own = m->epoch ? m->epoch : 1;
-    const uint64_t known = t->client == m->caller.client ? t->own : 0;
     if (!stream_is_of(s, t, m->caller.client, m->settled))
         return;
     t->beaten = persia_clock_ns();
     learn_done(t, m);
     if (m->first)
         t->first = m->first;
-    if (own < known)
+    if (own < t->own)
         return; /* a later one arrived before it */
     t->own = own;
     t->ends_n = m->ends_n;
