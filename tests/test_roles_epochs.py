@@ -92,8 +92,6 @@ def test_a_pass_ends_when_workers_are_new_and_the_loader_left(
         assert rest == [None]
 
 
-# One run in ten fails on a busy machine, which is not explained.
-@pytest.mark.long
 def test_a_pass_waits_for_a_loader_that_starts_again(
     servers: Servers, workers: Workers
 ) -> None:

@@ -419,8 +419,7 @@ int rank_has(const role_known_rank *r, const offer *o)
     return i < r->held_n;
 }
 
-void rank_hear(role_known_rank *r, const wire_batch_name *names,
-                      size_t n)
+void rank_hear(role_known_rank *r, const wire_batch_name *names, size_t n)
 {
     wire_batch_name *held = n ? malloc(n * sizeof *held) : NULL;
     if (n && !held)

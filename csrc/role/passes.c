@@ -247,6 +247,14 @@ static void learn_failed(const role_taken *t, at_link *at)
     at->failed_boot = t->boot;
 }
 
+/* Loaders that a worker does not wait for at the end of an epoch. */
+static void learn_silent(role_rank *r, const wire_take_reply *m)
+{
+    if (r->silent_epoch != m->epoch || m->silent > r->silent)
+        r->silent = m->silent;
+    r->silent_epoch = m->epoch;
+}
+
 int pass_learn(role_taken *t)
 {
     role_rank *r = t->r;
@@ -261,7 +269,7 @@ int pass_learn(role_taken *t)
         t->backs_ended == r->backs_ended && !keep_parts(at, &t->m))
         at->ended = t->boot;
     if (own && t->m.status == TAKE_END)
-        at->silent = t->m.silent;
+        learn_silent(r, &t->m);
     at->idle = own && t->m.status == TAKE_IDLE ? t->boot : 0;
     if (own && t->m.status == TAKE_BATCH) {
         r->begun = r->epoch;

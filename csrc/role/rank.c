@@ -154,9 +154,7 @@ void persia_rank_get_counts(role_rank *r, rank_counts *out)
     pthread_mutex_lock(&r->lock);
     const uint64_t first = r->first ? r->first : 1;
     out->epochs = r->epoch > first ? r->epoch - first : 0;
-    for (size_t i = 0; i < r->c.links_n; i++)
-        if (r->at[i].silent > out->silent)
-            out->silent = r->at[i].silent;
+    out->silent = r->silent;
     pthread_mutex_unlock(&r->lock);
     for (size_t i = 0; i < r->c.links_n; i++)
         out->away += (uint64_t)link_is_away(&r->c.links[i]);
@@ -464,9 +462,12 @@ static int take_once(role_taken *t, int *taken)
         *taken = 1;
         return PERSIA_OK;
     }
-    if (!t->from)
-        return take_again(t->r);
-    int rc = ask(t);
+    int rc = t->from ? ask(t) : take_again(t->r);
+    if (!t->from) { /* a later Take may hold a batch: see order.c */
+        t->m = (wire_take_reply){.status = TAKE_IDLE};
+        *taken = !rc;
+        return rc;
+    }
     rank_unprepare(t->r, t->from, rc);
     if (rc)
         return link_failed(&t->r->c, t->from, rc) ? PERSIA_OK : rc;

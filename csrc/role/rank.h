@@ -20,7 +20,6 @@ typedef struct at_link {
     uint64_t ended; /* of the one that has ended the epoch; or 0 */
     uint64_t idle;  /* of the one that had nothing, and expects nothing */
     uint64_t failed, failed_boot; /* batches, as that one said */
-    uint64_t silent; /* loaders, at the end of the last epoch */
     wire_loader_part *parts; /* [parts_n] what that one said of loaders */
     size_t parts_n;
 } at_link;
@@ -53,6 +52,8 @@ struct role_rank {
     int over;                 /* the loop knows that it is */
     int again;                /* ... and is to get that once more */
     uint64_t begun;           /* the last one that had a batch */
+    uint64_t silent;          /* loaders without which the last one ended */
+    uint64_t silent_epoch;    /* that is of this one */
     uint64_t missing_since;   /* a batch of it is at no worker; or 0 */
     unsigned backs;           /* batches on their way back */
     uint64_t backs_ended;     /* that arrived there */
