@@ -55,7 +55,11 @@ class Sender:
             ended, wherever that was killed: batches that all servers have are
             passed over by :meth:`send`. Without a name batches that an earlier
             process had sent are trained again. Another job on the same servers
-            needs another name.
+            needs another name. After a checkpoint was loaded that lacks
+            batches which this sender need not keep any more, its methods raise
+            :class:`persia.errors.RowsReplaced`: close it (``ended=False``),
+            make another with the same name, and send again from the first
+            batch on. A sender without a name counts them as ``lost``.
         job: the job that this loader is of: trainers of the same job train
             its batches. Default: PERSIA_RUN_ID, which ``persia launch`` sets,
             else none: trainers that name none train them.
@@ -120,6 +124,7 @@ class Sender:
             Unavailable: no worker can be reached within the timeout.
             Closed: whether an earlier batch was sent is not known, because
                 sending it was interrupted or failed.
+            RowsReplaced: see the argument ``name``; so do the other methods.
         """
         kind("batch", batch, Batch, "a persia.Batch")
         ids = batch.ids
@@ -211,8 +216,9 @@ class Sender:
         ``failed``: of ``done``, batches without an update; :meth:`flush`
         raises why. ``lost``: batches that were trained, and are not in the
         rows of the servers any more: a server was started again without
-        them, or a checkpoint was loaded. ``away``: workers that cannot be
-        reached now."""
+        them, or a checkpoint was loaded (with a name see
+        :class:`persia.errors.RowsReplaced`). ``away``: workers that cannot
+        be reached now."""
         counts = self._core.counts()
         del counts["stream"], counts["position"]
         return counts

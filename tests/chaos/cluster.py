@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 import traceback
@@ -26,6 +28,10 @@ SIGNALS = {
     "STOP": signal.SIGSTOP,
 }
 STUCK = 45.0  # seconds without a batch
+_GDB = (
+    *("-iex", "set auto-solib-add off"),
+    *("-x", str(Path(__file__).with_name("state.gdb"))),
+)
 STOPS = 40.0  # seconds from SIGTERM to the end
 RUNS_AGAIN = 8  # of loaders, until all is passed over
 
@@ -329,6 +335,7 @@ class Cluster:
                 return True
             if quiet > STUCK:
                 self.wrong(f"stuck: no batch for {STUCK:.0f} s")
+                self._note_states()
                 return True
             return False
         if self._events or any(
@@ -347,8 +354,24 @@ class Cluster:
             return True
         if quiet > STUCK:
             self.wrong("stuck: a rank does not end")
+            self._note_states()
             return True
         return False
+
+    def _note_states(self) -> None:
+        """What each process waits for, where a debugger is installed."""
+        if not shutil.which("gdb"):
+            return
+        for one in self.processes.values():
+            if one.pid:
+                with (self.folder / f"{one.name}.state").open("w") as out:
+                    subprocess.run(
+                        ["gdb", "-p", str(one.pid), "-batch", *_GDB],
+                        stdout=out,
+                        stderr=subprocess.STDOUT,
+                        check=False,
+                        timeout=120,
+                    )
 
     def _sends_to_none(self) -> bool:
         """A loader took a part whose loader has left, as servers lost rows

@@ -72,16 +72,21 @@ def send(made: Round, folder: Path, workers: str, i: int) -> None:
     os.environ["PERSIA_RUN_ID"] = JOB
     name = f"{JOB} {i}" if made.kind == "named" else None
     source = data.units(made, folder)[i]
-    with persia.data.Sender(
-        workers, name=name, timeout=TIMEOUT, move_after=1
-    ) as sender:
-        for epoch in range(made.epochs):
-            source.epoch = epoch
-            for batch in source:
-                sender.send(batch)
-            sender.end()
-        sender.flush()
-        stats = sender.stats()
+    while True:
+        with persia.data.Sender(
+            workers, name=name, timeout=TIMEOUT, move_after=1
+        ) as sender:
+            try:
+                for epoch in range(made.epochs):
+                    source.epoch = epoch
+                    for batch in source:
+                        sender.send(batch)
+                    sender.end()
+                sender.flush()
+                stats = sender.stats()
+                break
+            except errors.RowsReplaced:
+                sender.close(ended=False)
     print(f"sent {stats['sent']:,} batches")
     print(f"{stats['passed']:,} of them servers had already")
     print(f"lost {stats['lost']}", flush=True)
