@@ -318,8 +318,24 @@ class Cluster:
         one.ended = status
         if one.role == "rank" and status == AGAIN:
             self._end_ranks(time.monotonic() + 0.1)
+        elif status == 1 and self._is_behind(one):
+            one.ended = 0
+            self.notes.append("batches of an earlier step failed")
         elif status or one.role in ("server", "worker"):
             self.wrong(f"{one.name} died with {status}")
+
+    def _is_behind(self, one: Process) -> bool:
+        """A loader that was started again sent what servers had lost, and
+        ranks in step had passed that over: it says so, and how many."""
+        made = self.made
+        return (
+            one.role == "loader"
+            and one.life > 1
+            and made.fate in ("empty", "snapshots")
+            and made.staleness == 0
+            and made.ranks > 1
+            and "batches ended without an update" in self.log(one)
+        )
 
     # ---- the end
 
