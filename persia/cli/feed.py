@@ -218,10 +218,10 @@ def _run(config: FeedConfig, index: int, count: int) -> None:
         print(
             f"lost: {sent['lost']:,} batches that were trained are not in the "
             "rows of the servers any more: a server was started again without "
-            "them" + ("" if config.job_name else ", or a checkpoint was loaded")
+            "them"
+            + ("" if config.job_name else ", or a checkpoint was loaded")
             + ". Resume the trainer from an earlier checkpoint, then run the "
-            "same command again"
-            + ("" if config.job_name else ", with --job"),
+            "same command again" + ("" if config.job_name else ", with --job"),
             flush=True,
         )
     if sent["failed"]:

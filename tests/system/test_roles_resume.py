@@ -73,8 +73,10 @@ def wait_for(root: Path, step: int) -> None:
     """Until a checkpoint of so many batches is the latest one."""
     latest = root / "LATEST"
     wait_until(
-        lambda: latest.exists()
-        and int(latest.read_text().strip().removeprefix("step-")) >= step,
+        lambda: (
+            latest.exists()
+            and int(latest.read_text().strip().removeprefix("step-")) >= step
+        ),
         120,
     )
 
