@@ -14,6 +14,7 @@ from torch import Tensor
 from persia import _core, errors
 from persia.base.check import kind, number, whole
 from persia.base.patience import saying_so
+from persia.base.warning import warn
 from persia.data.jagged import Batch, tensors_of
 from persia.distributed.addresses import (
     MESSAGE_LIMIT,
@@ -110,6 +111,8 @@ class Sender:
         with saying_so(addresses, timeout, cause, "embedding workers"):
             self._core = _core.Sender(config)
         self._open = False  # batches were sent since the last end
+        self._closed = False
+        self._raised = 0  # of the batches that failed, by flush()
 
     def send(self, batch: Batch) -> None:
         """Sends one batch; returns when a worker has it in its queue.
@@ -206,7 +209,10 @@ class Sender:
         """
         if timeout is not None:
             timeout = number("timeout", timeout, 1e-9, 1e9)
-        self._core.flush(timeout or 0.0)
+        try:
+            self._core.flush(timeout or 0.0)
+        finally:
+            self._raised = self._core.counts()["failed"]
 
     def stats(self) -> dict[str, int]:
         """Batches. ``sent``: in all. ``done``: of them, from the first on,
@@ -235,7 +241,18 @@ class Sender:
         if ended and self._open:
             self.end()
         self._open = False
+        if not self._closed:
+            self._warn_failed()
+        self._closed = True
         self._core.close(ended)
+
+    def _warn_failed(self) -> None:
+        failed = self._core.counts()["failed"] - self._raised
+        if failed:
+            warn(
+                f"persia.data.Sender: {failed} batches ended without an "
+                "update; flush() before the end raises why"
+            )
 
     def __enter__(self) -> Sender:
         return self
