@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import shutil
 import signal
 import socket
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from tests.chaos.plan import AGAIN, ROLLBACK, Event, Round
+from persia.torture.plan import AGAIN, ROLLBACK, Event, Round
 
 POLL = 0.02  # seconds
 SIGNALS = {
@@ -161,7 +162,7 @@ class Cluster:
         servers, workers, life = self.servers, self.workers, self._rank_life
 
         def work() -> None:
-            from tests.chaos import roles
+            from persia.torture import roles
 
             if one.role == "server":
                 roles.server(made, folder, self.ports, i)
@@ -178,7 +179,7 @@ class Cluster:
         """The rows, into a file; whether they could be."""
 
         def work() -> None:
-            from tests.chaos import roles
+            from persia.torture import roles
 
             roles.read(self.made, self.folder, self.servers, self.workers)
 
@@ -289,7 +290,7 @@ class Cluster:
 
     def _save(self, one: Process) -> int:
         def work() -> None:
-            from tests.chaos import roles
+            from persia.torture import roles
 
             roles.save(self.made, self.folder, self.ports, one.index)
 
@@ -440,10 +441,8 @@ class Cluster:
 def _has_passed(text: str) -> bool:
     """Whether the loader has found all of its batches at the servers; or, of
     parts, that all have ended."""
-    import re
-
     sent = re.findall(r"sent ([\d,]+) batches", text)
     passed = re.findall(r"([\d,]+) of them servers had already", text)
     if not sent:
         return False
-    return sent[-1] == (passed[-1] if passed else "0")
+    return bool(sent[-1] == (passed[-1] if passed else "0"))

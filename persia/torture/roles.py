@@ -14,10 +14,12 @@ from typing import Any
 import torch
 
 import persia
-from persia import errors
+from persia import _core, errors
+from persia.distributed.security import Security
+from persia.distributed.server import ServeConfig, Server
 from persia.distributed.status import ask_embedding
-from tests.chaos import data
-from tests.chaos.plan import AGAIN, ROLLBACK, Round
+from persia.torture import data
+from persia.torture.plan import AGAIN, ROLLBACK, Round
 
 TIMEOUT = 25.0
 SAVE_EVERY = 20  # batches
@@ -92,13 +94,26 @@ def send(made: Round, folder: Path, workers: str, i: int) -> None:
     print(f"lost {stats['lost']}", flush=True)
 
 
+class Saver(Server):
+    """Has a server process write its rows for --restore."""
+
+    def __init__(self, address: str, shard: int, shards: int, folder: Path):
+        self.config = ServeConfig.model_validate({"checkpoints": folder})
+        self.shard, self.shards = shard, shards
+        self._channel = _core.Channel(
+            address, Security().arguments(), 1 << 28, 30.0
+        )
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._channel.close()
+
+
 def save(made: Round, folder: Path, ports: list[int], i: int) -> None:
     """A snapshot of one server."""
-    from tests.system.shards import _Saver
-
     address = f"127.0.0.1:{ports[i]}"
     with contextlib.suppress(errors.PersiaError):
-        _Saver(address, i, made.servers, folder).save("out")
+        Saver(address, i, made.servers, folder).save("out")
 
 
 class Rank:
@@ -179,6 +194,7 @@ class Rank:
         """A pass; a loop that is told of a loss begins again."""
         while True:
             try:
+                batch: persia.Batch | None
                 for batch in persia.DataLoader(
                     self.stream, self.model, self.made.staleness
                 ):
@@ -210,7 +226,7 @@ class Rank:
             self.told()
             loss = self.loss(batch)
         with self.telling():
-            loss.backward()
+            torch.autograd.backward(loss)
         del loss
         self._pending += 1
         self._n += 1
@@ -227,7 +243,8 @@ class Rank:
 
     def loss(self, batch: persia.Batch) -> torch.Tensor:
         out = self.model(batch.ids)
-        return -(out.rows() if self.made.rows else out.values()).sum()
+        loss: torch.Tensor = out.rows() if self.made.rows else out.values()
+        return -loss.sum()
 
     def update(self) -> None:
         """What was collected."""

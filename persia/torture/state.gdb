@@ -1,5 +1,5 @@
 # What a role waits for: its threads, and what it knows of batches.
-#   gdb -p PID -batch -iex "set auto-solib-add off" -x tests/chaos/state.gdb
+#   gdb -p PID -batch -iex "set auto-solib-add off" -x persia/torture/state.gdb
 set pagination off
 sharedlibrary libpersia
 thread apply all bt 14
