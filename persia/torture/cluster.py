@@ -324,6 +324,7 @@ class Cluster:
             self.notes.append("batches of an earlier step failed")
         elif status or one.role in ("server", "worker"):
             self.wrong(f"{one.name} died with {status}")
+            self._note_states()
 
     def _is_behind(self, one: Process) -> bool:
         """A loader that was started again sent what servers had lost, and

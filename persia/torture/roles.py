@@ -169,6 +169,7 @@ class Rank:
             self.say("epoch", self.stream.stats()["epochs"])
         self.flush()
         self.say("lost", self.lost())
+        print(self.stream.stats(), flush=True)
         self.store.close()
 
     def load(self) -> None:
