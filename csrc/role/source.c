@@ -302,7 +302,7 @@ static int note_trained(const role_taken *t, const taken_update *u,
 }
 
 static int push(worker_source *source, const taken_update *u,
-                worker_counts *counts, int *late)
+                worker_counts *counts, int *passed)
 {
     role_taken *t = (role_taken *)source;
     wire_return m = rank_return(t, RETURN_TRAINED);
@@ -325,8 +325,11 @@ static int push(worker_source *source, const taken_update *u,
     }
     free(memory);
     free(hypers);
-    *late = !rc && reply.status == RETURNED_GONE;
-    if (*late)
+    const int late = !rc && reply.status == RETURNED_GONE;
+    /* What servers had before may be of another rank, without the others of
+     * this update. */
+    *passed = late || (!rc && m.group && reply.status == RETURNED_BEFORE);
+    if (late)
         atomic_fetch_add(&t->r->late_n, 1);
     else if (!rc)
         rc = note_trained(t, u, reply.servers);

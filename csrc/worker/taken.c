@@ -281,12 +281,12 @@ static void *push_one(void *ctx)
 {
     one_batch *b = ctx;
     made m;
-    int late = 0;
+    int passed = 0;
     b->rc = make_update(b, &m);
     if (!b->rc)
-        b->rc = b->source->push(b->source, &m.u, &b->counts, &late);
+        b->rc = b->source->push(b->source, &m.u, &b->counts, &passed);
     snprintf(b->text, sizeof b->text, "%s", b->rc ? persia_err_text() : "");
-    if (late || (b->rc && !client_is_loss(b->rc)))
+    if (passed || (b->rc && !client_is_loss(b->rc)))
         pass(b);
     free_update(&m);
     return NULL;

@@ -162,10 +162,11 @@ struct worker_source {
     /* Rows of a table, each below their number: [n, dim] likewise. */
     int (*gather)(worker_source *s, const char *table, const int64_t *places,
                   size_t n, float *out, size_t stride);
-    /* Returns when every shard has applied the gradients.  *late: they are
-     * not, for another has the batch. */
+    /* Returns when every shard has applied the gradients.  *passed: others of
+     * the update need not wait for them: another has the batch, or servers
+     * have had it. */
     int (*push)(worker_source *s, const taken_update *update,
-                worker_counts *counts, int *late);
+                worker_counts *counts, int *passed);
     /* What such an update sums up to: appended to *out, to be freed by
      * persia_worker_sums_free(). */
     int (*sums)(worker_source *s, const taken_update *update,

@@ -108,3 +108,29 @@ def test_a_batch_in_hand_is_not_had_again(workers: int) -> None:
         trainer.flush()
         assert sorted(trainer.seen) == list(range(6))
         assert missing(counts(servers, 6)) == 0
+
+
+def test_another_has_trained_a_batch_of_an_update() -> None:
+    """After its lease, and its worker was started again since: the others of
+    the update do not wait for it."""
+    with cluster(2, lease=3.0) as (servers, some):
+        one, other = (
+            Trainer(servers, some, update="step", rank=i, world=2)
+            for i in range(2)
+        )
+        with Sender(some.addresses, timeout=8) as sender:
+            send(sender, 0, 2)
+            one.open(4)
+            assert one.train(2) == 2
+            some.restart(1)
+            other.open(4)
+            assert other.train(1) == 1
+            other.store.optimizer.step()
+            other.flush()
+            sender.close(ended=False)
+        some.restart(1)
+        one.store.optimizer.step()
+        one.flush()
+        assert missing(counts(servers, 2)) == 0
+        one.close()
+        other.close()
