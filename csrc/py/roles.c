@@ -312,6 +312,13 @@ static PyObject *taken_use(PyObject *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
+static PyObject *taken_skip(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    persia_taken_skip(((taken_object *)self)->taken);
+    Py_RETURN_NONE;
+}
+
 static PyObject *taken_give_back(PyObject *self, PyObject *unused)
 {
     (void)unused;
@@ -351,6 +358,8 @@ static PyMethodDef taken_methods[] = {
      "of so many features: int64, int64, float32."},
     {"use", taken_use, METH_NOARGS,
      "use()\n--\n\nThe loop has it: it is not offered again."},
+    {"skip", taken_skip, METH_NOARGS,
+     "skip()\n--\n\nNor is it where the loop ends early: it is done."},
     {"give_back", taken_give_back, METH_NOARGS,
      "give_back()\n--\n\nThe loop does not want it: it is offered again."},
     {NULL, NULL, 0, NULL},

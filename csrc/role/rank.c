@@ -126,7 +126,8 @@ void persia_rank_close(role_rank *r)
 static void leave_early(role_rank *r)
 {
     for (role_taken *t = r->held; t; t = t->held_next) {
-        if (t->generation != r->generation || !atomic_load(&t->has_lease))
+        if (t->generation != r->generation || !atomic_load(&t->has_lease) ||
+            atomic_load(&t->skipped))
             continue;
         atomic_store(&t->undone, 1);
         if (t->place && t->place < r->used)
@@ -575,6 +576,11 @@ void persia_taken_use(role_taken *t)
     if (t->place && t->generation == r->generation)
         r->used = t->place + r->c.world;
     pthread_mutex_unlock(&r->lock);
+}
+
+void persia_taken_skip(role_taken *t)
+{
+    atomic_store(&t->skipped, 1);
 }
 
 const wire_take_reply *persia_taken_reply(const role_taken *t)

@@ -68,8 +68,8 @@ static void lose_passed(role_sender *s)
 }
 
 /* A checkpoint was loaded into the servers: batches that were done are not, or
- * those are lost that it need not keep any more.  Such a sender says no more of
- * what is done if another one may send them.  The lock is held. */
+ * those are lost that it need not keep any more.  Such a sender says no more
+ * of what is done if another one may send them.  The lock is held. */
 static void fall_back(role_sender *s, const wire_hello_reply *m)
 {
     const uint64_t settled = s->done.watermark < s->number ? s->done.watermark
@@ -110,10 +110,10 @@ int sender_check_replaced(const role_sender *s)
 {
     return s->replaced
                ? persia_err_set(PERSIA_EREPLACED,
-                                "a checkpoint was loaded into the servers that "
-                                "lacks %llu batches of this data loader: close "
-                                "it, open another with its name, and send "
-                                "again from the first batch on",
+                                "a checkpoint was loaded into the servers "
+                                "that lacks %llu batches of this data loader: "
+                                "close it, open another with its name, and "
+                                "send again from the first batch on",
                                 (unsigned long long)s->counts.lost)
                : PERSIA_OK;
 }

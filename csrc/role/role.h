@@ -135,6 +135,8 @@ PERSIA_API size_t persia_taken_places(const role_taken *t, int64_t *places,
 PERSIA_API void *persia_taken_bytes(role_taken *t, size_t *n);
 /* The loop has it: it is not offered again. */
 PERSIA_API void persia_taken_use(role_taken *t);
+/* Nor is it when the loop ends early: it is done without gradients. */
+PERSIA_API void persia_taken_skip(role_taken *t);
 /* The loop does not want it: it is offered again. */
 PERSIA_API void persia_taken_give_back(role_taken *t);
 /* The last reference ends the lease, if no gradients did. */

@@ -758,3 +758,5 @@ def skip(ids: Any) -> None:
     loader = getattr(ids, "given_by", None)
     if loader is not None and (one := loader()) is not None:
         one.skip(ids.ticket)
+    if (taken := getattr(ids, "taken", None)) is not None:
+        taken.skip()

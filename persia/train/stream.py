@@ -291,6 +291,7 @@ class TakenIds(JaggedBatch):
         self._device = None
         self._copies = {}
         self.ticket = None
+        self.taken: _core.Taken | None = None
 
     def values(self) -> Tensor:
         """Raises InvalidArgument."""
@@ -390,6 +391,7 @@ class Taking(Iterator[_core.Taken]):
         }
         ids = self._ids(taken)
         ids.ticket = torch.tensor([number | TAKEN, 0], device="cpu")
+        ids.taken = taken
         return Batch(
             tensors.get("dense"),
             ids,

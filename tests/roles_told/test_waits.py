@@ -130,7 +130,7 @@ def test_a_sender_meets_a_load_while_a_server_is_away(
 ) -> None:
     """It compares what it knows with the servers when they are back."""
     trainer = Trainer(servers, workers)  # type: ignore[arg-type]
-    with make(workers) as sender:
+    with Sender(workers.addresses, timeout=20) as sender:
         send(sender, 0, N)
         trainer.open()
         assert trainer.train(N) == N
