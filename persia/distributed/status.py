@@ -1,4 +1,4 @@
-"""What servers do, and how stale the look-ups of workers are: one look."""
+"""What servers do, and how stale the lookups of workers are: one look."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ServerStatus:
 
 @dataclasses.dataclass
 class WorkerStatus:
-    """One worker, by the URL of its metrics. ``staleness``: how many look-ups
+    """One worker, by the URL of its metrics. ``staleness``: how many lookups
     had which; ``lost``: its updates that servers had, and lost; ``error``
     where it could not be asked."""
 
@@ -305,7 +305,7 @@ def _look(status: WorkerStatus, url: str, timeout: float) -> None:
 
 
 def staleness(workers: Sequence[WorkerStatus]) -> dict[int, int]:
-    """How many look-ups had which staleness, of all workers together."""
+    """How many lookups had which staleness, of all workers together."""
     found: dict[int, int] = {}
     for worker in workers:
         for k, n in worker.staleness.items():

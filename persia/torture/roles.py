@@ -192,7 +192,7 @@ class Rank:
         return int(self.store.stats()["client"]["lost"])
 
     def epoch(self) -> None:
-        """A pass; a loop that is told of a loss begins again."""
+        """A pass; a loop that learns of a loss begins again."""
         while True:
             try:
                 batch: persia.Batch | None

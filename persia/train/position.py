@@ -94,11 +94,11 @@ def find(
     data: Dataset,
     ranks: int,
 ) -> tuple[int, int, int]:
-    """(epoch, batch, samples of the batch after it) to go on from.
+    """(epoch, batch, samples of the batch after it) to continue from.
 
     Args:
         extra: of the checkpoint.
-        config: of the run that goes on.
+        config: of the run that continues.
         data: that it trains on.
         ranks: that it has.
 
