@@ -416,7 +416,7 @@ class StoreCollector:
         buckets.append(("+Inf", float(total)))
         family = HistogramMetricFamily(
             "persia_staleness",
-            "Look-ups of batches, by how many earlier ones were not applied.",
+            "Lookups of batches, by how many earlier ones were not applied.",
             labels=["rank"],
         )
         mass = float(sum(k * n for k, n in seen.items()))

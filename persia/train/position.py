@@ -121,8 +121,8 @@ def find(
             for name in names
         )
         raise errors.InvalidArgument(
-            f"{begin}to go on there needs the same samples in the same order,"
-            f" but they differ by {differ}"
+            f"{begin}to continue there needs the same samples in the same "
+            f"order, but they differ by {differ}"
         )
     size, before = config.batch_size, then.batch_size
     if rows is None:

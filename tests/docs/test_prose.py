@@ -122,6 +122,45 @@ def test_plain_words_of_help() -> None:
     assert len(texts) > 200 and not not_plain(texts)
 
 
+def messages() -> Iterator[tuple[str, str]]:
+    """The strings of persia and of its C core, those of errors among them,
+    each with its place. Docstrings are none."""
+    for path in sorted((ROOT / "persia").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        docs = {
+            id(node.value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Expr)
+        }
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Constant | ast.JoinedStr):
+                continue
+            parts = getattr(node, "values", [node])
+            text = "".join(
+                part.value
+                if isinstance(part, ast.Constant)
+                and isinstance(part.value, str)
+                else "{}"
+                for part in parts
+            )
+            if id(node) not in docs:
+                yield f"{name_of(path)}:{node.lineno}", text
+    string = re.compile(r'"((?:\\.|[^"\\\n])*)"')
+    for path in sorted((ROOT / "csrc").rglob("*.[ch]")):
+        if {"tests", "fuzz"} & {*path.parts}:
+            continue
+        text = path.read_text(encoding="utf-8")
+        text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+        text = re.sub(r'"\s*\n\s*"', "", text)  # pieces of one string
+        for found in string.findall(text):
+            yield name_of(path), found
+
+
+def test_plain_words_of_messages() -> None:
+    texts = list(messages())
+    assert len(texts) > 5000 and not not_plain(texts)
+
+
 def test_commands_and_options_exist() -> None:
     """Each `persia ...` in a block of shell has options that it knows."""
     import tables
