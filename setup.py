@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -94,6 +95,13 @@ def system_packages() -> list[str]:
     return needed
 
 
+def check_platform() -> None:
+    """Ends the build where Persia does not run, with the reason."""
+    found = runpy.run_path(str(ROOT / "persia" / "base" / "platforms.py"))
+    if why := found["unsupported"]():
+        raise SystemExit(why)
+
+
 class BuildNative(build_ext):
     """Runs CMake; its outputs lie beside the Python files of the package."""
 
@@ -165,6 +173,7 @@ class BuildNative(build_ext):
         return {}
 
 
+check_platform()
 commands: dict[str, Any] = {"build_ext": BuildNative}
 setup(
     cmdclass=commands,

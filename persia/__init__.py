@@ -8,6 +8,11 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from persia.base.platforms import unsupported
+
+if _why := unsupported():
+    raise ImportError(_why)
+
 from persia._moved import MOVED, Finder
 from persia.base.lazy import lazily
 
@@ -29,6 +34,7 @@ if TYPE_CHECKING:
         store,
         train,
     )
+    from persia.base.version import __version__
     from persia.checkpoint.kept import KeptRows, keep_rows
     from persia.data.hashing import hash_ids
     from persia.data.jagged import Batch, JaggedBatch
@@ -44,8 +50,6 @@ if TYPE_CHECKING:
     from persia.train.loader import DataLoader
     from persia.train.page import report
     from persia.train.stream import Stream
-
-__version__ = "0.2.0"
 
 __all__ = [
     "Batch",
@@ -94,6 +98,7 @@ _NAMES = {
     "JaggedBatch": "data.jagged",
     "Store": "store.store",
     "Stream": "train.stream",
+    "__version__": "base.version",
     "clip_grad_norm_": "optim",
     "convert": "nn.conversion",
     "export_torch": "nn.conversion",
@@ -105,7 +110,7 @@ _NAMES = {
     "report": "train.page",
 }
 _get, __dir__ = lazily(
-    __name__, _NAMES, ({*__all__} - {*_NAMES, "__version__"}) | MOVED.keys()
+    __name__, _NAMES, ({*__all__} - {*_NAMES}) | MOVED.keys()
 )
 sys.meta_path.append(Finder(__name__))
 

@@ -21,7 +21,8 @@ from json import dumps
 from pathlib import Path
 from typing import Literal
 
-from persia.base.requirements import AGAIN, install, source_tree
+from persia.base.requirements import AGAIN, install
+from persia.base.version import source_tree
 
 __all__ = [
     "Finding",

@@ -129,7 +129,7 @@ def export(
     store: Store, port: int | None = None, host: str = "127.0.0.1"
 ) -> int | None:
     """Exports the counters of a worker's store, the staleness of its
-    look-ups among them: the job is over before they are asked for otherwise.
+    lookups among them: the job is over before they are asked for otherwise.
 
     Args:
         store: once it was closed there are no metrics of it.
@@ -416,7 +416,7 @@ class StoreCollector:
         buckets.append(("+Inf", float(total)))
         family = HistogramMetricFamily(
             "persia_staleness",
-            "Look-ups of batches, by how many earlier ones were not applied.",
+            "Lookups of batches, by how many earlier ones were not applied.",
             labels=["rank"],
         )
         mass = float(sum(k * n for k, n in seen.items()))

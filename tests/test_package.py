@@ -89,6 +89,8 @@ def test_the_source_archive_makes_a_wheel(tmp_path: Path) -> None:
         "persia/include/table/table.h",
     }
     assert needed | files_of("persia") <= names
+    for text in ("LICENSE", "THIRD-PARTY.txt"):
+        assert any(n.endswith(f".dist-info/licenses/{text}") for n in names)
     assert not any("csrc" in n or n.startswith("tests") for n in names)
 
     # It works from there, with nothing of the source tree in reach.

@@ -342,7 +342,7 @@ int st_parse(const char *file, const char *json, size_t json_bytes,
         return code;
     skip_space(&r);
     if (r.at != r.end)
-        return corrupt(&r, "the header goes on after its object");
+        return corrupt(&r, "the header has more text after its object");
     return check_extents(file, out);
 }
 

@@ -296,8 +296,8 @@ static PyMethodDef methods[] = {
      "then they are not another client's."},
     {"ckpt_go_on", ckpt_go_on, METH_VARARGS,
      "ckpt_go_on(handle, stream, number, lost)\n--\n\nLearns what the shards "
-     "have; the store's updates go on after this one of the stream, and so "
-     "many are lost."},
+     "have; the store's updates continue after this one of the stream, and "
+     "so many are lost."},
     {"ckpt_place", ckpt_place, METH_O,
      "ckpt_place(handle)\n--\n\nThe place of the last batch; None if the "
      "numbers of updates are no places."},

@@ -171,7 +171,7 @@ static PyMethodDef service_methods[] = {
      "-> port; healthy from then on"},
     {"stop", service_stop, METH_O,
      "stop(grace)\n--\n\nNo more requests; waits `grace` seconds for those "
-     "under way."},
+     "that have begun."},
     {"held", service_held, METH_NOARGS,
      "held()\n--\n\nFor how many seconds it has been waiting for servers; "
      "0.0: for less than one."},

@@ -540,7 +540,7 @@ static PyMethodDef server_methods[] = {
      "health(serving)\n--\n\nWhat the health service says."},
     {"stop", server_stop, METH_O,
      "stop(grace)\n--\n\nNo more requests; waits `grace` seconds for those "
-     "under way."},
+     "that have begun."},
     {"checkpoints", server_checkpoints, METH_O,
      "checkpoints(path)\n--\n\nAnother folder of checkpoints."},
     {"channel", server_channel, METH_O,

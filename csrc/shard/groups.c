@@ -68,7 +68,7 @@ static int find_locked(shard *s, uint64_t id, uint32_t parts, group **out)
                                     parts, g->parts);
     if (s->groups_n == GROUPS_MAX || parts > SYNC_RANKS)
         return persia_err_set(PERSIA_ELIMIT,
-                              "an update of %u batches, one of %u under way; "
+                              "an update of %u batches, one of %u that wait; "
                               "at most %d and %d",
                               parts, s->groups_n, SYNC_RANKS, GROUPS_MAX);
     if ((g = calloc(1, sizeof *g + parts)) &&

@@ -185,7 +185,8 @@ static int expire_locked(ledger *l)
     if (!oldest)
         return persia_err_set(PERSIA_ELIMIT,
                               "%u streams of updates are open, all "
-                              "of them with updates under way",
+                              "of them with updates that have not "
+                              "ended",
                               l->streams);
     stream *gone = *oldest;
     if (gone->owner.incarnation > l->expired)

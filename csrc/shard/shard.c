@@ -105,7 +105,7 @@ int persia_shard_check_boot(const shard *s, const wire_caller *caller)
     if (caller->boot && caller->boot != s->boot)
         return persia_err_set(
             PERSIA_ESTALE,
-            "the server was started anew: say "
+            "the server was started again: say "
             "Hello, declare the tables and see what it still has");
     if (caller->slots_rev && caller->slots_rev != SLOTS_REV)
         return persia_err_set(PERSIA_ESTALE,

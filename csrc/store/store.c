@@ -339,7 +339,7 @@ static int check_ticket(const store *s, uint64_t ticket)
         return persia_err_set(
             PERSIA_ETICKET,
             "backward of a batch that was skipped, or abandoned "
-            "because the data loader had to go on without its "
+            "because the data loader had to continue without its "
             "gradients; with a larger staleness more batches may "
             "await their backward, with update=\"step\" any number "
             "of backwards is summed");

@@ -47,7 +47,7 @@ static int cut_make(table *t, table_cut **out)
 
     if (t->cut)
         return persia_err_set(PERSIA_EARG,
-                              "table %s: a snapshot is under way; wait "
+                              "table %s: a snapshot has not ended; wait "
                               "for its end",
                               t->config.name);
     cut = calloc(1, sizeof *cut);

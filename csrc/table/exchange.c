@@ -51,7 +51,7 @@ int persia_table_exchange(table *t, table *other)
     pthread_rwlock_wrlock(&t->gate); /* no index changes now */
     if (t->cut || other->cut)
         rc = persia_err_set(PERSIA_EUNAVAILABLE,
-                            "table %s: a snapshot is under way; "
+                            "table %s: a snapshot has not ended; "
                             "wait for its end",
                             t->config.name);
     assert(!t->making && !other->making);

@@ -10,9 +10,10 @@ import re
 import tomllib
 from collections.abc import Iterable
 from importlib import metadata
-from pathlib import Path
 
-__all__ = ["AGAIN", "install", "required", "source_tree"]
+from persia.base.version import source_tree
+
+__all__ = ["AGAIN", "install", "required"]
 
 #: How to get another Persia. PyPI has another program of its name.
 AGAIN = (
@@ -20,13 +21,6 @@ AGAIN = (
     "docs/install.md); in a source tree: make build"
 )
 _EXTRA = re.compile(r""";\s*extra\s*==\s*['"]([\w-]+)['"]""")
-
-
-def source_tree() -> Path | None:
-    """The source tree that this Persia runs in; None if it is installed."""
-    tree = Path(__file__).parents[2]
-    here = (tree / "pyproject.toml").is_file() and (tree / "csrc").is_dir()
-    return tree if here else None
 
 
 def required(extra: str | None = None) -> list[str]:

@@ -196,7 +196,8 @@ def check_classes(
             raise SchemaMismatch(
                 f"the {name} saved in {folder} is of class {theirs[0]}, the "
                 f"one given of class {mine[0]}: give one of the same class, "
-                f"or leave {name.split()[0]}= out and let it begin anew"
+                f"or leave {name.split()[0]}= out and let it start without "
+                "state"
             )
 
 

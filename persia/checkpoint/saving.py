@@ -533,7 +533,7 @@ def _check_live(store: Store, found: files.Found) -> int:
             f"servers have lost updates of rank {store.rank} that are in "
             f"{found.folder}, at least {which} (they were started again with "
             "older rows, or without any): load it with resume='rollback', or "
-            "go on without these updates (Store(lost='continue'))"
+            "continue without these updates (Store(lost='continue'))"
         )
     return sum(lost.values())
 
@@ -616,7 +616,7 @@ def _check_table(
             raise SchemaMismatch(
                 f"table {theirs.name!r}: {option} is {mine[field]!r} in this "
                 f"store and {getattr(theirs, field)!r} in {folder}: declare "
-                "it as it was saved, or give it another name and train anew"
+                "it as it was saved, or give the new table another name"
             )
     differing = [
         f"{field} ({mine[field]!r} here, {getattr(theirs, field)!r} there)"

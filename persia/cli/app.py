@@ -18,8 +18,8 @@ import persia
 from persia import errors
 from persia.base.arguments import hide_secrets
 from persia.base.environment import drop_links, variable
-from persia.base.requirements import source_tree
 from persia.base.signals import ended
+from persia.base.version import source_tree
 from persia.cli import (
     certs,
     checkpoint,

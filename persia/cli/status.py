@@ -291,8 +291,8 @@ def _embedding(workers: list[EmbeddingStatus]) -> Table:
 def _staleness(found: dict[int, int]) -> Table:
     total, most = sum(found.values()), max(found.values(), default=0)
     table = _table(
-        "staleness of look-ups",
-        "batches, look-ups, share, ",
+        "staleness of lookups",
+        "batches, lookups, share, ",
         [
             [
                 str(k),

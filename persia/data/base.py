@@ -76,7 +76,7 @@ class Dataset(IterableDataset[Batch]):
         keys: names of the id features, as in ``batch.ids.keys()``.
         dense_names: names of the columns of ``batch.dense``.
         batch_size: samples of a batch; the last one may have fewer.
-        continues: whether an iteration goes on where the latest one ended.
+        continues: whether an iteration continues where the latest one ended.
     """
 
     keys: list[str]

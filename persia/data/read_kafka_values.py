@@ -114,7 +114,7 @@ class Values:
     Args:
         schema: with all that it measures known.
         written: how messages are written.
-        patient: go on where none of the first messages fits the schema.
+        patient: continue where none of the first messages fits the schema.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Data sets as iterables of :class:`persia.Batch`.
 
-Reading, decompressing and hashing run in C and in background threads, so
-that they go on while the model trains. Nothing here touches a table: all of
+Reading, decompressing and hashing run in C and in background threads, also
+while the model trains. Nothing here touches a table: all of
 it works in the forked workers of ``torch.utils.data.DataLoader`` (pass
 ``batch_size=None``), which then share the batches among them.
 """

@@ -31,7 +31,8 @@ __all__ = [
 #: In the order of Dtype in persia.proto.
 WIRE_DTYPES = ("fp32", "fp16", "bf16")
 
-MESSAGE_LIMIT = 256 << 20  # bytes
+#: Bytes of a message, unless an option of what serves says otherwise.
+MESSAGE_LIMIT = 256 << 20
 
 _ANSWER = 2.0  # seconds
 

@@ -377,8 +377,8 @@ class Connection:
         return self._key.job if self._key else ""
 
     def adopt(self, run: str) -> None:
-        """The updates of this store go on in the stream that it has in this
-        job from now on."""
+        """From now on the updates of this store are in the stream that it
+        has in this job."""
         assert self._key is not None
         before, self._key = self._key, self._key._replace(job=run)
         with _streams_lock:
@@ -511,7 +511,7 @@ class Connection:
 
     def end_steps(self, settle: bool = True) -> None:
         """What follows is no loop without a loader, or the process ends: the
-        other ranks go on without this one."""
+        other ranks continue without this one."""
         if self.remote and not self.closed:
             _core.cluster_take_plain(self.core.handle)
         if self._together:
@@ -588,8 +588,8 @@ class Connection:
                 )
 
     def leave(self, settle: bool) -> None:
-        """The pass ends; the other ranks go on without this one. Not settle:
-        because of an error, which does not wait long for servers."""
+        """The pass ends; the other ranks continue without this one. Not
+        settle: because of an error, which does not wait long for servers."""
         self._passes -= 1
         if self._passes == 0 and not self.closed:
             _core.cluster_leave(self.core.handle, settle)
@@ -685,8 +685,8 @@ class Hosting:
         _hosted.append(self)
 
     def close(self) -> None:
-        """Serves until all ranks have closed, or nobody has asked for
-        anything for ten minutes; then ends."""
+        """Serves until all ranks have closed, or until no rank has sent a
+        request for ten minutes; then ends."""
         if self not in _hosted:
             return
         _hosted.remove(self)

@@ -3,10 +3,10 @@ loaders, and a command that uses them.
 
 Three kinds of processes: the one that the user started, which waits; the
 *supervisor*, its child, which starts all others and reads what they print; and
-these. Every way in which one of them can end ends the others: the supervisor
-is told by the kernel when its parent dies, as its children are when it dies,
-and it inherits whatever its children leave behind (``PR_SET_CHILD_SUBREAPER``)
-and ends that, too.
+these. Every way in which one of them can end ends the others. The kernel sends
+a signal to the supervisor when its parent dies, and to its children when it
+dies. The supervisor inherits whatever its children leave behind
+(``PR_SET_CHILD_SUBREAPER``) and ends that, too.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ def reserve(host: str = "127.0.0.1") -> socket.socket:
     while it is open.
 
     It is bound and does not listen, so that Linux lets another socket with
-    SO_REUSEADDR, such as gRPC's, be bound to this port, but gives it to nobody
-    who asks for any port.
+    SO_REUSEADDR, such as gRPC's, be bound to this port, but gives it to no
+    socket that asks for any port.
 
     Raises:
-        InvalidArgument: nobody can listen there.
+        InvalidArgument: no process can listen there.
     """
     held = None
     try:

@@ -256,16 +256,16 @@ class Passes:
         keys.count("out", 1 if is_out else -1)
 
     def all_max(self, values: Sequence[int]) -> list[int]:
-        """The largest of all ranks that go on, place by place."""
+        """The largest of all ranks that continue, place by place."""
         return self._agree(values, all_max, max)
 
     def all_sum(self, values: Sequence[float]) -> list[float]:
-        """The sums over all ranks that go on, place by place."""
+        """The sums over all ranks that continue, place by place."""
         return self._agree(values, all_sum, sum)
 
     def swap(self, cut: Callable[[int], Sequence[bytes]]) -> list[bytes]:
         """Cuts something into a piece (of one byte at least) for each rank
-        that goes on and gives it away; what this rank was given, by rank."""
+        that continues and sends it; what this rank was given, by rank."""
         ranks = self._going_on()
         if ranks is None:
             return _swap(cut(self._job.world))

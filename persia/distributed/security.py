@@ -122,7 +122,7 @@ class Security:
     def from_environment(
         cls, environment: Mapping[str, str] | None = None
     ) -> Security:
-        """What a client is told by ``PERSIA_TLS_CA``, ``PERSIA_TLS_CERT``,
+        """What a client finds in ``PERSIA_TLS_CA``, ``PERSIA_TLS_CERT``,
         ``PERSIA_TLS_KEY`` (files), ``PERSIA_TLS_SERVER_NAME``,
         ``PERSIA_TOKEN``, ``PERSIA_ADMIN_TOKEN`` or, with ``_FILE``, the files
         of these, and ``PERSIA_INSECURE`` (1: addresses other than loopback

@@ -185,7 +185,7 @@ def _auto_index(environment: Mapping[str, str], host: str) -> str:
 class Server:
     """A shard that is served, from the making to :meth:`close`.
 
-    Its rows are there, but nobody can reach it before :meth:`start`.
+    Its rows are there, but no client can reach it before :meth:`start`.
     """
 
     def __init__(self, config: ServeConfig) -> None:

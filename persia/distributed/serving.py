@@ -14,7 +14,7 @@ from pydantic import Field
 
 from persia import _core
 from persia.base.signals import Ending
-from persia.distributed.addresses import namespace_of
+from persia.distributed.addresses import MESSAGE_LIMIT, namespace_of
 from persia.distributed.security import Security
 
 __all__ = [
@@ -60,7 +60,7 @@ class Listening(pydantic.BaseModel):
         description="Threads that serve (default: one a core).",
     )
     message_limit: pydantic.ByteSize = Field(
-        pydantic.ByteSize(256 << 20),
+        pydantic.ByteSize(MESSAGE_LIMIT),
         ge=2 << 20,  # what tells of 4,096 tables must fit
         le=(2 << 30) - 1,
         validate_default=True,

@@ -1,4 +1,4 @@
-"""What servers do, and how stale the look-ups of workers are: one look."""
+"""What servers do, and how stale the lookups of workers are: one look."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from persia import _core
 from persia.base.patience import patiently
 from persia.base.urls import Url
-from persia.distributed.addresses import no_user
+from persia.distributed.addresses import MESSAGE_LIMIT, no_user
 from persia.distributed.security import Security
 from persia.errors import InvalidArgument, PersiaError
 from persia.redaction import shown
@@ -35,7 +35,7 @@ __all__ = [
 
 _RATES = ("updates", "pulls", "pushes")
 _TABLE_RATES = ("pulled", "created")
-_MESSAGE_LIMIT = 64 << 20
+_PAGE = 64 << 20  # bytes of a page of metrics, at most
 _START = 2.0  # seconds that a server may take to start
 _EXAMPLE = "http://127.0.0.1:9100/metrics"
 
@@ -58,7 +58,7 @@ class ServerStatus:
 
 @dataclasses.dataclass
 class WorkerStatus:
-    """One worker, by the URL of its metrics. ``staleness``: how many look-ups
+    """One worker, by the URL of its metrics. ``staleness``: how many lookups
     had which; ``lost``: its updates that servers had, and lost; ``error``
     where it could not be asked."""
 
@@ -117,7 +117,7 @@ def ask(
     def one(address: str) -> ServerStatus:
         status = ServerStatus(no_user(address))
         try:
-            channel = _core.Channel(address, secret, _MESSAGE_LIMIT, timeout)
+            channel = _core.Channel(address, secret, MESSAGE_LIMIT, timeout)
             with contextlib.closing(channel):
                 hello = patiently(
                     lambda: channel.hello(namespace, 0),
@@ -172,7 +172,7 @@ def ask_embedding(
             "rank": 0,
             "world": 0,
             "timeout": timeout,
-            "message_limit": _MESSAGE_LIMIT,
+            "message_limit": MESSAGE_LIMIT,
             "dtype": 0,
             "security": secret,
             "move_after": timeout,
@@ -277,7 +277,7 @@ def _look(status: WorkerStatus, url: str, timeout: float) -> None:
         if "@" in parts.netloc:
             raise ValueError("need a URL without a user or password")
         with urllib.request.urlopen(url, timeout=timeout) as page:
-            text = page.read(_MESSAGE_LIMIT).decode()
+            text = page.read(_PAGE).decode()
             if page.length:
                 raise ValueError(f"{page.length} bytes of the page lack")
         families = list(text_string_to_metric_families(text))
@@ -305,7 +305,7 @@ def _look(status: WorkerStatus, url: str, timeout: float) -> None:
 
 
 def staleness(workers: Sequence[WorkerStatus]) -> dict[int, int]:
-    """How many look-ups had which staleness, of all workers together."""
+    """How many lookups had which staleness, of all workers together."""
     found: dict[int, int] = {}
     for worker in workers:
         for k, n in worker.staleness.items():

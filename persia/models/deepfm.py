@@ -19,7 +19,7 @@ class DeepFM(nn.Module):
     features' factors, and of an MLP over the dense features and the factors.
 
     The first column of an embedding is the feature's weight in the linear
-    model, the other dim - 1 are its factors: one look-up serves both.
+    model, the other dim - 1 are its factors: one lookup serves both.
 
     Args:
         bags: the embeddings; all of one dim, at least 2.

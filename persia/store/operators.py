@@ -380,7 +380,7 @@ def pull(
     ``anchor`` is the store's: its gradient accumulates after all pushes of a
     backward. ``batch`` is the ticket of the ids, int64 [2]: the number of
     the data loader's batch, 0 for other ids; and the version of the tensors
-    when they were looked up, -1 to look up anew.
+    when they were looked up, -1 to look up again.
 
     An exported graph does not know the store's anchor any more, by which a
     backward ends. It has the module's in its place, and refuses backwards.

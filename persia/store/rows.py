@@ -134,7 +134,7 @@ class Rows(HasEngine):
     def erase(self, table: str, ids: Any) -> int:
         """Removes the rows of ``ids``, with their optimizer state.
 
-        Their next look-ups read initial values. Updates of this store are
+        Their next lookups read initial values. Updates of this store are
         applied first. An update of a batch that is looked up already, or of
         another process, makes the rows of its ids again, from their initial
         values. Checkpoints written afterwards lack the rows.

@@ -40,8 +40,8 @@ def lineages_of(store: Store) -> list[str]:
     """Names of the rows that a store has: the one to save first.
 
     Rows that a store has loaded have that of the checkpoint, too, until an
-    update: two trainings that go on from one checkpoint make other rows with
-    as many updates.
+    update: two trainings that continue from one checkpoint make other rows
+    with as many updates.
     """
     engine = engine_of(store)
     then = engine.loaded_updates

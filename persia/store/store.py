@@ -44,9 +44,9 @@ class Store(Rows, Stats):
 
     The tables are in this process (*embedded*), on parameter servers, or on
     the ranks of the job, each of which serves its part of every table to the
-    others. Then updates are applied while training goes on, within the
-    staleness of the :class:`persia.DataLoader` (without one: at most 64 are
-    under way), and looks at the rows wait for those of this process alone.
+    others. Then updates are applied while training continues, within the
+    staleness of the :class:`persia.DataLoader` (without one: at most 64
+    wait), and looks at the rows wait for those of this process alone.
 
     Args:
         optimizer: a ``persia.optim`` object; it becomes :attr:`optimizer`.
@@ -78,7 +78,7 @@ class Store(Rows, Stats):
             see :meth:`persia.distributed.Security.from_environment`.
         timeout: seconds after which a server that does not answer is an
             error.
-        wire_dtype: of vectors and gradients under way: "fp32", "fp16" (with
+        wire_dtype: of vectors and gradients in messages: "fp32", "fp16" (with
             a scale for each vector) or "bf16".
         lost: what to do about updates that a server had acknowledged and
             then lost, because it was started again: "raise" UpdatesLost
@@ -89,7 +89,7 @@ class Store(Rows, Stats):
             of ``persia launch``, else a random name that the ranks share. A
             rank's updates are numbered in a stream of its job: of two
             processes that open a store as one rank of one job the later one
-            goes on, and updates of the earlier one raise Closed. Stores of
+            continues, and updates of the earlier one raise Closed. Stores of
             other jobs train the same tables beside it.
         read_only: the store looks at rows and changes none: updates,
             assignments and ``load`` raise InvalidArgument.
@@ -240,14 +240,14 @@ class Store(Rows, Stats):
     def flush(self, timeout: float | None = None) -> None:
         """Returns when every gradient of a finished backward is in the tables.
 
-        With ``update="step"`` gradients that wait for ``optimizer.step()`` go
-        on waiting.
+        With ``update="step"`` gradients that wait for ``optimizer.step()``
+        still wait.
 
         Args:
             timeout: seconds; None: as long as it takes.
 
         Raises:
-            DeadlineExceeded: after ``timeout``; the updates go on.
+            DeadlineExceeded: after ``timeout``; the updates continue.
             PersiaError: an update that was applied in the background failed;
                 its error, once.
             UpdatesLost: at the first flush of rank 0 on servers: ranks that
@@ -313,7 +313,7 @@ class Store(Rows, Stats):
         """Writes a checkpoint: ``path/step-N``, and its name to LATEST.
 
         All rows are of one moment, with the state of their optimizer; other
-        threads may go on training meanwhile. The folder is there whole or not
+        threads may train meanwhile. The folder is there whole or not
         at all: an interrupted save leaves the checkpoint before it, and the
         next save removes what was left. Gradients that wait for
         ``store.optimizer.step()`` are not saved.
@@ -350,8 +350,8 @@ class Store(Rows, Stats):
         Raises:
             InvalidArgument: a state that ``torch.load(weights_only=True)``
                 would refuse.
-            StorageError: writing failed, another save into ``path`` is under
-                way, or a server does not see that folder.
+            StorageError: writing failed, another save into ``path`` has
+                not ended, or a server does not see that folder.
             Unavailable, DeadlineExceeded: a server or a rank was lost.
             UpdatesLost: a server lost updates that were not told of yet;
                 nothing was saved. Saved again, the rows are as they are.
@@ -450,7 +450,7 @@ class Store(Rows, Stats):
         Later use raises :class:`persia.errors.Closed`. An error of an update
         that was applied in the background is raised, see :meth:`flush`; those
         that have not begun then are dropped. Interrupted (Ctrl-C) while it
-        waits for servers it gives up the updates that are under way.
+        waits for servers it gives up the updates that have begun.
         """
         self._close(failed=False)
 

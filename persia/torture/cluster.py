@@ -202,7 +202,7 @@ class Cluster:
         self.say(f"VIOLATION {text}")
 
     def signal(self, one: Process, name: str) -> None:
-        """Sends it; a process that is stopped goes on first."""
+        """Sends it; a process that is stopped continues first."""
         if not one.pid:
             return
         if one.stopped and name != "STOP":

@@ -15,6 +15,7 @@ import torch
 
 import persia
 from persia import _core, errors
+from persia.distributed.addresses import MESSAGE_LIMIT
 from persia.distributed.security import Security
 from persia.distributed.server import ServeConfig, Server
 from persia.distributed.status import ask_embedding
@@ -101,7 +102,7 @@ class Saver(Server):
         self.config = ServeConfig.model_validate({"checkpoints": folder})
         self.shard, self.shards = shard, shards
         self._channel = _core.Channel(
-            address, Security().arguments(), 1 << 28, 30.0
+            address, Security().arguments(), MESSAGE_LIMIT, 30.0
         )
 
     def close(self) -> None:
@@ -192,7 +193,7 @@ class Rank:
         return int(self.store.stats()["client"]["lost"])
 
     def epoch(self) -> None:
-        """A pass; a loop that is told of a loss begins again."""
+        """A pass; a loop that learns of a loss begins again."""
         while True:
             try:
                 batch: persia.Batch | None

@@ -51,10 +51,10 @@ class DataLoader(Generic[T]):
     gradients that are not applied yet. With 0 the rows are those that a plain
     loop would read, bit for bit; over several ranks all take each step
     together, and a rank without a gradient for a batch (``batch.skip()``), or
-    without more batches, holds up nobody.
+    without more batches, holds up no other rank.
 
     With 1 or more ``backward()`` hands its update to a thread of the store and
-    goes on; the end of the loop, evaluation and every look at the rows wait
+    returns; the end of the loop, evaluation and every look at the rows wait
     for it. Should it fail, the next call that trains, or ``store.flush()``,
     raises its error.
 
@@ -222,7 +222,7 @@ class DataLoader(Generic[T]):
         return self.batches if continues is True else None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration goes on behind the batches that were given out.
+        """The next iteration continues behind the batches that were given out.
 
         The source must give the same batches again, as those of
         ``persia.datasets`` do; those left out are read and dropped.

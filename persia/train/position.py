@@ -94,11 +94,11 @@ def find(
     data: Dataset,
     ranks: int,
 ) -> tuple[int, int, int]:
-    """(epoch, batch, samples of the batch after it) to go on from.
+    """(epoch, batch, samples of the batch after it) to continue from.
 
     Args:
         extra: of the checkpoint.
-        config: of the run that goes on.
+        config: of the run that continues.
         data: that it trains on.
         ranks: that it has.
 
@@ -121,8 +121,8 @@ def find(
             for name in names
         )
         raise errors.InvalidArgument(
-            f"{begin}to go on there needs the same samples in the same order,"
-            f" but they differ by {differ}"
+            f"{begin}to continue there needs the same samples in the same "
+            f"order, but they differ by {differ}"
         )
     size, before = config.batch_size, then.batch_size
     if rows is None:

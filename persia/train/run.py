@@ -43,7 +43,7 @@ _PREFETCH: dict[str, bool | str] = {"auto": "auto", "on": True, "off": False}
 
 @dataclass(frozen=True)
 class Result:
-    """What is told at the end of a run."""
+    """What the end of a run reports."""
 
     scores: Scores | None
     """Of the samples held out; None if there are none."""

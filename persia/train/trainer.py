@@ -1,7 +1,7 @@
 """The training loop of ``persia train``, for scripts and notebooks too.
 
 A :class:`Trainer` knows its position (epoch, batch), so that a run can stop
-after any batch and go on from there, in this process or in another one.
+after any batch and continue from there, in this process or in another one.
 
 Under ``torchrun`` each rank has a Trainer, its model in
 ``DistributedDataParallel``. All ranks stop after the same batch: an epoch ends

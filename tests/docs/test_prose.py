@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import statistics
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,9 @@ def test_files_that_a_page_links_to_are_there(path: Path) -> None:
             assert (base / target.lstrip("/")).exists(), target
 
 
+#: What has a docstring and a name.
+Documented = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
 #: What a page says in place of a plainer word.
 WORDS = re.compile(
     r"\b(is told|are told|told so|anew|nobody|comes? on|goes on|go on"
@@ -64,6 +69,96 @@ def test_plain_words(path: Path) -> None:
         return
     found = [m.group() for s in sentences(path) for m in WORDS.finditer(s)]
     assert not found
+
+
+def docstrings() -> Iterator[tuple[str, str]]:
+    """Those of the public modules, classes and functions of persia, each with
+    its place."""
+
+    def public(node: ast.AST) -> Iterator[Documented]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, Documented) and not re.match(
+                r"_(?!_)", child.name
+            ):
+                yield child
+                yield from public(child)
+
+    for path in sorted((ROOT / "persia").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in (tree, *public(tree)):
+            text = ast.get_docstring(node)
+            if text is not None:
+                name = getattr(node, "name", "the module")
+                yield f"{name_of(path)}: {name}", text
+
+
+def not_plain(texts: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Places and the words there that are in WORDS."""
+    return [
+        (place, found.group())
+        for place, text in texts
+        for found in WORDS.finditer(" ".join(text.split()))
+    ]
+
+
+def test_plain_words_of_docstrings() -> None:
+    texts = list(docstrings())
+    assert len(texts) > 1000 and not not_plain(texts)
+
+
+def test_plain_words_of_help() -> None:
+    """Of commands, options and arguments."""
+    import tables
+
+    texts = [
+        (name, text)
+        for name, command in tables.commands().items()
+        for text in (
+            command.help,
+            *(getattr(option, "help", None) for option in command.params),
+        )
+        if text
+    ]
+    assert len(texts) > 200 and not not_plain(texts)
+
+
+def messages() -> Iterator[tuple[str, str]]:
+    """The strings of persia and of its C core, those of errors among them,
+    each with its place. Docstrings are none."""
+    for path in sorted((ROOT / "persia").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        docs = {
+            id(node.value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Expr)
+        }
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Constant | ast.JoinedStr):
+                continue
+            parts = getattr(node, "values", [node])
+            text = "".join(
+                part.value
+                if isinstance(part, ast.Constant)
+                and isinstance(part.value, str)
+                else "{}"
+                for part in parts
+            )
+            if id(node) not in docs:
+                yield f"{name_of(path)}:{node.lineno}", text
+    string = re.compile(r'"((?:\\.|[^"\\\n])*)"')
+    for path in sorted((ROOT / "csrc").rglob("*.[ch]")):
+        if {"tests", "fuzz"} & {*path.parts}:
+            continue
+        text = path.read_text(encoding="utf-8")
+        text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+        text = re.sub(r'"\s*\n\s*"', "", text)  # pieces of one string
+        for found in string.findall(text):
+            yield name_of(path), found
+
+
+def test_plain_words_of_messages() -> None:
+    texts = list(messages())
+    assert len(texts) > 5000 and not not_plain(texts)
 
 
 def test_commands_and_options_exist() -> None:

@@ -174,7 +174,7 @@ def test_the_staleness_of_workers() -> None:
         shown = json.loads(done.stdout)["staleness"]
         assert {int(k): n for k, n in shown.items()} == found
         words = run(server.address, url, "--interval", "0")
-        assert "staleness of look-ups" in words.stdout
+        assert "staleness of lookups" in words.stdout
     store.close()
     (worker,) = looking.ask_workers([url])
     assert not worker.staleness and "store was closed" in worker.error

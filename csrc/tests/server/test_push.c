@@ -453,7 +453,7 @@ static void what_is_refused_changes_nothing(void **state)
     expect(push_code(&f->v, &m), PERSIA_ESTALE, "not open here");
     m = push_of(&f->v, STREAM, 1, &f->table, 1);
     m.caller.boot++;
-    expect(push_code(&f->v, &m), PERSIA_ESTALE, "started anew");
+    expect(push_code(&f->v, &m), PERSIA_ESTALE, "started again");
     m = push_of(&f->v, STREAM, 1, &f->table, 1);
     m.caller.lineage++;
     assert_int_equal(push(&f->v, &m).status, PUSH_STALE_LINEAGE);

@@ -254,7 +254,7 @@ static void what_pulls_refuse(void **state)
     t.no = 0;
     m.caller.boot++;
     expect(code_of(CALL(&v, PULL, pull, &m)), PERSIA_ESTALE,
-           "started anew");
+           "started again");
     m.caller.boot--;
     m.caller.lineage++;
     expect(code_of(CALL(&v, PULL, pull, &m)), PERSIA_ESTALE,

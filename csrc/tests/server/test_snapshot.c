@@ -599,7 +599,7 @@ static void what_restores_refuse(void **state)
     table_cut *cut;
     assert_int_equal(persia_table_cut_begin(&t, 1, &cut), PERSIA_OK);
     expect(restore_ask(&v, &m, RESTORE_COMMIT), PERSIA_EUNAVAILABLE,
-           "a snapshot is under way");
+           "a snapshot has not ended");
     persia_table_cut_end(cut);
     assert_int_equal(stats_of(&v).lineage, v.lineage);
 
