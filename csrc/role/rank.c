@@ -121,7 +121,7 @@ void persia_rank_close(role_rank *r)
     rank_put(r);
 }
 
-/* A loop that ended in the middle of its pass: what it had in hand, and sends
+/* A loop that ended in the middle of its pass: a batch that it had, and sends
  * no gradients of, is not done.  The lock is held. */
 static void leave_early(role_rank *r)
 {

@@ -251,7 +251,7 @@ def _check_some(config: FeedConfig, source: Dataset | None) -> None:
 
     some = None
     if source is None:
-        source, _ = open_data(_options(config))
+        source, _ = open_data(train_options(config))
         some = next(iter(source), None)
     if isinstance(source, Files) and some is None:
         raise MalformedData(f"nothing to send: {no_sample(source)}")
@@ -270,7 +270,7 @@ def _show(loader: Loader, config: FeedConfig) -> None:
     print(f"metrics on http://{config.metrics_host}:{port}/metrics")
 
 
-def _options(config: FeedConfig) -> TrainConfig:
+def train_options(config: FeedConfig) -> TrainConfig:
     """What persia train would read."""
     given = config.model_dump(
         by_alias=True,
@@ -299,7 +299,7 @@ def _send(
     """Sends one share of the batches; what was read, if it is all."""
     from persia.train.sources import open_data
 
-    source, _ = open_data(_options(config), (index, count))
+    source, _ = open_data(train_options(config), (index, count))
     print(f"sending {config.data} to embedding workers", flush=True)
     loader.send(source, partial(_sender, config))
     return source if count == 1 else None
@@ -312,7 +312,7 @@ def _send_parts(
     from persia.cli.feed_loader import parts_of
     from persia.train.sources import open_data
 
-    source, _ = open_data(_options(config))
+    source, _ = open_data(train_options(config))
     parts = list(parts_of(source, config.parts or 1).items())
     first, end = (len(parts) * i // count for i in (index, index + 1))
     print(

@@ -54,7 +54,7 @@ def glob(folder: Path) -> str:
 
 def units(made: Round, folder: Path) -> list[Any]:
     """The streams of batches, as the loaders of the round make them."""
-    from persia.cli.feed import FeedConfig, _options
+    from persia.cli.feed import FeedConfig, train_options
     from persia.cli.feed_loader import parts_of
     from persia.train.sources import open_data
 
@@ -66,7 +66,7 @@ def units(made: Round, folder: Path) -> list[Any]:
             "eval_split": 0.0,
         }
     )
-    options = _options(config)
+    options = train_options(config)
     if made.kind == "parts":
         return list(parts_of(open_data(options)[0], made.parts).values())
     n = made.loaders

@@ -103,7 +103,7 @@ class Round:
         )
 
 
-def plan(seed: int, short: bool) -> Round:
+def of_seed(seed: int, short: bool) -> Round:
     """The round of a seed."""
     r = Random(f"chaos {seed}")
     killed = seed % 3 == 0

@@ -40,7 +40,7 @@ def imports() -> None:
 
 def run(seed: int, short: bool, folder: Path) -> dict[str, Any]:
     """A round; what became of it."""
-    made = plan.plan(seed, short)
+    made = plan.of_seed(seed, short)
     folder.mkdir(parents=True)
     data.write(made, folder)
     (folder / "plan.txt").write_text(

@@ -24,7 +24,7 @@ PACKAGES = (
     ("store", "checkpoint", "prometheus"),
     ("nn", "metrics", "datasets"),
     ("models",),
-    ("train", "doctor"),
+    ("train", "doctor", "torture"),
     ("cli",),
 )
 
