@@ -30,8 +30,9 @@ if TYPE_CHECKING:
         train,
     )
     from persia.checkpoint.kept import KeptRows, keep_rows
+    from persia.data.batch import Batch
     from persia.data.hashing import hash_ids
-    from persia.data.jagged import Batch, JaggedBatch
+    from persia.data.jagged import JaggedBatch
     from persia.nn.collections import (
         EmbeddingBagCollection,
         EmbeddingCollection,
@@ -85,7 +86,7 @@ __all__ = [
 ]
 
 _NAMES = {
-    "Batch": "data.jagged",
+    "Batch": "data.batch",
     "DataLoader": "train.loader",
     "EmbeddingBagCollection": "nn.collections",
     "EmbeddingBagConfig": "store.configs",

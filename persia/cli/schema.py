@@ -37,13 +37,13 @@ def command(
         found = Criteo(data).schema
     else:
         found = Files(data, encoding=encoding).schema
-    label = found.label.column if found.label else None
+    label = ", ".join(one.column for one in found.labels)
     typer.echo(
         f"# {Url(data)}: {len(found.features)} id features, "
         f"{len(found.dense)} dense, "
         + (f"label {label}" if label else "no label found")
     )
-    if label is None:
+    if not label:
         typer.echo("# label: NAME OF THE COLUMN")
     unhashed = "numbers as they are; {column: c, buckets: 32} makes ids of one"
     typer.echo(f"# dense: {unhashed}")

@@ -247,6 +247,8 @@ def _table(result: Result) -> Table:
         row("AUC", f"{result.auc:.4f}", note)
     if scores is not None:
         note = f"{scores.rows:,} samples held out"
+        if scores.tasks:
+            note += f", mean of {len(scores.tasks)} tasks"
         if math.isnan(scores.auc):
             note += ", all of one label: is the file sorted by it?"
         row("AUC", f"{scores.auc:.4f}", note)
@@ -264,6 +266,13 @@ def _table(result: Result) -> Table:
             f"{scores.calibration:.3f}",
             "predicted clicks / clicks",
         )
+        if scores.gauc is not None:
+            row("GAUC", f"{scores.gauc:.4f}", "mean over the groups")
+        for name, one in scores.tasks.items():
+            note = f"log loss {one.logloss:.5f}, {one.positives:,} positive"
+            if one.gauc is not None:
+                note = f"GAUC {one.gauc:.4f}, {note}"
+            row(f"AUC of {name}", f"{one.auc:.4f}", note)
     if result.target is not None:
         target, step = result.target
         note = "not reached" if step is None else f"reached at step {step:,}"

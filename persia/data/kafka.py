@@ -13,9 +13,9 @@ from typing import Any
 from persia import errors
 from persia.base.check import kind, real
 from persia.data.base import Dataset, read_ahead
+from persia.data.batch import Batch
 from persia.data.encode import asks
 from persia.data.faults import MALFORMED_LIMIT, Faults, check_limit
-from persia.data.jagged import Batch
 from persia.data.read_kafka import Reader
 from persia.data.read_kafka_brokers import (
     Brokers,

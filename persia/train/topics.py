@@ -35,10 +35,11 @@ def open_topics(config: TrainConfig, shard: tuple[int, int]) -> Kafka:
             "--shuffle and --eval-split go with files, not with --data "
             "kafka://; --eval-data names files to score on"
         )
+    schema = Schema.load(config.table_schema)
     return Kafka(
         _brokers(url),
         _topics(url),
-        schema=config.table_schema,
+        schema=schema.chosen(config.labels, config.group),
         batch_size=config.batch_size,
         until="latest",
         malformed_limit=config.malformed_limit,
