@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import pickle
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -104,7 +107,8 @@ def test_names_with_a_meaning_are_attributes() -> None:
     batch = Batch(dense, ids, label, tensors={"session": torch.arange(3)})
     assert batch.dense is dense and batch["dense"] is dense
     assert batch.label is label and batch.weight is None
-    assert list(batch) == ["dense", "label", "session"] and len(batch) == 3
+    assert list(batch.tensors) == ["session", "dense", "label"]
+    assert len(batch) == 3
     assert "session" in batch and "weight" not in batch and 0 not in batch
     batch.weight, batch.label = label, None
     assert batch["weight"] is label and "label" not in batch
@@ -114,6 +118,35 @@ def test_names_with_a_meaning_are_attributes() -> None:
     for wrong in ("ids", 3, "a\0", "\x1f", "\ud800"):
         with pytest.raises(errors.InvalidArgument):
             Batch(None, ids, tensors={wrong: label})  # type: ignore[dict-item]
+
+
+def test_a_copy_and_a_replacement_leave_a_batch_alone() -> None:
+    ids = JaggedBatch(["a"], torch.arange(3))
+    one, two = torch.zeros(3), torch.ones(3)
+    batch = Batch(
+        None, ids, one, tensors={"x": one}, aligned={"a": {"t": one}}
+    )
+    other = copy.copy(batch)
+    other.label, other.aligned["a"]["t"] = two, two
+    assert batch.label is one and batch.aligned["a"]["t"] is one
+    other = dataclasses.replace(batch, label=two)
+    assert other.label is two and other["x"] is one and other.ids is ids
+    assert dataclasses.replace(batch, label=None).label is None
+    assert dataclasses.replace(batch, weight=two).label is one
+    assert batch.label is one and other.aligned is not batch.aligned
+    with pytest.raises(errors.InvalidArgument):
+        Batch(one)
+
+
+def test_libraries_find_the_number_of_samples() -> None:
+    """As Lightning does: in the fields of a dataclass that is no iterable."""
+    ids = JaggedBatch(["a"], torch.arange(6), torch.tensor([1, 2, 3]))
+    batch = Batch(torch.zeros(3, 2), ids, torch.zeros(3))
+    assert not isinstance(batch, Iterable)
+    fields = [getattr(batch, f.name) for f in dataclasses.fields(batch)]
+    named = [one for one in fields if isinstance(one, Mapping)]
+    sizes = {len(t) for one in named for t in one.values()}
+    assert sizes == {3}
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ __all__ = ["command"]
 
 # Paths are shown as they are: neither markup nor emoji.
 console = Console(emoji=False, highlight=False, markup=False)
+_NAMES = {"auc": "AUC", "logloss": "log loss", "gauc": "GAUC"}
 _EVERY = 5.0  # seconds between lines of progress
 
 
@@ -278,7 +279,7 @@ def _table(result: Result) -> Table:
         note = "not reached" if step is None else f"reached at step {step:,}"
         row("target AUC", f"{target:g}", note)
     if result.best is not None and result.best.value is not None:
-        name = {"auc": "AUC", "logloss": "log loss"}[result.best.metric]
+        name = _NAMES[result.best.metric]
         note = f"at step {result.best.step:,}"
         row(f"best {name}", f"{result.best.value:.5f}", note)
     if result.malformed:

@@ -7,8 +7,9 @@ forked children (the workers of ``torch.utils.data.DataLoader``).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import EllipsisType
 from typing import Any, Self, overload
 
 import torch
@@ -70,15 +71,16 @@ class Batch:
     All others, such as columns that a schema carries, are ``batch[name]``.
 
     Args:
-        dense, label, weight, timestamp, group: tensors of these names.
+        dense, label, weight, timestamp, group: tensors of these names, or
+            None, in the place of those in ``tensors``.
         ids: the categorical features of the samples.
-        tensors: more tensors by name, [B, ...] each.
+        tensors: tensors by name, [B, ...] each.
         aligned: by feature and name, tensors [n, ...] with one entry for each
             of the n ids that the feature has in this batch, in their order:
             the times of a sequence, for example.
 
     Raises:
-        InvalidArgument: a name is no string, or "ids".
+        InvalidArgument: there are no ids, or a name is no string, or "ids".
 
     Attributes:
         ids: the categorical features of the samples.
@@ -98,27 +100,29 @@ class Batch:
 
     def __init__(
         self,
-        dense: Tensor | None,
-        ids: JaggedBatch,
-        label: Tensor | None = None,
-        weight: Tensor | None = None,
-        timestamp: Tensor | None = None,
-        group: Tensor | None = None,
+        dense: Tensor | EllipsisType | None = ...,
+        ids: JaggedBatch | None = None,
+        label: Tensor | EllipsisType | None = ...,
+        weight: Tensor | EllipsisType | None = ...,
+        timestamp: Tensor | EllipsisType | None = ...,
+        group: Tensor | EllipsisType | None = ...,
         *,
         tensors: Mapping[str, Tensor] | None = None,
         aligned: Mapping[str, Mapping[str, Tensor]] | None = None,
     ) -> None:
+        if ids is None:
+            raise errors.InvalidArgument("a Batch needs ids: a JaggedBatch")
         self.ids = ids
-        named = {
-            "dense": dense,
-            "label": label,
-            "weight": weight,
-            "timestamp": timestamp,
-            "group": group,
-        }
-        self.tensors = {n: t for n, t in named.items() if t is not None}
-        for name, tensor in (tensors or {}).items():
-            self.tensors[_name(name)] = tensor
+        self.tensors = {_name(n): t for n, t in (tensors or {}).items()}
+        for name, given in (
+            ("dense", dense),
+            ("label", label),
+            ("weight", weight),
+            ("timestamp", timestamp),
+            ("group", group),
+        ):
+            if given is not ...:
+                setattr(self, name, given)
         self.aligned = {
             feature: {_name(name): t for name, t in some.items()}
             for feature, some in (aligned or {}).items()
@@ -146,9 +150,9 @@ class Batch:
         """Whether there is a tensor of this name."""
         return name in self.tensors
 
-    def __iter__(self) -> Iterator[str]:
-        """The names of the tensors, as of a dict."""
-        return iter(self.tensors)
+    def __copy__(self) -> Batch:
+        """Another one, with the same tensors."""
+        return self._mapped(self.ids, lambda t: t)
 
     def to(
         self, device: torch.device | str, non_blocking: bool = False
@@ -184,8 +188,7 @@ class Batch:
         self, ids: JaggedBatch, change: Callable[[Tensor], Tensor]
     ) -> Batch:
         return Batch(
-            None,
-            ids,
+            ids=ids,
             tensors={n: change(t) for n, t in self.tensors.items()},
             aligned={
                 feature: {n: change(t) for n, t in some.items()}
@@ -219,7 +222,7 @@ def flat(batch: Batch) -> dict[str, Tensor]:
 
 def of_flat(ids: JaggedBatch, tensors: Mapping[str, Tensor]) -> Batch:
     """The batch that :func:`flat` gave these tensors of."""
-    out = Batch(None, ids)
+    out = Batch(ids=ids)
     for name, tensor in tensors.items():
         feature, unit, rest = name.rpartition(_UNIT)
         if unit:
@@ -278,8 +281,7 @@ def part_of(batch: Batch, first: int, end: int) -> Batch:
     weights = ids.weights_or_none()
     places = dict(zip(ids, ids.offset_per_key(), strict=False))
     return Batch(
-        None,
-        JaggedBatch(
+        ids=JaggedBatch(
             ids.keys(),
             ids.values()[kept],
             None if ids.lengths_or_none() is None else lengths[bags],

@@ -143,8 +143,7 @@ class Rows:
         ids = values[0] if len(values) == 1 else np.concatenate(values)
         names = keys[len(self.singles) :]
         return Batch(
-            None,
-            JaggedBatch(keys, torch.from_numpy(ids), lengths),
+            ids=JaggedBatch(keys, torch.from_numpy(ids), lengths),
             tensors=_tensors(self.tensors),
             aligned={
                 name: _tensors(bag.aligned)

@@ -17,6 +17,7 @@ from persia.base.urls import Url
 __all__ = [
     "TrainConfig",
     "check_used",
+    "columns_in",
     "give_way",
     "is_made",
     "of_train",
@@ -282,8 +283,10 @@ class TrainConfig(pydantic.BaseModel):
         description="Save the best model, too: in the checkpoint root of "
         "--save with -best at the end of its name.",
     )
-    best_by: Literal["auc", "logloss"] = Field(
-        "auc", description="The score that decides which model is best."
+    best_by: Literal["auc", "logloss", "gauc"] = Field(
+        "auc",
+        description="The score that decides which model is best: auc, "
+        "logloss, or gauc of data with a group.",
     )
     log: UrlText | None = Field(
         None,

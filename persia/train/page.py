@@ -25,6 +25,7 @@ from persia.metrics.clicks import (
     as_arrays,
     auc_of,
     cross_entropy,
+    gauc_of,
     ratio,
     sigmoid,
 )
@@ -154,6 +155,7 @@ class _Samples:
         logits, labels, weights: float64 [n], of samples with the label.
         unseen: int64 [n], ids of a sample that have no row.
         features: the ids int64 [n] of features with one id a sample.
+        groups: int64 [n], or None.
     """
 
     logits: Array
@@ -161,6 +163,7 @@ class _Samples:
     weights: Array
     unseen: Array
     features: Mapping[str, Array]
+    groups: Array | None
 
 
 def _samples_of(
@@ -168,12 +171,14 @@ def _samples_of(
 ) -> dict[str, _Samples]:
     """The samples of each task, by its name; of one label it is empty."""
     found: list[tuple[Array, Array, Array]] = []
-    unseen = []
+    unseen, groups = [], []
     features: dict[str, list[Array] | None] = defaultdict(list)
     for batch in batches:
         if batch.label is None:
             raise errors.InvalidArgument("the data have no label")
         found.append(_scored(trained, batch, batch.label))
+        if batch.group is not None:
+            groups.append(batch.group.numpy())
         missing = torch.zeros(len(batch), dtype=torch.int64)
         bags = torch.arange(len(batch))
         for key in batch.ids:
@@ -195,14 +200,14 @@ def _samples_of(
     known = {key: np.concatenate(ids) for key, ids in features.items() if ids}
     out = {}
     for task, name in enumerate(trained.tasks or [""]):
-        has_label = ~np.isnan(labels[:, task])
-        x, y, w = as_arrays(
-            logits[has_label, task],
-            labels[has_label, task],
-            weights[has_label],
-        )
-        ids_of = {key: ids[has_label] for key, ids in known.items()}
-        out[name] = _Samples(x, y, w, missing_ids[has_label], ids_of)
+        label = labels[:, task]
+        there = np.ones(len(label), bool)
+        if trained.tasks:
+            there = ~np.isnan(label)
+        x, y, w = as_arrays(logits[there, task], label[there], weights[there])
+        ids_of = {key: ids[there] for key, ids in known.items()}
+        group = np.concatenate(groups)[there] if groups else None
+        out[name] = _Samples(x, y, w, missing_ids[there], ids_of, group)
     return out
 
 
@@ -225,16 +230,16 @@ def _scores(samples: _Samples) -> str:
     x, y, w = samples.logits, samples.labels, samples.weights
     clicks = (w * y).sum()
     loss = ratio(cross_entropy(x, y, w), w.sum())
-    return _table(
-        ("", ""),
-        [
-            ("samples", f"{len(y):,}"),
-            ("clicks", f"{ratio(clicks, w.sum()):.2%}"),
-            ("AUC", f"{auc_of(x, y, w):.4f}"),
-            ("log loss", f"{loss:.5f}"),
-            ("calibration", f"{ratio((w * sigmoid(x)).sum(), clicks):.3f}"),
-        ],
-    )
+    rows = [
+        ("samples", f"{len(y):,}"),
+        ("clicks", f"{ratio(clicks, w.sum()):.2%}"),
+        ("AUC", f"{auc_of(x, y, w):.4f}"),
+        ("log loss", f"{loss:.5f}"),
+        ("calibration", f"{ratio((w * sigmoid(x)).sum(), clicks):.3f}"),
+    ]
+    if samples.groups is not None:
+        rows.append(("GAUC", f"{gauc_of(x, y, w, samples.groups):.4f}"))
+    return _table(("", ""), rows)
 
 
 def _calibration(samples: _Samples) -> str:

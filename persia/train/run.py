@@ -150,6 +150,12 @@ class Run:
                 "--early-stop and --keep-best need samples held out: give "
                 "--eval-split or --eval-data"
             )
+        schema = getattr(self.train, "schema", None)
+        if config.best_by == "gauc" and (schema is None or not schema.group):
+            raise errors.InvalidArgument(
+                "--best-by gauc: the data have no group; name its column with "
+                "--group, or in the schema"
+            )
         self._resumed = resume
         if resume is not None:
             self._load(resume)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from persia import errors
@@ -48,8 +48,11 @@ def open_topics(config: TrainConfig, shard: tuple[int, int]) -> Kafka:
     )
 
 
-def infer_topics(url: str) -> Schema:
-    """The schema of the oldest messages of topics.
+def infer_topics(
+    url: str, label: Sequence[str] = (), group: str | None = None
+) -> Schema:
+    """The schema of the oldest messages of topics; ``label`` and ``group``
+    are columns.
 
     Raises:
         InvalidArgument: it is no URL of topics.
@@ -61,7 +64,8 @@ def infer_topics(url: str) -> Schema:
     place, options = _options(url, _KNOWN | {"group"}, set())
     for name in ("group", "since", "strict", "dead_letter"):
         options.pop(name, None)
-    return infer(sample_topics(_brokers(place), _topics(place), **options))
+    first = sample_topics(_brokers(place), _topics(place), **options)
+    return infer(first, label, group)
 
 
 def _brokers(url: Url) -> str:

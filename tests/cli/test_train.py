@@ -120,7 +120,7 @@ def test_options_survive_a_round_trip() -> None:
     [
         ({"dims": 4}, "dims: .*data, schema,"),
         ({"dim": 0}, "dim: .* 1, .*0"),
-        ({"model": "mlp"}, "model: .*'mmoe' or 'sharedbottom', not 'mlp'"),
+        ({"model": "mlp"}, "model: .*'mmoe' or .*, not 'mlp'"),
         ({"staleness": "never"}, "staleness: .*'never'"),
         ({"eval_data": "x", "eval_split": 0.1}, "eval_data.*eval_split"),
         ({"lr": -1.0}, "lr: .* 0"),

@@ -251,10 +251,11 @@ def test_tasks_from_the_command_line(
     )
     page = tmp_path / "report.html"
     call("report", root, "--log", log, "--out", page)
-    for name, (auc, _, _) in expected.items():
+    for name, (auc, _, gauc) in expected.items():
         html = page.read_text()
         assert f"<h2>Scores of {name}</h2>" in html
         assert f"<td>{auc:.4f}</td>" in html
+        assert f"<td>{gauc:.4f}</td>" in html
 
 
 def test_a_run_of_tasks_goes_on_where_it_was(
@@ -284,6 +285,15 @@ def test_what_goes_with_several_labels(data: str, tmp_path: Path) -> None:
     for words in (["--label", "click"], ["--group", "user"]):
         with pytest.raises(errors.InvalidArgument):
             call("train", "synthetic", "--samples", 100, *words)
+    best = ["--keep-best", "--best-by", "gauc", "--save", tmp_path / "best"]
+    with pytest.raises(errors.InvalidArgument):
+        call("train", data, "--label", "click", *best)
+    said = call("train", data, "--label", "click", "--group", "user", *best)
+    assert "best GAUC" in said
+    yaml = call("schema", data, "--label", "click,buy", "--group", "user")
+    schema = tmp_path / "schema.yaml"
+    schema.write_text(yaml)
+    assert persia.data.Schema.load(schema) == files(data).schema
     # Of one label any model may be.
     root = tmp_path / "one"
     call("train", data, "--label", "click", "--model", "mmoe", "--save", root)
