@@ -435,6 +435,20 @@ class Schema(_Model):
         return names
 
     @property
+    def columns_of_ids(self) -> set[str]:
+        """The names of the columns whose values become ids or integers, of
+        which no digit may be lost."""
+        names = {n for feature in self.features for n in feature.columns}
+        if self.group:
+            names.add(self.group.column)
+        beside = [one for bag in self.bags for one in bag.aligned]
+        return names | {
+            one.column
+            for one in [*self.carry, *beside]
+            if one.dtype in ("id", "int64")
+        }
+
+    @property
     def used_columns(self) -> set[str]:
         """The names of the columns that are read."""
         names = self.columns_of_features

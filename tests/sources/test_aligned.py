@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import persia
-from persia import errors
+from persia import errors, models
 from persia.data import Files, Records, Schema, Table, prepare
 
 N = 300
@@ -196,6 +196,19 @@ def test_entries_of_another_type_are_malformed() -> None:
 def test_what_no_schema_can_say(fields: dict[str, Any]) -> None:
     with pytest.raises(errors.InvalidArgument):
         Schema(**({"categorical": ["x"]} | fields))
+
+
+def test_times_of_a_file_reach_a_model_of_sequences() -> None:
+    (batch,) = Table(pa.table(rows()), schema_of(4), N)
+    items = persia.EmbeddingCollection(
+        store=persia.Store(persia.optim.SGD(lr=0.1)),
+        tables=[persia.EmbeddingConfig("item", 8, ["history"])],
+    )
+    model = models.HSTU(items, blocks=1, max_length=4)
+    times = batch.aligned["history"]["time"]
+    states, vectors = model(batch.ids, (times - times.min()).float())
+    assert states.shape == vectors.shape == (len(times), 8)
+    assert len(times) == len(batch.ids["history"][0])
 
 
 def test_a_log_keeps_them_when_it_is_sorted(tmp_path: Path) -> None:

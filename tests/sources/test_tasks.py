@@ -16,6 +16,7 @@ import torch
 import persia
 from persia import errors
 from persia.data import Files, Records, Schema, Table, infer, prepare
+from persia.data.read_kafka_values import Values, Written
 
 N = 500
 SCHEMA = Schema(
@@ -149,6 +150,56 @@ def test_what_a_carried_column_has_not_is_malformed(
     table = Table(data, schema, strict=False)
     np.testing.assert_array_equal(joined(table, "c"), expected)
     assert table.malformed == 3 - len(expected)
+
+
+def test_a_message_may_lack_one_of_several_labels() -> None:
+    schema = Schema(
+        label=["click", "buy"],
+        categorical=["user"],
+        group="user",
+        carry=[{"column": "n", "dtype": "int64"}],
+    )
+    written = Written.checked("json", None, None, None)
+    values = Values(schema, written, False)
+    rows, wrong = values.rows(
+        [
+            b'{"user": "a", "click": 1, "buy": 0, "n": 7}',
+            b'{"user": "b", "click": 0, "n": 2305843009213693953}',
+            b'{"user": "a", "click": null, "buy": true, "n": 9}',
+            b'{"user": "a", "click": 1, "buy": 2, "n": 9}',
+            b'{"user": "a", "click": 1, "buy": 1}',
+        ]
+    )
+    assert rows is not None and list(wrong) == [3, 4]
+    nan = np.nan
+    np.testing.assert_array_equal(
+        rows.tensors["label"], [[1, 0], [0, nan], [nan, 1]]
+    )
+    assert rows.tensors["n"].tolist() == [7, 2**61 + 1, 9]
+    np.testing.assert_array_equal(
+        rows.tensors["group"], persia.hash_ids(["a", "b", "a"])
+    )
+    with pytest.raises(errors.InvalidArgument):
+        persia.data.Kafka(
+            "127.0.0.1:1", "t", group="g", schema=SCHEMA, batch_size=8
+        )
+
+
+def test_no_digit_of_an_integer_of_json_is_lost(tmp_path: Path) -> None:
+    """Though the field has a fraction, or too large a number, elsewhere."""
+    path = tmp_path / "a.jsonl"
+    whole = [2**61 + 1, 1.5, -(2**62) - 1, 2**70]
+    lines = [f'{{"a": "x", "c": {n}, "g": {n}}}\n' for n in whole]
+    path.write_text("".join(lines))
+    schema = Schema(
+        categorical=["a"],
+        group="g",
+        carry=[{"column": "c", "dtype": "int64"}],
+    )
+    (batch,) = Files(str(path), schema)
+    assert batch["c"].tolist() == [whole[0], whole[2]]
+    ids = persia.hash_ids([str(whole[0]), str(whole[2])])
+    np.testing.assert_array_equal(batch["group"], ids)
 
 
 def test_texts_are_carried_as_ids_alone() -> None:
