@@ -110,6 +110,14 @@ def test_names_with_a_meaning_are_attributes() -> None:
     assert list(batch.tensors) == ["session", "dense", "label"]
     assert len(batch) == 3
     assert "session" in batch and "weight" not in batch and 0 not in batch
+    other: Any = batch
+    assert other.session is batch["session"]
+    other.query = label  # a tensor of a new name is one of the batch
+    assert batch["query"] is label and "query" not in vars(batch)
+    del batch.tensors["query"]
+    other.note = "no tensor"
+    assert other.note == "no tensor" and "note" not in batch
+    assert not hasattr(other, "sesion") and not hasattr(other, "query")
     batch.weight, batch.label = label, None
     assert batch["weight"] is label and "label" not in batch
     for name in ("label", 0):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import EllipsisType
-from typing import Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ __all__ = ["Batch", "check_tensors", "flat", "of_flat", "part_of"]
 Aligned = dict[str, dict[str, Tensor]]
 
 _ODD = re.compile("[\0\x1f\ud800-\udfff]")  # in no name
+_FIELDS = ("ids", "tensors", "aligned")
 _DIMS = 16  # of a tensor that is sent
 _UNIT = "\x1f"  # between feature and name of an aligned tensor, if it is sent
 
@@ -68,7 +69,8 @@ class Batch:
     - ``group``: int64 [B], the id of what samples belong to, such as the
       user, for :class:`persia.metrics.GAUC`.
 
-    All others, such as columns that a schema carries, are ``batch[name]``.
+    All others, such as columns that a schema carries, are ``batch[name]``,
+    and attributes, too.
 
     Args:
         dense, label, weight, timestamp, group: tensors of these names, or
@@ -149,6 +151,24 @@ class Batch:
     def __contains__(self, name: object) -> bool:
         """Whether there is a tensor of this name."""
         return name in self.tensors
+
+    if not TYPE_CHECKING:  # where batch[name] says that there is one
+
+        def __getattr__(self, name: str) -> Tensor:
+            tensors = self.__dict__.get("tensors", {})
+            if name in tensors:
+                return tensors[name]
+            raise AttributeError(
+                f"a Batch has no attribute {name!r}, and this one no tensor "
+                f"of that name; it has {sorted(tensors)}"
+            )
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            known = name in _FIELDS or hasattr(type(self), name)
+            if isinstance(value, Tensor) and not known:
+                self.tensors[_name(name)] = value  # so that it travels, too
+            else:
+                object.__setattr__(self, name, value)
 
     def __copy__(self) -> Batch:
         """Another one, with the same tensors."""

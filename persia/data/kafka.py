@@ -142,9 +142,9 @@ class Kafka(Dataset):
         self.schema = as_schema(schema)
         if asks(self.schema):
             raise errors.InvalidArgument(
-                "the schema asks for moments, quantiles or dtypes of the data, "
-                "which differ as messages arrive; give the numbers, and the "
-                "dtype of each carried or aligned column"
+                "the schema asks for moments, quantiles or dtypes, which "
+                "differ as messages arrive; give the numbers, and the dtype "
+                "of each carried or aligned column"
             )
         self._written.reader(sorted(self.schema.used_columns))
         self._topics = _names("topics", topics)
