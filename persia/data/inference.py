@@ -63,8 +63,9 @@ def infer(
     or if they have few values, else dense; so are decimals without a
     fraction, and texts that are numbers. The label is the column of a usual
     name (``label``, ``click``, ``y``, ...) or the only column of two values.
-    Columns without a second value or without a name, and texts that differ in
-    each row, are left out.
+    Columns without a second value or without a name, texts that differ in
+    each row, and other columns of two values that have the name of a label,
+    are left out.
 
     What each column is taken as, and why, is logged as a warning, once a
     process.
@@ -132,6 +133,12 @@ def inferred(
     for name, column in columns.items():
         if name in labels:
             lines.append(f"{name}: label{_with(labels[name])}, {why_label}")
+            continue
+        if labels and name.lower() in _LABELS and _is_binary(column):
+            lines.append(
+                f"{name}: left out: it may be another label, by which "
+                f"{', '.join(labels)} would be foretold"
+            )
             continue
         why = (table.schema.field(name).metadata or {}).get(_ODD)
         if why is not None:

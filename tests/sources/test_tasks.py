@@ -259,6 +259,17 @@ def test_labels_that_are_named_are_no_features(tmp_path: Path) -> None:
             Files(path, **wrong)  # type: ignore[arg-type]
 
 
+def test_another_label_is_no_feature() -> None:
+    """Whoever buys has clicked."""
+    data = frame().drop(columns=["stars", "big", "rate"])
+    data["buy"] = data["click"] * (data["price"] > 0.5)
+    data["y"] = np.arange(N) % 7  # no label: it has seven values
+    for label, expected in ([], "click"), (["buy"], "buy"):
+        schema = infer(data, label=label)
+        assert schema.tasks == [expected]
+        assert schema.columns_of_features == {"user", "item", "price", "y"}
+
+
 def test_a_split_looks_at_each_label(tmp_path: Path) -> None:
     data, path = frame(), str(tmp_path / "a.parquet")
     data["stars"] = np.where(np.arange(N) < N // 2, 5.0, np.nan)
