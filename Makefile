@@ -168,13 +168,13 @@ test-long: test-c wheel
 	$(BUILD)/sim --first 1001 --histories 10000000 \
 	    --seconds $(SIM_SECONDS) --jobs $(JOBS)
 	$(RUN) -m pytest -m long
-	$(RUN) -m tests.chaos --rounds $(CHAOS)
+	$(RUN) -m persia torture --minutes 0 --rounds $(CHAOS)
 	$(RUN) -m benchmarks.accuracy
 
 FUZZ_SECONDS ?= 30
 # Of simulated histories
 SIM_SECONDS ?= 1200
-# Rounds of random kills, each of a minute; python -m tests.chaos --help
+# Rounds of random kills, each of a minute; persia torture --help
 CHAOS ?= 200
 
 # ---- care ------------------------------------------------------------------

@@ -182,7 +182,8 @@ class RowsReplaced(PersiaError, RuntimeError):
 
     The updates of this client that the rows before had, and these have not,
     are lost with them; so may be the update that raises it. It is raised
-    once, as :class:`UpdatesLost` is.
+    once, as :class:`UpdatesLost` is. ``persia.data.Sender`` raises it, each
+    time, when batches that are trained have to be sent again.
     """
 
 

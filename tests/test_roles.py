@@ -192,6 +192,33 @@ def test_a_batch_without_a_backward_does_not_block(
     assert workers.stats("trained") == 4
 
 
+@pytest.mark.parametrize("raises", [False, True])
+def test_what_an_ended_loop_had_in_hand_is_offered_again(
+    servers: Servers, workers: Workers, raises: bool
+) -> None:
+    """It is not trained; only a loop that continues has passed it over."""
+    store = open_store(servers.text)
+    model = Model(store)
+    dense = torch.optim.SGD(model.parameters(), 0.1)
+    loader = persia.DataLoader(Stream(workers.addresses), model, staleness=3)
+
+    def loop(most: int) -> None:
+        for n, batch in enumerate(loader):
+            if n == most and raises:
+                raise KeyError
+            if n == most:
+                break
+            step(model, batch, dense)
+
+    with feeding(workers, batches(20)):
+        with contextlib.suppress(KeyError):
+            loop(5)
+        loop(99)
+    store.flush()
+    assert workers.stats("trained") == 20
+    assert workers.stats("skipped") == 0
+
+
 def test_after_a_break_the_next_loop_goes_on(
     servers: Servers, workers: Workers
 ) -> None:

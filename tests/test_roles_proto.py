@@ -150,6 +150,43 @@ def test_a_stock_client_trains(worker: tuple[Servers, str]) -> None:
     assert (rows == 1 - grads).all()  # twice a half for the one that is twice
 
 
+def test_what_a_rank_is_said_to_have(worker: tuple[Servers, str]) -> None:
+    """At the end of an epoch a batch that it has not, or that its process
+    before has, is not had: the answer was lost, or gradients wait."""
+    servers, address = worker
+    rank, loader = Client(address, 1), Client(address, 2)
+    rank.hello(1)
+    loader.hello(0)
+    _, plan = plan_of(servers, rank)
+    rank.call.Declare(plan)
+    submit(loader, 1)
+    beat(loader, epoch=2, ends=[1])
+
+    def had(one: Client, number: int, **more: Any) -> int:
+        """The batches, as bits."""
+        got = one.take(number, **more)
+        assert got.status == pb.TakeReply.END
+        (loader,) = got.loaders
+        assert (loader.settled, loader.last) == (0, 1)
+        return int.from_bytes(loader.window, "little")
+
+    got = rank.take(1)
+    held = [pb.BatchName(stream=77, number=1)]
+    assert had(rank, 2) == 0
+    assert had(rank, 3, held=held) == 1
+    back = pb.ReturnRequest(
+        caller=rank.caller, lease=got.lease, t=1, parts=2, group=5
+    )
+    back.grads.add(no=0, dim=DIM, values=bytes(4 * SAMPLES * DIM))
+    back.hypers.add(kind=pb.OPTIMIZER_SGD, lr=1.0, grad_scale=1.0)
+    waits = rank.call.Return.future(back)  # for another batch
+    other = Client(address, 3)  # another process of the rank
+    other.hello(1)
+    other.call.Declare(plan_of(servers, other)[1])
+    assert had(other, 1) == 0
+    waits.cancel()
+
+
 def test_a_stock_client_takes_rows(worker: tuple[Servers, str]) -> None:
     """Distinct rows, the places of the ids, sums, and gradients by row."""
     servers, address = worker

@@ -15,6 +15,7 @@ import torch
 import persia
 from persia import _core
 from persia.data import Sender
+from persia.errors import RowsReplaced
 from tests.remote import Servers
 from tests.roles import CountingTrainer, Workers
 from tests.roles_told import job
@@ -32,6 +33,15 @@ def send(sender: Sender, first: int, last: int) -> None:
     for i in range(first, last):
         ids = persia.JaggedBatch(["user"], torch.tensor([i]))
         sender.send(persia.Batch(None, ids, torch.zeros(1)))
+
+
+def is_replaced(sender: Sender) -> bool:
+    """Whether another sender is to send what a load undid."""
+    try:
+        sender.skip(0)
+    except RowsReplaced:
+        return True
+    return False
 
 
 def has_begun_again(workers: Workers, times: int) -> bool:
@@ -85,8 +95,8 @@ def test_a_new_loader_sends_what_was_undone(
 def test_a_running_loader_reports_what_is_lost(
     workers: Workers, trainer: CountingTrainer, tmp_path: Path
 ) -> None:
-    """It keeps no batch that was trained; the next one sends them."""
-    with Sender(workers.addresses, name="job") as sender:
+    """It keeps no batch that was trained, and no other one can send it."""
+    with Sender(workers.addresses) as sender:
         send(sender, 0, 10)
         sender.flush(30)
         trainer.store.save(tmp_path / "out")
@@ -99,11 +109,36 @@ def test_a_running_loader_reports_what_is_lost(
         sender.flush(30)
         assert sender.stats()["lost"] == 30
     assert trainer.counts(50) == [1.0] * 10 + [0.0] * 30 + [1.0] * 10
+
+
+def test_what_a_load_undid_is_sent_again(
+    workers: Workers, trainer: CountingTrainer, tmp_path: Path
+) -> None:
+    """The loader that has sent it says no more of it then."""
     with Sender(workers.addresses, name="job") as sender:
-        assert sender.claim() == "own"  # it has not ended
+        assert sender.claim() == "own"
+        send(sender, 0, 10)
+        sender.flush(30)
+        trainer.store.save(tmp_path / "out")
+        send(sender, 10, 40)
+        sender.flush(30)
+        trainer.store.load(tmp_path / "out")
+        wait_for(lambda: is_replaced(sender))
+        for call in (
+            lambda: send(sender, 40, 41),
+            sender.flush,
+            sender.end,
+            sender.claim,
+        ):
+            with pytest.raises(RowsReplaced):
+                call()
+        assert sender.stats()["lost"] == 30
+        sender.close(ended=False)
+    with Sender(workers.addresses, name="job") as sender:
+        wait_for(lambda: sender.claim() == "own")
         send(sender, 0, 50)
         sender.flush(30)
-        assert sender.stats()["passed"] == 20
+        assert sender.stats()["passed"] == 10
         sender.end()
     assert trainer.counts(50) == [1.0] * 50
     assert Sender(workers.addresses, name="job").claim() == "ended"
@@ -113,29 +148,19 @@ def test_a_loader_in_the_place_of_one_is_heard(
     servers: Servers, tmp_path: Path
 ) -> None:
     """Also in an epoch that the one before had ended."""
-    n = 2
+    n = 3
     with contextlib.closing(
         Workers(servers.addresses, 2, silence=3.0)
     ) as both:
         trainer = job.Trainer(servers, both)
+        trainer.open()
         with Sender(both.addresses, name="job") as sender:
             assert sender.claim() == "own"
-            job.send(sender, 0, n - 1)
-            trainer.open()
-            assert trainer.train(n - 1) == n - 1
-            trainer.flush()
-            trainer.store.save(tmp_path / "out")
-            job.send(sender, n - 1, n)
-            assert trainer.train(1) == 1
-            trainer.flush()
-            sender.flush(10)
-            trainer.close()
-            trainer.store.load(tmp_path / "out")
-            wait_for(lambda: sender.stats()["lost"] == 1)
+            job.send(sender, 0, n)
             sender.end()
-            assert trainer.epoch() == 0
-        trainer.open()
-        one = in_thread(lambda: trainer.train(1))
+            assert trainer.train(1) == 1
+            sender.close(ended=False)
+        one = in_thread(lambda: trainer.train(n - 1))
         with Sender(both.addresses, name="job") as sender:
             wait_for(lambda: sender.claim() == "own")
             job.send(sender, 0, n)
@@ -167,19 +192,23 @@ def test_what_was_passed_over_is_lost_by_a_load(
             job.send(sender, 0, 6)
             assert sender.stats()["passed"] == 3
             trainer.store.load(tmp_path / "out")
-            wait_for(lambda: sender.stats()["lost"] == 3)
+            wait_for(lambda: is_replaced(sender))
+            assert sender.stats()["lost"] == 3
+            sender.close(ended=False)
+        with Sender(both.addresses, name="job") as sender:
+            job.send(sender, 0, 6)
+            assert sender.stats()["passed"] == 0
             sender.end()
-            assert trainer.epoch() == 3
+            assert trainer.epoch() == 6
             sender.flush(8)
-        found = job.counts(servers, 6)
-        assert found == [(1, 1), (0, 0)] * 3
+        assert job.counts(servers, 6) == [(1, 1)] * 6
 
 
-def test_a_part_ends_with_its_loader_after_a_load(
+def test_a_part_is_free_after_a_load(
     workers: Workers, trainer: CountingTrainer, tmp_path: Path
 ) -> None:
-    """Loaders of several parts do not wait for each other: what a load undid
-    is for the next ones."""
+    """Loaders of several parts do not wait for each other: any of them may
+    send what a load undid."""
     with Sender(workers.addresses, name="job") as sender:
         assert sender.claim() == "own"
         send(sender, 0, 10)
@@ -189,13 +218,11 @@ def test_a_part_ends_with_its_loader_after_a_load(
         sender.end()
         sender.flush(30)
         trainer.store.load(tmp_path / "out")
-        wait_for(lambda: sender.stats()["lost"] == 30)
         with Sender(workers.addresses, name="job") as other:
-            wait_for(lambda: other.claim() == "ended")
-    with Sender(workers.addresses, name="job") as sender:
-        assert sender.claim() == "own"
-        send(sender, 0, 40)
-        sender.flush(30)
+            wait_for(lambda: other.claim() == "own")
+            send(other, 0, 40)
+            other.flush(30)
+        assert is_replaced(sender)
     assert trainer.counts(40) == [1.0] * 40
 
 
@@ -203,7 +230,7 @@ def test_each_batch_is_trained_once_or_lost(
     workers: Workers, trainer: CountingTrainer, tmp_path: Path
 ) -> None:
     """Whatever is in the queues, at ranks, or on its way."""
-    with Sender(workers.addresses, name="job") as sender:
+    with Sender(workers.addresses) as sender:
         send(sender, 0, 10)
         sender.flush(30)
         trainer.store.save(tmp_path / "out")
@@ -268,7 +295,7 @@ def test_a_loader_that_has_not_begun_goes_back(
     assert trainer.counts(50) == [1.0] * 50
 
 
-def test_what_was_passed_over_is_lost(
+def test_what_was_passed_over_is_sent_again(
     workers: Workers, trainer: CountingTrainer, tmp_path: Path
 ) -> None:
     """Also if it was another loader's; loaded twice it is lost once."""
@@ -281,11 +308,14 @@ def test_what_was_passed_over_is_lost(
         for want in 2, 4:
             trainer.store.load(tmp_path / "out")
             wait_for(partial(has_begun_again, workers, want))
-            wait_for(lambda: sender.stats()["lost"] == 35)
-        send(sender, 50, 60)
+            wait_for(lambda: is_replaced(sender))
+            assert sender.stats()["lost"] == 35
+        sender.close(ended=False)
+    with Sender(workers.addresses, name="job") as sender:
+        send(sender, 0, 60)
         sender.flush(30)
-        assert sender.stats()["lost"] == 35
-    assert trainer.counts(60)[50:] == [1.0] * 10
+        assert sender.stats()["passed"] == 10
+    assert trainer.counts(60) == [1.0] * 60
 
 
 def test_a_loader_keeps_its_part(

@@ -210,6 +210,15 @@ int epoch_is_idle(const role_service *s, const role_job *j, int none)
     return none;
 }
 
+/* Whether the rank whose Take got it is there, and has it: its process may
+ * have died, or not have had the answer. */
+static int has_taker(const role_service *s, const role_known_rank *asks,
+                     const offer *o)
+{
+    return o->client == asks->client ? rank_has(asks, o)
+                                     : rank_find(s, o->client) != NULL;
+}
+
 static void part_of(const role_service *s, const role_stream *t,
                     uint64_t epoch, const role_known_rank *r,
                     wire_loader_part *out)
@@ -220,11 +229,14 @@ static void part_of(const role_service *s, const role_stream *t,
     for (uint64_t i = 0; i < WIRE_BATCHES_MAX; i++)
         if (window_has(&t->came, out->settled + 1 + i))
             out->window[i / 64] |= (uint64_t)1 << i % 64;
-    for (const offer *o = s->queue; o; o = o->next) {
-        const uint64_t i = o->m.number - out->settled - 1;
-        if (o->stream == t && i < WIRE_BATCHES_MAX && !rank_has(r, o))
-            out->window[i / 64] &= ~((uint64_t)1 << i % 64);
-    }
+    const offer *lists[] = {s->queue, s->leased};
+    for (size_t k = 0; k < 2; k++)
+        for (const offer *o = lists[k]; o; o = o->next) {
+            const uint64_t i = o->m.number - out->settled - 1;
+            const int had = k ? has_taker(s, r, o) : rank_has(r, o);
+            if (o->stream == t && i < WIRE_BATCHES_MAX && !had)
+                out->window[i / 64] &= ~((uint64_t)1 << i % 64);
+        }
 }
 
 size_t epoch_parts(const role_service *s, const role_job *j, uint64_t epoch,

@@ -255,6 +255,18 @@ static void learn_silent(role_rank *r, const wire_take_reply *m)
     r->silent_epoch = m->epoch;
 }
 
+/* The batch of a place is at none of the workers that have not ended.  It may
+ * have been sent again to one that has. */
+static void look_again(role_rank *r, const role_taken *t)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < r->c.links_n; i++)
+        n += !has_ended(r, i) && !link_is_away(&r->c.links[i]);
+    for (size_t i = 0; i < r->c.links_n && n && t->tries % n == 0; i++)
+        if (has_ended(r, i))
+            forget(&r->at[i]);
+}
+
 int pass_learn(role_taken *t)
 {
     role_rank *r = t->r;
@@ -279,6 +291,8 @@ int pass_learn(role_taken *t)
         t->tries++;
     else
         t->tries = 0;
+    if (own && t->place && t->m.status == TAKE_EMPTY)
+        look_again(r, t);
     pthread_mutex_unlock(&r->lock);
     return own;
 }

@@ -121,11 +121,26 @@ void persia_rank_close(role_rank *r)
     rank_put(r);
 }
 
+/* A loop that ended in the middle of its pass: what it had in hand, and sends
+ * no gradients of, is not done.  The lock is held. */
+static void leave_early(role_rank *r)
+{
+    for (role_taken *t = r->held; t; t = t->held_next) {
+        if (t->generation != r->generation || !atomic_load(&t->has_lease))
+            continue;
+        atomic_store(&t->undone, 1);
+        if (t->place && t->place < r->used)
+            r->used = t->place;
+    }
+}
+
 void persia_rank_cancel(role_rank *r)
 {
     pthread_mutex_lock(&r->lock);
     if (pass_end(r))
         r->used = (uint64_t)r->c.rank + 1;
+    else
+        leave_early(r);
     r->place = r->used;
     r->generation++;
     pthread_cond_broadcast(&r->turned);
@@ -543,7 +558,9 @@ void persia_taken_put(role_taken *t)
     if (atomic_fetch_sub(&t->references, 1) != 1)
         return;
     if (atomic_load(&t->has_lease))
-        give_back(t, atomic_load(&t->used) ? RETURN_SKIPPED : RETURN_UNUSED);
+        give_back(t, atomic_load(&t->used) && !atomic_load(&t->undone)
+                         ? RETURN_SKIPPED
+                         : RETURN_UNUSED);
     pass_drop(t);
     link_answer_free(&t->answer);
     rank_put(t->r);

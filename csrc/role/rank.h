@@ -84,6 +84,7 @@ struct role_taken {
     wire_take_reply m;
     link_answer answer;
     _Atomic(int) has_lease, used;
+    _Atomic(int) undone; /* the loop ended early, and may not have trained it */
     /* The rank's lock guards these: */
     int is_held, is_listed; /* it is in `held`, `takes` */
     role_taken *held_next, *takes_next;

@@ -68,7 +68,8 @@ static void lose_passed(role_sender *s)
 }
 
 /* A checkpoint was loaded into the servers: batches that were done are not, or
- * those are lost that it need not keep any more.  The lock is held. */
+ * those are lost that it need not keep any more.  Such a sender says no more of
+ * what is done if another one may send them.  The lock is held. */
 static void fall_back(role_sender *s, const wire_hello_reply *m)
 {
     const uint64_t settled = s->done.watermark < s->number ? s->done.watermark
@@ -85,6 +86,8 @@ static void fall_back(role_sender *s, const wire_hello_reply *m)
     acks_free(&s->lost);
     lose_passed(s);
     sender_forget(s, s->done.watermark);
+    s->replaced |= s->named && s->counts.lost;
+    pthread_cond_broadcast(&s->heard);
 }
 
 int sender_meet(void *owner, role_link *l, const wire_hello_reply *m)
@@ -101,6 +104,18 @@ int sender_meet(void *owner, role_link *l, const wire_hello_reply *m)
     fall_back(s, &reply);
     pthread_mutex_unlock(&s->lock);
     return PERSIA_OK;
+}
+
+int sender_check_replaced(const role_sender *s)
+{
+    return s->replaced
+               ? persia_err_set(PERSIA_EREPLACED,
+                                "a checkpoint was loaded into the servers that "
+                                "lacks %llu batches of this data loader: close "
+                                "it, open another with its name, and send "
+                                "again from the first batch on",
+                                (unsigned long long)s->counts.lost)
+               : PERSIA_OK;
 }
 
 int sender_all_away(const role_sender *s)

@@ -122,9 +122,11 @@ static int send_once(role_sender *s, role_link *l, wire_submit *m,
     m->settled = settled_before(s, m->number);
     m->first = s->first;
     m->job = s->c.job;
+    int rc = sender_check_replaced(s);
     pthread_mutex_unlock(&s->lock);
     persia_wire_out_init(&o);
-    int rc = persia_wire_put_submit(&o, m);
+    if (!rc)
+        rc = persia_wire_put_submit(&o, m);
     if (rc) {
         persia_wire_out_free(&o);
         return rc;
@@ -180,7 +182,8 @@ static int place(role_sender *s, wire_submit *m, size_t *at)
 static int may_pass(int rc)
 {
     return rc == PERSIA_EUNAVAILABLE || rc == PERSIA_ETIMEOUT ||
-           rc == PERSIA_ESTALE || rc == PERSIA_EINTR || rc == PERSIA_ENOMEM;
+           rc == PERSIA_ESTALE || rc == PERSIA_EINTR || rc == PERSIA_ENOMEM ||
+           rc == PERSIA_EREPLACED;
 }
 
 /* The pinned one, once more: to the worker at `to`, or another one.  Whether
@@ -287,7 +290,9 @@ static int beat_as(role_sender *s, role_link *l, int leaves, uint64_t claims,
     pthread_mutex_lock(&s->lock);
     wire_heartbeat m = beat_of(s, l, leaves);
     m.claims = claims;
-    int rc = persia_wire_put_heartbeat(&o, &m);
+    int rc = sender_check_replaced(s);
+    if (!rc)
+        rc = persia_wire_put_heartbeat(&o, &m);
     pthread_mutex_unlock(&s->lock);
     if (rc) {
         persia_wire_out_free(&o);
@@ -364,7 +369,8 @@ int persia_sender_open(const role_client_config *config, role_sender **out)
     window_init(&s->done, s->ring, ROLE_WINDOW / 64);
     s->kept_end = &s->kept;
     s->epoch = 1;
-    s->stream = config->stream ? config->stream : s->c.client;
+    s->named = config->stream != 0;
+    s->stream = s->named ? config->stream : s->c.client;
     s->counts.stream = s->stream;
     rc = sender_learn(s, config->stream);
     if (!rc)
@@ -397,8 +403,8 @@ void persia_sender_close(role_sender *s, int leaves)
 
 /* ---- the caller's ---- */
 
-/* Names the batch; whether all servers have it. */
-static int name_batch(role_sender *s, wire_submit *m)
+/* Names the batch.  *passed: all servers have it. */
+static int name_batch(role_sender *s, wire_submit *m, int *passed)
 {
     pthread_mutex_lock(&s->lock);
     m->stream = s->stream;
@@ -407,9 +413,10 @@ static int name_batch(role_sender *s, wire_submit *m)
     m->epoch = s->epoch;
     m->attempt = m->number <= s->unsure ? 2 : 1;
     m->settled = 0;
-    const int passed = window_has(&s->done, m->number);
+    *passed = window_has(&s->done, m->number);
+    int rc = sender_check_replaced(s);
     pthread_mutex_unlock(&s->lock);
-    return passed;
+    return rc;
 }
 
 static int send_next(role_sender *s, wire_submit *m)
@@ -422,8 +429,10 @@ static int send_next(role_sender *s, wire_submit *m)
     for (size_t i = 0; i < s->c.links_n && !has_begun(s); i++)
         if (!link_is_away(&s->c.links[i]))
             (void)beat(s, &s->c.links[i], 0); /* before any batch is done */
-    const int passed = name_batch(s, m);
-    int rc = passed ? PERSIA_OK : place(s, m, &at);
+    int passed;
+    int rc = name_batch(s, m, &passed);
+    if (!rc && !passed)
+        rc = place(s, m, &at);
     pthread_mutex_lock(&s->lock);
     if (!rc && !window_has(&s->done, m->number)) {
         m->settled = 0;
@@ -446,13 +455,20 @@ int persia_sender_send(role_sender *s, wire_submit *m)
     return rc;
 }
 
+/* Waits for a worker's word.  The lock is held. */
+static int hear(role_sender *s, uint64_t until)
+{
+    int rc = persia_cond_wait_poll(&s->heard, &s->lock, until);
+    return rc ? rc : sender_check_replaced(s);
+}
+
 /* Waits while batches of too many epochs are not trained. */
 static int end_epoch(role_sender *s)
 {
-    int rc = PERSIA_OK;
     pthread_mutex_lock(&s->lock);
+    int rc = sender_check_replaced(s);
     while (!rc && s->ends_n == WIRE_EPOCHS_MAX)
-        rc = persia_cond_wait_poll(&s->heard, &s->lock, UINT64_MAX);
+        rc = hear(s, UINT64_MAX);
     if (!rc) {
         s->epoch++;
         s->before = s->number;
@@ -531,7 +547,7 @@ static int flush_locked(role_sender *s, uint64_t timeout_ns)
 {
     size_t before = count_left(s);
     uint64_t since = persia_clock_ns();
-    int rc = PERSIA_OK;
+    int rc = sender_check_replaced(s);
     while (!rc && first_left(s)) {
         const uint64_t now = persia_clock_ns();
         const size_t left = count_left(s);
@@ -543,9 +559,7 @@ static int flush_locked(role_sender *s, uint64_t timeout_ns)
                                   (unsigned long long)first_left(s)->number);
         rc = check_away(s);
         if (!rc)
-            rc = persia_cond_wait_poll(&s->heard, &s->lock,
-                                       timeout_ns ? since + timeout_ns
-                                                  : UINT64_MAX);
+            rc = hear(s, timeout_ns ? since + timeout_ns : UINT64_MAX);
     }
     return rc;
 }
@@ -606,8 +620,10 @@ int persia_sender_skip(role_sender *s, uint64_t number)
     pthread_mutex_lock(&s->sending);
     pthread_mutex_lock(&s->lock);
     const int skips = number > s->number;
+    int rc = sender_check_replaced(s);
     pthread_mutex_unlock(&s->lock);
-    int rc = skips ? persia_sender_flush(s, 0) : PERSIA_OK;
+    if (!rc && skips)
+        rc = persia_sender_flush(s, 0);
     if (!rc && skips) {
         pthread_mutex_lock(&s->lock);
         if (number > s->done.watermark) {

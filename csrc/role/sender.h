@@ -38,6 +38,9 @@ struct role_sender {
                              sent */
     int claimed;          /* workers know that it has the stream */
     int broken;           /* the last one may have arrived or not */
+    int named;            /* another sender may send the same batches */
+    int replaced;         /* a load undid some that are not kept: that one
+                             is to, and this one says no more */
     uint64_t none_first, none; /* numbers that have no batch: the last ones
                              that were skipped */
     uint64_t lineage;     /* of the rows that have what is done */
@@ -70,5 +73,8 @@ int sender_meet(void *owner, role_link *l, const wire_hello_reply *m);
 void sender_compare(role_sender *s);
 /* PERSIA_EUNAVAILABLE. */
 int sender_all_away(const role_sender *s);
+/* PERSIA_EREPLACED: another sender is to send what a load undid.  The lock is
+ * held. */
+int sender_check_replaced(const role_sender *s);
 
 #endif

@@ -639,8 +639,8 @@ typedef struct wire_loader_part {
     uint64_t stream;
     uint64_t settled; /* batches up to it are done */
     uint64_t last; /* the last one of the epoch, if it is behind `settled` */
-    /* Bit i: batch settled + 1 + i is done, or this worker has given it to a
-     * rank. */
+    /* Bit i: batch settled + 1 + i is done, or a rank has it from this worker:
+     * another one that is there, or the one that asks and says so. */
     uint64_t window[16];
 } wire_loader_part;
 

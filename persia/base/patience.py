@@ -78,34 +78,50 @@ def saying_so(
         over.set()  # it may be asking a server that says nothing
 
 
-def watching(held: Callable[[], float], cause: Callable[[], str]) -> None:
+def watching(
+    held: Callable[[], float],
+    cause: Callable[[], str],
+    what: str = "servers",
+    over: str = "the servers answer again",
+) -> None:
     """Logs a warning, in a thread of its own, when something has waited for
-    servers for five seconds, then every fifteen, and when it is over.
+    five seconds, then every fifteen, and when it is over.
 
     Args:
         held: for how many seconds it has waited. Any exception of Persia ends
             the thread.
-        cause: says what is wrong with servers; "": nothing, so they take
-            their time for a reason of their own.
+        cause: says what is wrong; "": nothing, so they take their time for a
+            reason of their own.
+        what: is waited for.
+        over: is said at the end.
     """
     thread = threading.Thread(
-        target=_watch, args=(held, cause), name="persia-watch", daemon=True
+        target=_watch,
+        args=(held, cause, what, over),
+        name="persia-watch",
+        daemon=True,
     )
     thread.start()
 
 
-def _watch(held: Callable[[], float], cause: Callable[[], str]) -> None:
-    due, said = 0.0, False
+def _watch(
+    held: Callable[[], float], cause: Callable[[], str], what: str, over: str
+) -> None:
+    due, said, before = 0.0, False, 0.0
     with contextlib.suppress(errors.PersiaError):
         while True:
             time.sleep(min(1.0, _SAY_AFTER))
             seconds = held()
-            if not seconds and said:
-                log.warning("the servers answer again")
+            if seconds < before:  # else it still waits for the same
+                if said:
+                    log.warning(over)
                 due, said = 0.0, False
+            before = seconds
             if seconds < max(_SAY_AFTER, due):
                 continue
             if why := cause():
-                log.warning("waiting for servers for %.0f s: %s", seconds, why)
+                log.warning(
+                    "waiting for %s for %.0f s: %s", what, seconds, why
+                )
                 said = True
             due = seconds + _SAY_AGAIN

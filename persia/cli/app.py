@@ -35,6 +35,7 @@ from persia.cli import (
     schema,
     serve,
     status,
+    torture,
     train,
 )
 from persia.redaction import shown
@@ -120,6 +121,7 @@ app.add_typer(rows.commands, name="rows")
 app.add_typer(serve.commands, name="serve")
 app.command("feed")(feed.command)
 app.command("status")(status.command)
+app.command("torture")(torture.command)
 app.command("plan")(plan.command)
 app.command("certs")(certs.command)
 app.command("doctor")(doctor.command)

@@ -220,9 +220,10 @@ def _run(config: FeedConfig, index: int, count: int) -> None:
         print(
             f"lost: {sent['lost']:,} batches that were trained are not in the "
             "rows of the servers any more: a server was started again without "
-            "them, or a checkpoint was loaded. Resume the trainer from an "
-            "earlier checkpoint, then run the same command again"
-            + ("" if config.job_name else ", with --job"),
+            "them"
+            + ("" if config.job_name else ", or a checkpoint was loaded")
+            + ". Resume the trainer from an earlier checkpoint, then run the "
+            "same command again" + ("" if config.job_name else ", with --job"),
             flush=True,
         )
     if sent["failed"]:
@@ -302,7 +303,7 @@ def _send(
 
     source, _ = open_data(_options(config), (index, count))
     print(f"sending {config.data} to embedding workers", flush=True)
-    loader.send(source, _sender(config))
+    loader.send(source, partial(_sender, config))
     return source if count == 1 else None
 
 

@@ -147,16 +147,20 @@ class Loader:
         """Of the first batch that ended without an update."""
         self._epochs = epochs
         self._open: list[_Stream] = []
+        self._closed: dict[str, Dataset] = {}  # parts that were trained
         self._ended: Counter[str] = Counter()
         self._lock = threading.Lock()  # a sender is not counted and closed
 
-    def send(self, source: Dataset, sender: Sender) -> None:
+    def send(self, source: Dataset, make: Callable[[], Sender]) -> None:
         """Sends all of a source, until it is trained."""
-        self._open.append(_Stream(source, sender))
+        left = {"": source}
         with self._abandoned():
-            for epoch in range(self._epochs):
-                self._open[0].send(epoch)
-            self._close(self._open[0])
+            while left:
+                one = self._start(left, "", make())
+                with self._again(one, left):
+                    for epoch in range(self._epochs):
+                        one.send(epoch)
+                    self._close(one)
 
     def send_parts(
         self, parts: Mapping[str, Dataset], sender: Callable[[str], Sender]
@@ -170,15 +174,19 @@ class Loader:
         left = dict(parts)  # that others have, or none
         with self._abandoned():
             for epoch in range(self._epochs):
-                for one in self._open:
-                    one.send(epoch)
+                for one in list(self._open):
+                    with self._again(one, left):
+                        one.send(epoch)
                 while self._claim(left, sender, epoch + 1):
                     pass
-            while left:  # those of a loader that dies are to be had
-                if not self._claim(left, sender, self._epochs):
+            while left or self._open:
+                self._check_replaced(left)
+                if not left:
+                    with self._again(self._open[0], left):
+                        self._close(self._open[0])
+                # Those of a loader that dies are to be had.
+                elif not self._claim(left, sender, self._epochs):
                     time.sleep(_ASK)
-            while self._open:
-                self._close(self._open[0])
 
     def follow(
         self,
@@ -199,7 +207,11 @@ class Loader:
             while self._claim(left[0], sender, 0):
                 pass
             while True:
-                sent = [one.send_new() for one in self._grown()]
+                sent = False
+                for one in self._grown():
+                    with self._again(one, left[0]):
+                        sent |= one.send_new()
+                self._check_replaced(left[0])
                 for one in self._open:
                     one.commit_later()
                 self._show_failures()
@@ -209,7 +221,7 @@ class Loader:
                     if now - began >= _ALONE:
                         self._claim(left[1], sender, 0)
                     asked = time.monotonic()
-                if not any(sent):
+                if not sent:
                     time.sleep(_IDLE)
 
     def _grown(self) -> list[_Stream]:
@@ -248,23 +260,58 @@ class Loader:
             sender = make(name)
             state = sender.claim(self._epochs)
             if state == "own":
-                one = _Stream(left.pop(name), sender, name)
-                self._open.append(one)
-                for epoch in range(epochs):
-                    one.send(epoch)
-                self._close_trained(epochs)
+                one = self._start(left, name, sender)
+                with self._again(one, left):
+                    for epoch in range(epochs):
+                        one.send(epoch)
+                self._close_trained(epochs, left)
                 return True
             sender.close(ended=False)
             if state == "ended":
                 del left[name]
         return False
 
-    def _close_trained(self, epochs: int) -> None:
+    def _start(
+        self, left: dict[str, Dataset], name: str, sender: Sender
+    ) -> _Stream:
+        one = _Stream(left.pop(name), sender, name)
+        self._open.append(one)
+        return one
+
+    @contextmanager
+    def _again(self, one: _Stream, left: dict[str, Dataset]) -> Iterator[None]:
+        """Where a checkpoint was loaded that lacks batches of a stream, it is
+        left to be sent: what servers have is passed over then."""
+        try:
+            yield
+        except errors.RowsReplaced:
+            lost = one.sender.stats()["lost"]
+            print(
+                f"{one.part + ': ' if one.part else ''}a checkpoint was "
+                f"loaded into the servers that lacks {lost:,} batches: sends "
+                "these again",
+                flush=True,
+            )
+            with self._lock:
+                self._open.remove(one)
+                one.sender.close(ended=False)
+            left[one.part] = one.source
+            left |= self._closed  # they lack batches as well
+            self._closed.clear()
+
+    def _check_replaced(self, left: dict[str, Dataset]) -> None:
+        """Of streams of which there is nothing to send now."""
+        for one in list(self._open):
+            with self._again(one, left):
+                one.sender.skip(0)
+
+    def _close_trained(self, epochs: int, left: dict[str, Dataset]) -> None:
         """Of many parts few are open at once; workers are to know by one of
         them that this loader is there for more."""
         for one in self._open[:-1]:
             if epochs == self._epochs and one.trained:
-                self._close(one)
+                with self._again(one, left):
+                    self._close(one)
 
     def _close(self, one: _Stream) -> None:
         """Waits until all is trained."""
@@ -275,6 +322,7 @@ class Loader:
             self._ended += _counts(one)
             self._ended["streams"] += 1
             self._open.remove(one)
+            self._closed[one.part] = one.source
             one.sender.close()
 
     def _show_failures(self) -> None:

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from persia.base.check import kind
 from persia.base.memory import keep_memory
 from persia.base.options import read_yaml
 from persia.base.signals import Ended, Ending
@@ -91,9 +92,11 @@ def command(
     flags = {name: value for name, value in flags.items() if value is not None}
     flags |= positional(file, flags)
     options = read_yaml(config) if config is not None else {}
-    in_file = options.pop("resume", None)
-    resume = in_file if resume is None else resume
-    overwrite |= options.pop("overwrite", False)
+    in_file = kind("resume", options.pop("resume", ""), str, "a path or auto")
+    resume = (in_file or None) if resume is None else resume
+    overwrite |= kind(
+        "overwrite", options.pop("overwrite", False), bool, "true or false"
+    )
     lines: list[str] = []
     if auto := resume == "auto":
         root = resolve(options, flags).save

@@ -14,6 +14,7 @@ from torch import Tensor
 from persia import _core
 from persia.base.check import kind, number, whole
 from persia.base.patience import saying_so
+from persia.base.warning import warn
 from persia.data.batch import Batch, check_tensors, flat
 from persia.data.jagged import tensors_of
 from persia.distributed.addresses import (
@@ -54,7 +55,11 @@ class Sender:
             ended, wherever that was killed: batches that all servers have are
             passed over by :meth:`send`. Without a name batches that an earlier
             process had sent are trained again. Another job on the same servers
-            needs another name.
+            needs another name. After a checkpoint was loaded that lacks
+            batches which this sender need not keep any more, its methods raise
+            :class:`persia.errors.RowsReplaced`: close it (``ended=False``),
+            make another with the same name, and send again from the first
+            batch on. A sender without a name counts them as ``lost``.
         job: the job that this loader is of: trainers of the same job train
             its batches. Default: PERSIA_RUN_ID, which ``persia launch`` sets,
             else none: trainers that name none train them.
@@ -105,6 +110,8 @@ class Sender:
         with saying_so(addresses, timeout, cause, "embedding workers"):
             self._core = _core.Sender(config)
         self._open = False  # batches were sent since the last end
+        self._closed = False
+        self._raised = 0  # of the batches that failed, by flush()
 
     def send(self, batch: Batch) -> None:
         """Sends one batch; returns when a worker has it in its queue.
@@ -121,6 +128,7 @@ class Sender:
             Unavailable: no worker can be reached within the timeout.
             Closed: whether an earlier batch was sent is not known, because
                 sending it was interrupted or failed.
+            RowsReplaced: see the argument ``name``; so do the other methods.
         """
         kind("batch", batch, Batch, "a persia.Batch")
         ids = batch.ids
@@ -201,7 +209,10 @@ class Sender:
         """
         if timeout is not None:
             timeout = number("timeout", timeout, 1e-9, 1e9)
-        self._core.flush(timeout or 0.0)
+        try:
+            self._core.flush(timeout or 0.0)
+        finally:
+            self._raised = self._core.counts()["failed"]
 
     def stats(self) -> dict[str, int]:
         """Batches. ``sent``: in all. ``done``: of them, from the first on,
@@ -211,8 +222,9 @@ class Sender:
         ``failed``: of ``done``, batches without an update; :meth:`flush`
         raises why. ``lost``: batches that were trained, and are not in the
         rows of the servers any more: a server was started again without
-        them, or a checkpoint was loaded. ``away``: workers that cannot be
-        reached now."""
+        them, or a checkpoint was loaded (with a name see
+        :class:`persia.errors.RowsReplaced`). ``away``: workers that cannot
+        be reached now."""
         counts = self._core.counts()
         del counts["stream"], counts["position"]
         return counts
@@ -229,7 +241,18 @@ class Sender:
         if ended and self._open:
             self.end()
         self._open = False
+        if not self._closed:
+            self._warn_failed()
+        self._closed = True
         self._core.close(ended)
+
+    def _warn_failed(self) -> None:
+        failed = self._core.counts()["failed"] - self._raised
+        if failed:
+            warn(
+                f"persia.data.Sender: {failed} batches ended without an "
+                "update; flush() before the end raises why"
+            )
 
     def __enter__(self) -> Sender:
         return self

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import socket
+from collections import Counter
 from collections.abc import Sequence
 
 from persia import _core, errors
@@ -149,7 +150,43 @@ def why_workers_away(
     addresses: Sequence[str], namespace: str, security: Security
 ) -> str:
     """The same of embedding workers."""
+    for address in addresses:
+        try:
+            _ask_worker(address, namespace, security)
+        except errors.PersiaError as error:
+            return str(error)
+    return ""
+
+
+def why_no_batch(
+    addresses: Sequence[str], namespace: str, security: Security
+) -> str:
+    """What embedding workers have, where a trainer gets nothing of it."""
+    found: Counter[str] = Counter()
+    wrong = ""
+    for address in addresses:
+        try:
+            found += Counter(_ask_worker(address, namespace, security))
+        except errors.PersiaError as error:
+            wrong = str(error)
+    loaders = found["streams"] - found["loaders_gone"]
+    if wrong and not found:
+        return wrong
+    if loaders <= 0:
+        return "embedding workers know of no data loader: start persia feed"
+    return (
+        f"embedding workers have {found['queued']:,} batches, and "
+        f"{found['leased']:,} are at trainers; data loaders send nothing that "
+        "servers have under the name of their job, and a trainer takes the "
+        "batches of one job: see --job"
+    )
+
+
+def _ask_worker(
+    address: str, namespace: str, security: Security
+) -> dict[str, int]:
     config = {
+        "addresses": [address],
         "namespace": namespace,
         "rank": 0,
         "world": 0,
@@ -161,12 +198,7 @@ def why_workers_away(
         "stream": 0,
         "job": 0,
     }
-    for address in addresses:
-        try:
-            _core.worker_stats(config | {"addresses": [address]})
-        except errors.PersiaError as error:
-            return str(error)
-    return ""
+    return _core.worker_stats(config)
 
 
 def _split(address: str) -> tuple[str, int]:

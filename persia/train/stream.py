@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from persia import _core, errors
 from persia.base.check import number
-from persia.base.patience import patiently, saying_so
+from persia.base.patience import patiently, saying_so, watching
 from persia.base.warning import warn
 from persia.data.batch import Batch, of_flat
 from persia.data.jagged import JaggedBatch
@@ -22,6 +23,7 @@ from persia.distributed.addresses import (
     WIRE_DTYPES,
     job_of,
     resolve_workers,
+    why_no_batch,
     why_workers_away,
 )
 from persia.distributed.security import Security
@@ -98,6 +100,7 @@ class Stream:
         )
         self.security = security
         self._rank: _core.Rank | None = None
+        self._why: Callable[[], str] = str  # there is no batch
         self._taking: weakref.ref[Taking] | None = None  # the last pass
         self._store: Store | None = None
 
@@ -145,9 +148,9 @@ class Stream:
             "stream": 0,
             "job": job_of(self.job),
         }
-        cause = partial(
-            why_workers_away, addresses, settings.namespace, security
-        )
+        asked = (addresses, settings.namespace, security)
+        cause = partial(why_workers_away, *asked)
+        self._why = partial(why_no_batch, *asked)
         with saying_so(addresses, self.timeout, cause, "embedding workers"):
             return _core.Rank(config)
 
@@ -188,6 +191,12 @@ def open_pass(
     patiently(partial(_vouching, store, declare), stream.timeout)
     taking = Taking(stream._rank, store, features)
     stream._taking = weakref.ref(taking)
+    watching(
+        partial(_held, stream._taking),
+        stream._why,
+        "a batch",
+        "batches arrive again",
+    )
     return taking
 
 
@@ -326,6 +335,19 @@ class TakenIds(JaggedBatch):
         return out
 
 
+def _held(of: weakref.ref[Taking]) -> float:
+    """The seconds for which a pass has waited for its next batch.
+
+    Raises:
+        Closed: the pass has ended.
+    """
+    taking = of()
+    if taking is None or taking.closed:
+        raise errors.Closed("this pass has ended")
+    since = taking.waits_since
+    return time.monotonic() - since if since else 0.0
+
+
 class Taking(Iterator[_core.Taken]):
     """One pass over a :class:`Stream`: batches that are asked for."""
 
@@ -340,6 +362,7 @@ class Taking(Iterator[_core.Taken]):
         self._keys = list(rows | dict.fromkeys(f.name for f in features))
         self._zeros = torch.zeros(0, dtype=torch.int64, device="cpu")
         self.closed = False
+        self.waits_since = 0.0  # receive() does, or 0
         self._asked: set[_core.Taken] = set()  # and not received
 
     def __next__(self) -> _core.Taken:
@@ -353,7 +376,9 @@ class Taking(Iterator[_core.Taken]):
 
     def receive(self, taken: _core.Taken, number: int) -> Batch | None:
         """Waits for a batch; None: the pass has ended."""
+        self.waits_since = time.monotonic()
         _core.taken_wait(self._handle, number)
+        self.waits_since = 0.0
         if taken.end:
             self._look()
             self._warn_silent()

@@ -775,3 +775,13 @@ def test_labels_that_are_no_clicks_are_refused_at_the_start(
     ):
         with pytest.raises(errors.InvalidArgument):
             run(*options, *schema)
+
+
+@pytest.mark.parametrize("line", ["resume: 3", "overwrite: 'no'"])
+def test_what_a_configuration_says_of_checkpoints(
+    tmp_path: Path, line: str
+) -> None:
+    file = tmp_path / "train.yaml"
+    file.write_text(f"data: synthetic\n{line}\n")
+    with pytest.raises(errors.InvalidArgument):
+        run("--config", str(file))

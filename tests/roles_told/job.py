@@ -18,10 +18,10 @@ import torch
 
 import persia
 from persia.data import Sender
+from persia.torture.verdict import shard_of
 from persia.train.stream import Taking
 from tests.remote import Servers
 from tests.roles import Workers
-from tests.system.processes import shard_of
 from tests.test_roles import in_thread
 
 TABLE = persia.EmbeddingBagConfig("t", 4, ["user"], init=0.0)

@@ -57,6 +57,20 @@ def told(sender: Sender, *kinds: type[errors.PersiaError]) -> None:
     assert sender.stats()["failed"] == len(kinds)
 
 
+def test_a_sender_that_does_not_flush_warns() -> None:
+    with cluster() as (servers, some):
+        sender = Sender(some.addresses, timeout=8)
+        sender.send(without_feature())
+        send(sender, 0, 1)
+        trainer = Trainer(servers, some)
+        trainer.open()
+        assert trainer.train(1) == 1
+        wait_for(lambda: sender.stats()["failed"] == 1)
+        with pytest.warns(UserWarning, match="1 batches ended without"):
+            sender.close()
+        trainer.close()
+
+
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("at", [0, 2, 5])
 def test_a_batch_before_the_plan(at: int, count: int) -> None:

@@ -48,6 +48,21 @@ def test_ranks_in_a_step_are_killed(workers: int, shape: str) -> None:
         assert some.stats("failed") == some.stats("given_up") == 0
 
 
+def test_a_batch_is_sent_again_where_the_epoch_had_ended() -> None:
+    """A rank looks there once more: another worker, which has not ended, has
+    none that is its turn."""
+    with cluster(3) as (servers, some):
+        with fed(some, 8, move_after=2.0) as sender:
+            ranks = Ranks(servers, some)
+            ranks.step(1, 1)
+            wait_for(lambda: some.stats("trained") == 2)
+            some.workers.pop(1).close()  # it has the fifth, which is next
+            ranks.end()
+            sender.flush(8)
+        assert missing(counts(servers, 8)) == 0
+        assert some.stats("failed") == some.stats("given_up") == 0
+
+
 @pytest.mark.long  # threads stand for processes: late ones fail it at times
 @pytest.mark.parametrize("workers", [1, 2])
 def test_ranks_are_killed_in_step_after_step(workers: int) -> None:

@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.system.processes import environment, shard_of, wait_until
+from persia.torture.verdict import shard_of
+from tests.system.processes import environment, wait_until
 
 ROWS = 16  # of each shard
 RUNNING, PAUSED, FINISHED, FAILED = 1, 2, 3, 4

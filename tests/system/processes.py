@@ -67,11 +67,3 @@ def freeze(pid: int) -> None:
             for one in threads.iterdir()
         )
     )
-
-
-def shard_of(i: int, shards: int) -> int:
-    """The shard of an id, by the hash that csrc/ids/ids.h describes."""
-    h = (i + 0x9E3779B97F4A7C15) % 2**64
-    h = ((h ^ h >> 30) * 0xBF58476D1CE4E5B9) % 2**64
-    h = ((h ^ h >> 27) * 0x94D049BB133111EB) % 2**64
-    return ((h ^ h >> 31) >> 4 & 4095) * shards // 4096

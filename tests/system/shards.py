@@ -10,9 +10,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from persia import _core
-from persia.distributed.security import Security
-from persia.distributed.server import ServeConfig, Server
+from persia.torture.roles import Saver
 from tests.system.processes import freeze
 from tests.system.test_serve import Serving
 
@@ -25,17 +23,6 @@ def free_port() -> int:
             s.bind(("127.0.0.1", port))
             return port
     raise AssertionError("no free port")
-
-
-class _Saver(Server):
-    """Has a server process write its rows for --restore."""
-
-    def __init__(self, address: str, shard: int, shards: int, folder: Path):
-        self.config = ServeConfig(checkpoints=folder)
-        self.shard, self.shards = shard, shards
-        self._channel = _core.Channel(
-            address, Security().arguments(), 1 << 28, 30.0
-        )
 
 
 class Shards:
@@ -89,11 +76,11 @@ class Shards:
         """Takes a snapshot of this shard alone; how many rows."""
         assert self.folder is not None
         address = self.addresses[shard]
-        saver = _Saver(address, shard, self.n, self.folder)
+        saver = Saver(address, shard, self.n, self.folder)
         try:
             return saver.save("job")
         finally:
-            saver._channel.close()
+            saver.close()
 
     def kill(self, shard: int) -> None:
         """kill -9."""

@@ -21,9 +21,10 @@ import pytest
 from persia import _core
 from persia.distributed import status
 from persia.distributed.security import Security
+from persia.torture.verdict import shard_of
 from tests.system import soak_job
 from tests.system.counting import FINISH, Journal
-from tests.system.processes import environment, shard_of, wait_until
+from tests.system.processes import environment, wait_until
 
 if not _core.GRPC[0].isdigit():
     pytest.skip("built without gRPC", allow_module_level=True)

@@ -14,16 +14,18 @@ from tests.system.processes import ROOT, environment
 if not _core.GRPC[0].isdigit():
     pytest.skip("built without gRPC", allow_module_level=True)
 
-SEEDS = range(1, 11)
+ROUNDS = 10
 
 
 @pytest.mark.timeout(400)
 def test_short_rounds() -> None:
     """No row is above its count, no update is torn, what is missing was told,
     and all ends."""
-    seeds = [flag for seed in SEEDS for flag in ("--seed", str(seed))]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.chaos", "--short", *seeds],
+        [
+            *(sys.executable, "-m", "persia", "torture", "--short"),
+            *("--minutes", "0", "--rounds", str(ROUNDS)),
+        ],
         env=environment(),
         cwd=ROOT,
         capture_output=True,
@@ -32,4 +34,4 @@ def test_short_rounds() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(rf"rounds +{len(SEEDS)}\n", done.stdout)
+    assert re.search(rf"rounds +{ROUNDS}\n", done.stdout)

@@ -8,8 +8,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 import traceback
@@ -17,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from tests.chaos.plan import AGAIN, ROLLBACK, Event, Round
+from persia.torture.plan import AGAIN, ROLLBACK, Event, Round
 
 POLL = 0.02  # seconds
 SIGNALS = {
@@ -26,6 +29,10 @@ SIGNALS = {
     "STOP": signal.SIGSTOP,
 }
 STUCK = 45.0  # seconds without a batch
+_GDB = (
+    *("-iex", "set auto-solib-add off"),
+    *("-x", str(Path(__file__).with_name("state.gdb"))),
+)
 STOPS = 40.0  # seconds from SIGTERM to the end
 RUNS_AGAIN = 8  # of loaders, until all is passed over
 
@@ -155,7 +162,7 @@ class Cluster:
         servers, workers, life = self.servers, self.workers, self._rank_life
 
         def work() -> None:
-            from tests.chaos import roles
+            from persia.torture import roles
 
             if one.role == "server":
                 roles.server(made, folder, self.ports, i)
@@ -172,7 +179,7 @@ class Cluster:
         """The rows, into a file; whether they could be."""
 
         def work() -> None:
-            from tests.chaos import roles
+            from persia.torture import roles
 
             roles.read(self.made, self.folder, self.servers, self.workers)
 
@@ -283,7 +290,7 @@ class Cluster:
 
     def _save(self, one: Process) -> int:
         def work() -> None:
-            from tests.chaos import roles
+            from persia.torture import roles
 
             roles.save(self.made, self.folder, self.ports, one.index)
 
@@ -312,8 +319,25 @@ class Cluster:
         one.ended = status
         if one.role == "rank" and status == AGAIN:
             self._end_ranks(time.monotonic() + 0.1)
+        elif status == 1 and self._is_behind(one):
+            one.ended = 0
+            self.notes.append("batches of an earlier step failed")
         elif status or one.role in ("server", "worker"):
             self.wrong(f"{one.name} died with {status}")
+            self._note_states()
+
+    def _is_behind(self, one: Process) -> bool:
+        """A loader that was started again sent what servers had lost, and
+        ranks in step had passed that over: it says so, and how many."""
+        made = self.made
+        return (
+            one.role == "loader"
+            and one.life > 1
+            and made.fate in ("empty", "snapshots")
+            and made.staleness == 0
+            and made.ranks > 1
+            and "batches ended without an update" in self.log(one)
+        )
 
     # ---- the end
 
@@ -329,6 +353,7 @@ class Cluster:
                 return True
             if quiet > STUCK:
                 self.wrong(f"stuck: no batch for {STUCK:.0f} s")
+                self._note_states()
                 return True
             return False
         if self._events or any(
@@ -347,8 +372,24 @@ class Cluster:
             return True
         if quiet > STUCK:
             self.wrong("stuck: a rank does not end")
+            self._note_states()
             return True
         return False
+
+    def _note_states(self) -> None:
+        """What each process waits for, where a debugger is installed."""
+        if not shutil.which("gdb"):
+            return
+        for one in self.processes.values():
+            if one.pid:
+                with (self.folder / f"{one.name}.state").open("w") as out:
+                    subprocess.run(
+                        ["gdb", "-p", str(one.pid), "-batch", *_GDB],
+                        stdout=out,
+                        stderr=subprocess.STDOUT,
+                        check=False,
+                        timeout=120,
+                    )
 
     def _sends_to_none(self) -> bool:
         """A loader took a part whose loader has left, as servers lost rows
@@ -401,10 +442,8 @@ class Cluster:
 def _has_passed(text: str) -> bool:
     """Whether the loader has found all of its batches at the servers; or, of
     parts, that all have ended."""
-    import re
-
     sent = re.findall(r"sent ([\d,]+) batches", text)
     passed = re.findall(r"([\d,]+) of them servers had already", text)
     if not sent:
         return False
-    return sent[-1] == (passed[-1] if passed else "0")
+    return bool(sent[-1] == (passed[-1] if passed else "0"))

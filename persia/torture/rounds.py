@@ -1,32 +1,25 @@
-"""Random kills by seed.
-
-    python -m tests.chaos --seed 17
-    python -m tests.chaos --seed 1 --rounds 200 --jobs 2
-
-Prints a line for each round, and a table. The logs of a round with a violation
-are kept. See ``plan.py`` for what a seed decides.
-"""
+"""Rounds: each is a job of four roles on this machine, and its kills."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ[_name] = "1"
+import torch
 
-from tests.chaos import cluster, data, plan, verdict  # noqa: E402
+from persia.torture import cluster, data, plan, verdict
+
+__all__ = ["line", "play", "table"]
 
 #: What takes long in each process of a round, and is not ours.
 MODULES = (
@@ -42,6 +35,7 @@ def imports() -> None:
     for name in MODULES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    torch.set_num_threads(1)
 
 
 def run(seed: int, short: bool, folder: Path) -> dict[str, Any]:
@@ -107,6 +101,8 @@ def line(found: dict[str, Any]) -> str:
         text += f"\n       note: {note}"
     for wrong in found["wrong"][:5]:
         text += f"\n       {wrong}"
+    if found["wrong"]:
+        text += f"\n       logs: {found['folder']}"
     return text
 
 
@@ -121,48 +117,56 @@ def table(rounds: list[dict[str, Any]]) -> str:
         "rounds": len(rounds),
         "with a violation": f"{len(bad)} {bad or ''}",
         "signals": ", ".join(f"{n} {k}" for k, n in sorted(signals.items())),
-        "updates": sum(one.get("trained", 0) for one in rounds),
-        "missing": sum(one.get("missing", 0) for one in rounds),
-        "told": sum(one.get("told", 0) for one in rounds),
+        "updates in the rows": sum(one.get("trained", 0) for one in rounds),
+        "updates that servers lost": sum(
+            one.get("missing", 0) for one in rounds
+        ),
+        "of these reported by trainers": sum(
+            one.get("told", 0) for one in rounds
+        ),
         "slowest time without a batch": f"{slow:.1f} s",
         "ranks wait": sum("ranks wait" in o.get("notes", ()) for o in rounds),
     }
     return "\n".join(f"{name:30s} {value}" for name, value in rows.items())
 
 
-def main() -> int:
-    """All rounds; whether there was a violation."""
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos")
-    parser.add_argument("--seed", type=int, action="append", default=[])
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--short", action="store_true")
-    parser.add_argument("--keep", type=Path, default=None)
-    given = parser.parse_args()
-    firsts = given.seed or [1]
-    seeds = [s + i for s in firsts for i in range(given.rounds)]
-    root = given.keep or Path(tempfile.mkdtemp(prefix="persia-chaos-"))
+def play(
+    seeds: Iterator[int],
+    until: float,
+    *,
+    short: bool = False,
+    jobs: int = 2,
+    keep: Path | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Plays rounds, so many at once.
+
+    Args:
+        seeds: of the rounds.
+        until: a time of ``time.monotonic()`` after which none begins.
+        short: fewer batches and kills.
+        jobs: rounds at once.
+        keep: a folder for the logs of all rounds. Without it those of rounds
+            with a violation are kept, in a new folder.
+
+    Yields:
+        what became of a round; ``folder``: where its logs are.
+    """
+    root = keep or Path(tempfile.mkdtemp(prefix="persia-torture-"))
     root.mkdir(parents=True, exist_ok=True)
     imports()
     running: dict[int, Path] = {}
-    rounds = []
-    while seeds or running:
-        while seeds and len(running) < given.jobs:
-            folder = root / str(seeds[0])
+    while True:
+        while len(running) < jobs and time.monotonic() < until:
+            if (seed := next(seeds, None)) is None:
+                break
+            folder = root / str(seed)
             shutil.rmtree(folder, ignore_errors=True)
-            running[begin(seeds.pop(0), given.short, folder)] = folder
+            running[begin(seed, short, folder)] = folder
+        if not running:
+            return
         pid, _ = os.wait()
         folder = running.pop(pid)
         found = json.loads((folder / "result.json").read_text())
-        rounds.append(found)
-        print(line(found), flush=True)
-        if found["wrong"]:
-            print(f"       logs: {folder}", flush=True)
-        elif given.keep is None:
+        yield found | {"folder": str(folder)}
+        if not found["wrong"] and keep is None:
             shutil.rmtree(folder, ignore_errors=True)
-    print(table(rounds))
-    return int(any(one["wrong"] for one in rounds))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.chaos.plan import Round
+from persia.torture.plan import Round
 
 COLUMNS = (
     "id click hour C1 banner_pos site_id site_domain site_category app_id "
@@ -58,11 +58,13 @@ def units(made: Round, folder: Path) -> list[Any]:
     from persia.cli.feed_loader import parts_of
     from persia.train.sources import open_data
 
-    config = FeedConfig(
-        data=glob(folder),
-        schema=str(folder / "schema.yaml"),
-        batch_size=made.size,
-        eval_split=0.0,
+    config = FeedConfig.model_validate(
+        {
+            "data": glob(folder),
+            "schema": str(folder / "schema.yaml"),
+            "batch_size": made.size,
+            "eval_split": 0.0,
+        }
     )
     options = _options(config)
     if made.kind == "parts":

@@ -14,10 +14,12 @@ from typing import Any
 import torch
 
 import persia
-from persia import errors
+from persia import _core, errors
+from persia.distributed.security import Security
+from persia.distributed.server import ServeConfig, Server
 from persia.distributed.status import ask_embedding
-from tests.chaos import data
-from tests.chaos.plan import AGAIN, ROLLBACK, Round
+from persia.torture import data
+from persia.torture.plan import AGAIN, ROLLBACK, Round
 
 TIMEOUT = 25.0
 SAVE_EVERY = 20  # batches
@@ -72,28 +74,46 @@ def send(made: Round, folder: Path, workers: str, i: int) -> None:
     os.environ["PERSIA_RUN_ID"] = JOB
     name = f"{JOB} {i}" if made.kind == "named" else None
     source = data.units(made, folder)[i]
-    with persia.data.Sender(
-        workers, name=name, timeout=TIMEOUT, move_after=1
-    ) as sender:
-        for epoch in range(made.epochs):
-            source.epoch = epoch
-            for batch in source:
-                sender.send(batch)
-            sender.end()
-        sender.flush()
-        stats = sender.stats()
+    while True:
+        with persia.data.Sender(
+            workers, name=name, timeout=TIMEOUT, move_after=1
+        ) as sender:
+            try:
+                for epoch in range(made.epochs):
+                    source.epoch = epoch
+                    for batch in source:
+                        sender.send(batch)
+                    sender.end()
+                sender.flush()
+                stats = sender.stats()
+                break
+            except errors.RowsReplaced:
+                sender.close(ended=False)
     print(f"sent {stats['sent']:,} batches")
     print(f"{stats['passed']:,} of them servers had already")
     print(f"lost {stats['lost']}", flush=True)
 
 
+class Saver(Server):
+    """Has a server process write its rows for --restore."""
+
+    def __init__(self, address: str, shard: int, shards: int, folder: Path):
+        self.config = ServeConfig.model_validate({"checkpoints": folder})
+        self.shard, self.shards = shard, shards
+        self._channel = _core.Channel(
+            address, Security().arguments(), 1 << 28, 30.0
+        )
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._channel.close()
+
+
 def save(made: Round, folder: Path, ports: list[int], i: int) -> None:
     """A snapshot of one server."""
-    from tests.system.shards import _Saver
-
     address = f"127.0.0.1:{ports[i]}"
     with contextlib.suppress(errors.PersiaError):
-        _Saver(address, i, made.servers, folder).save("out")
+        Saver(address, i, made.servers, folder).save("out")
 
 
 class Rank:
@@ -149,6 +169,7 @@ class Rank:
             self.say("epoch", self.stream.stats()["epochs"])
         self.flush()
         self.say("lost", self.lost())
+        print(self.stream.stats(), flush=True)
         self.store.close()
 
     def load(self) -> None:
@@ -174,6 +195,7 @@ class Rank:
         """A pass; a loop that is told of a loss begins again."""
         while True:
             try:
+                batch: persia.Batch | None
                 for batch in persia.DataLoader(
                     self.stream, self.model, self.made.staleness
                 ):
@@ -205,7 +227,7 @@ class Rank:
             self.told()
             loss = self.loss(batch)
         with self.telling():
-            loss.backward()
+            torch.autograd.backward(loss)
         del loss
         self._pending += 1
         self._n += 1
@@ -222,7 +244,8 @@ class Rank:
 
     def loss(self, batch: persia.Batch) -> torch.Tensor:
         out = self.model(batch.ids)
-        return -(out.rows() if self.made.rows else out.values()).sum()
+        loss: torch.Tensor = out.rows() if self.made.rows else out.values()
+        return -loss.sum()
 
     def update(self) -> None:
         """What was collected."""

@@ -9,8 +9,15 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.plan import ROLLBACK, Round
-from tests.system.processes import shard_of
+from persia.torture.plan import ROLLBACK, Round
+
+
+def shard_of(i: int, shards: int) -> int:
+    """The shard of an id, by the hash that csrc/ids/ids.h describes."""
+    h = (i + 0x9E3779B97F4A7C15) % 2**64
+    h = ((h ^ h >> 30) * 0xBF58476D1CE4E5B9) % 2**64
+    h = ((h ^ h >> 27) * 0x94D049BB133111EB) % 2**64
+    return ((h ^ h >> 31) >> 4 & 4095) * shards // 4096
 
 
 @dataclasses.dataclass

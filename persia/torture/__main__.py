@@ -1,0 +1,37 @@
+"""The process that all of a round's processes are forks of: it has loaded
+what takes them long to load, and nothing of Persia's own libraries."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from persia.torture.rounds import line, play, table
+
+
+def main(given: dict[str, Any]) -> int:
+    """Plays rounds with the options of ``persia torture``; whether one of
+    them violates what is promised."""
+    seeds = itertools.count(given["seed"])
+    minutes, rounds, keep = given["minutes"], given["rounds"], given["keep"]
+    found = []
+    for one in play(
+        itertools.islice(seeds, rounds) if rounds else seeds,
+        time.monotonic() + 60 * minutes if minutes else math.inf,
+        short=given["short"],
+        jobs=given["jobs"],
+        keep=None if keep is None else Path(keep),
+    ):
+        found.append(one)
+        print(line(one), flush=True)
+    print(table(found))
+    return int(any(one["wrong"] for one in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))
