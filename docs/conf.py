@@ -34,7 +34,7 @@ exclude_patterns = ["_build", "_generated", "_tools"]
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|np|numpy|pa|pyarrow|pd|pydantic|nn|os)\b.*"),
-    (r"py:.*", r"(collections\.abc|datetime|pathlib)\..*"),
+    (r"py:.*", r"(collections\.abc|datetime|pathlib|types)\..*"),
     (r"py:.*", r"NoneType|float \| tuple.*"),
     # Private classes in signatures: columns of a schema, type variables.
     (

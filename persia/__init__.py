@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     )
     from persia.base.version import __version__
     from persia.checkpoint.kept import KeptRows, keep_rows
+    from persia.data.batch import Batch
     from persia.data.hashing import hash_ids
-    from persia.data.jagged import Batch, JaggedBatch
+    from persia.data.jagged import JaggedBatch
     from persia.nn.collections import (
         EmbeddingBagCollection,
         EmbeddingCollection,
@@ -89,7 +90,7 @@ __all__ = [
 ]
 
 _NAMES = {
-    "Batch": "data.jagged",
+    "Batch": "data.batch",
     "DataLoader": "train.loader",
     "EmbeddingBagCollection": "nn.collections",
     "EmbeddingBagConfig": "store.configs",

@@ -201,6 +201,30 @@ def test_bad_input_is_named() -> None:
         metrics.RecallAtK(0)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 40), st.integers(1, 6), st.integers(0, 2**32 - 1))
+def test_gauc_with_ties_and_weights_is_that_of_a_loop(
+    n: int, groups: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    x, y = rng.integers(-2, 3, n) / 2, rng.integers(0, 2, n) * 1.0
+    w = rng.integers(0, 3, n) / 2
+    g = rng.integers(0, groups, n)
+    total = samples = 0.0
+    for group in range(groups):
+        mine = (g == group) & (w > 0)
+        if 0 < y[mine].sum() < mine.sum():
+            area = roc_auc_score(y[mine], x[mine], sample_weight=w[mine])
+            total += area * w[mine].sum()
+            samples += w[mine].sum()
+    metric = metrics.GAUC()
+    metric.update(x, y, g, w)
+    if samples:
+        assert metric.compute() == pytest.approx(total / samples, rel=1e-9)
+    else:
+        assert math.isnan(metric.compute())
+
+
 def rank_of_two(rank: int, folder: str) -> None:
     """One rank has a third of the samples, the other the rest."""
     torch.distributed.init_process_group(
@@ -218,6 +242,18 @@ def rank_of_two(rank: int, folder: str) -> None:
     gauc = metrics.GAUC()
     gauc.update(x[mine], y[mine], g[mine])
     assert close("GAUC", gauc.compute(), right["GAUC"])
+    for part in (mine, slice(0, 900) if rank == 0 else slice(0, 0)):
+        tasks = metrics.TaskMetrics()
+        if part.stop:  # else it has no update
+            two = np.stack([x, -x], 1)[part], np.stack([y, 1 - y], 1)[part]
+            tasks.update(*two, groups=g[part])
+        tasks.gather()
+        found = tasks.compute()
+        assert found.rows == 900 and list(found.tasks) == ["0", "1"]
+        for one in found.tasks.values():
+            assert one.gauc is not None
+            assert math.isclose(one.auc, right["AUC"], abs_tol=1e-6)
+            assert math.isclose(one.gauc, right["GAUC"], abs_tol=1e-6)
     scores, relevance = x.reshape(30, 30), y.reshape(30, 30)
     queries = slice(0, 10) if rank == 0 else slice(10, 30)
     ndcg = metrics.NDCGAtK(7)

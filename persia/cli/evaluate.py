@@ -40,6 +40,9 @@ def command(
 ) -> None:
     """Score a saved model: AUC, log loss, normalised entropy, calibration.
 
+    Of several labels these are means, and those of each follow. With a group
+    in the schema (or --group of the training) there is GAUC, too.
+
     Malformed lines are left out and counted. It is an error if no line is
     left.
 
@@ -56,11 +59,23 @@ def command(
             f"the training of {root} held out no samples: name a file"
         )
     scores = dataclasses.asdict(trained.evaluate(batches))
+    tasks = scores.pop("tasks")
+    for one in (scores, *tasks.values()):
+        if one["gauc"] is None:
+            del one["gauc"]
+        one.pop("tasks", None)
     # Known once all of them were read.
     scores["malformed"] = getattr(batches, "malformed", 0)
     if json:
-        print(to_json(scores))
+        print(to_json(scores | ({"tasks": tasks} if tasks else {})))
         return
+    _print(scores)
+    for task, one in tasks.items():
+        print(f"\n{task}")
+        _print(one)
+
+
+def _print(scores: dict[str, float]) -> None:
     for name, value in scores.items():
         text = f"{value:,}" if isinstance(value, int) else f"{value:.5f}"
         print(f"{name.replace('_', ' '):<20} {text}")

@@ -28,7 +28,7 @@ __all__ = ["command"]
 # Options of the data, which mean what they mean in persia train.
 _DATA = (
     *("data", "table_schema", "samples", "shuffle", "eval_data", "eval_split"),
-    *("batch_size", "epochs", "seed"),
+    *("batch_size", "epochs", "seed", "label", "group"),
 )
 
 
@@ -44,6 +44,8 @@ class FeedConfig(pydantic.BaseModel):
 
     data: UrlText = of_train("data")
     table_schema: UrlText | None = of_train("table_schema")
+    label: str | None = of_train("label")
+    group: str | None = of_train("group")
     samples: int = of_train("samples")
     shuffle: int = of_train("shuffle")
     malformed_limit: float = of_train("malformed_limit")

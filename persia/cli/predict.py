@@ -39,7 +39,8 @@ def command(
         int, typer.Option(min=1, help="Samples a batch.")
     ] = 4096,
 ) -> None:
-    """Write the probability of a click for each sample, one a line.
+    """Write the probability of a click for each sample, one a line; of a
+    model of several labels those of all, with commas between.
 
     A malformed line is an error: lines of the output are those of the data.
     The file of --out appears when it is complete.
@@ -68,7 +69,8 @@ def command(
             file = stack.enter_context(new_file(out, inputs=inputs))
         for batch in batches:
             samples += len(batch)
-            for p in trained.predict(batch).tolist():
-                print(f"{p:.6g}", file=file)
+            chances = trained.predict(batch).reshape(len(batch), -1)
+            for line in chances.tolist():
+                print(",".join(f"{p:.6g}" for p in line), file=file)
         if not samples:
             raise MalformedData(no_sample(batches))

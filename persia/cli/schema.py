@@ -20,6 +20,17 @@ def command(
         ),
     ],
     encoding: Annotated[str, typer.Option(help="Of text files.")] = "utf-8",
+    label: Annotated[
+        str | None,
+        typer.Option(
+            help="Column of the label; of several, with commas between "
+            "(default: one is looked for)."
+        ),
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(help="Column of what samples belong to, for GAUC."),
+    ] = None,
 ) -> None:
     """Print a schema, to edit and pass to persia train --schema.
 
@@ -29,21 +40,24 @@ def command(
     from persia.data.paths import find_files
     from persia.datasets import Criteo
     from persia.datasets.criteo import is_criteo
+    from persia.train.config import columns_in
     from persia.train.topics import infer_topics
 
+    labels = [] if label is None else columns_in(label)
     if Url(data).scheme == "kafka":
-        found = infer_topics(data)
-    elif is_criteo(find_files(data)[0]):
+        found = infer_topics(data, labels, group)
+    elif not (labels or group) and is_criteo(find_files(data)[0]):
         found = Criteo(data).schema
     else:
-        found = Files(data, encoding=encoding).schema
-    label = found.label.column if found.label else None
+        files = Files(data, encoding=encoding, label=labels, group=group)
+        found = files.schema
+    names = ", ".join(one.column for one in found.labels)
     typer.echo(
         f"# {Url(data)}: {len(found.features)} id features, "
         f"{len(found.dense)} dense, "
-        + (f"label {label}" if label else "no label found")
+        + (f"label {names}" if names else "no label found")
     )
-    if label is None:
+    if not names:
         typer.echo("# label: NAME OF THE COLUMN")
     unhashed = "numbers as they are; {column: c, buckets: 32} makes ids of one"
     typer.echo(f"# dense: {unhashed}")

@@ -32,6 +32,7 @@ __all__ = ["command"]
 
 # Paths are shown as they are: neither markup nor emoji.
 console = Console(emoji=False, highlight=False, markup=False)
+_NAMES = {"auc": "AUC", "logloss": "log loss", "gauc": "GAUC"}
 _EVERY = 5.0  # seconds between lines of progress
 
 
@@ -250,6 +251,8 @@ def _table(result: Result) -> Table:
         row("AUC", f"{result.auc:.4f}", note)
     if scores is not None:
         note = f"{scores.rows:,} samples held out"
+        if scores.tasks:
+            note += f", mean of {len(scores.tasks)} tasks"
         if math.isnan(scores.auc):
             note += ", all of one label: is the file sorted by it?"
         row("AUC", f"{scores.auc:.4f}", note)
@@ -267,12 +270,19 @@ def _table(result: Result) -> Table:
             f"{scores.calibration:.3f}",
             "predicted clicks / clicks",
         )
+        if scores.gauc is not None:
+            row("GAUC", f"{scores.gauc:.4f}", "mean over the groups")
+        for name, one in scores.tasks.items():
+            note = f"log loss {one.logloss:.5f}, {one.positives:,} positive"
+            if one.gauc is not None:
+                note = f"GAUC {one.gauc:.4f}, {note}"
+            row(f"AUC of {name}", f"{one.auc:.4f}", note)
     if result.target is not None:
         target, step = result.target
         note = "not reached" if step is None else f"reached at step {step:,}"
         row("target AUC", f"{target:g}", note)
     if result.best is not None and result.best.value is not None:
-        name = {"auc": "AUC", "logloss": "log loss"}[result.best.metric]
+        name = _NAMES[result.best.metric]
         note = f"at step {result.best.step:,}"
         row(f"best {name}", f"{result.best.value:.5f}", note)
     if result.malformed:

@@ -15,10 +15,11 @@ from persia.base.lazy import lazily
 
 if TYPE_CHECKING:
     from persia.data.base import Dataset
+    from persia.data.batch import Batch
     from persia.data.files import Files
     from persia.data.hashing import hash_ids
     from persia.data.inference import infer
-    from persia.data.jagged import Batch, JaggedBatch
+    from persia.data.jagged import JaggedBatch
     from persia.data.kafka import Kafka
     from persia.data.records import Records
     from persia.data.schema import Schema
@@ -45,7 +46,7 @@ __all__ = [
 __getattr__, __dir__ = lazily(
     __name__,
     {
-        "Batch": "jagged",
+        "Batch": "batch",
         "Dataset": "base",
         "Files": "files",
         "JaggedBatch": "jagged",

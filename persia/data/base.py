@@ -22,7 +22,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from persia import _core, errors
 from persia.base.check import kind, whole
-from persia.data.jagged import Batch
+from persia.data.batch import Batch
 
 __all__ = ["Dataset", "hash_version_of", "pair", "read_ahead", "value_hash"]
 
@@ -167,6 +167,15 @@ class Dataset(IterableDataset[Batch]):
     def dense_features(self) -> int:
         """The number of columns of ``batch.dense``."""
         return len(self.dense_names)
+
+    @property
+    def tasks(self) -> list[str]:
+        """The names of the columns of ``batch.label``, where a sample has
+        several labels; else none."""
+        schema: Any = getattr(self, "schema", None)
+        if schema is None or not isinstance(schema.label, list):
+            return []
+        return list(schema.tasks)
 
     def __iter__(self) -> Iterator[Batch]:
         rank, world = self.shard

@@ -20,7 +20,15 @@ from persia.data.columns import Mask, Report, column_of, shown, tell
 from persia.data.declared import NO, YES
 from persia.data.encode_ids import IdEncoder
 from persia.data.rows import Floats, Ints, Rows
-from persia.data.schema import DenseColumn, Moments, Schema
+from persia.data.schema import (
+    CarryColumn,
+    CategoricalColumn,
+    DenseColumn,
+    LabelColumn,
+    Moments,
+    MultivaluedColumn,
+    Schema,
+)
 
 __all__ = ["Encoder", "LabelError", "asks", "encode_rows", "measure"]
 
@@ -51,7 +59,9 @@ class Encoder:
         self.schema = schema
         self._text = text
         self._missing = pa.array(schema.missing, pa.string())
-        self._ids = IdEncoder(schema, text and utf8, self.numbers)
+        self._ids = IdEncoder(
+            schema, text and utf8, self.numbers, self._carried
+        )
 
     def encode(
         self, table: pa.Table | pa.RecordBatch, report: Report
@@ -64,19 +74,28 @@ class Encoder:
         """
         schema, n = self.schema, table.num_rows
         ok = self._filled(table, report)
-        dense = None
+        tensors: dict[str, npt.NDArray[Any]] = {}
         if schema.dense:
             dense = np.empty((n, len(schema.dense)), np.float32)
             for j, spec in enumerate(schema.dense):
                 ok &= self._dense(table, spec, ok, report, dense[:, j])
-        label = weight = None
+            tensors["dense"] = dense
         if schema.label is not None:
-            label, ok = self._label(table, ok, report)
+            tensors["label"], ok = self._labels(table, ok, report)
         if schema.weight is not None:
-            weight, ok = self._weight(table, schema.weight, ok, report)
-        timestamp = None
+            weights = self._weight(table, schema.weight, ok, report)
+            tensors["weight"], ok = weights
         if schema.timestamp is not None:
-            timestamp, ok = self._time(table, schema.timestamp, ok, report)
+            times = self._time(table, schema.timestamp, ok, report)
+            tensors["timestamp"], ok = times
+        if schema.group is not None:
+            tensors["group"] = np.empty(n, np.int64)
+            ok &= self._ids.single(
+                table, schema.group, ok, report, tensors["group"]
+            )
+        for carried in schema.carry:
+            found = self._carried(table, carried, ok, report)
+            tensors[carried.tensor], ok = found
         singles = np.empty((len(schema.singles), n), np.int64)
         for j, one in enumerate(schema.singles):
             ok &= self._ids.single(table, one, ok, report, singles[j])
@@ -85,7 +104,7 @@ class Encoder:
             bag, fine = self._ids.bag(table, many, ok, report)
             bags.append(bag)
             ok &= fine
-        rows = Rows(singles, bags, dense, label, weight, timestamp)
+        rows = Rows(singles, bags, tensors)
         return (rows if ok.all() else rows.take(np.flatnonzero(ok))), ok
 
     # ---- texts and numbers
@@ -204,11 +223,29 @@ class Encoder:
 
     # ---- label, weight, time
 
-    def _label(
+    def _labels(
         self, table: Any, ok: Mask, report: Report
     ) -> tuple[Floats, Mask]:
-        spec = self.schema.label
-        assert spec is not None
+        """[n] of one label; [n, tasks] of several, NaN where one is
+        missing."""
+        label = self.schema.label
+        if not isinstance(label, list):
+            assert label is not None
+            return self._label(table, label, False, ok, report)
+        columns = []
+        for spec in label:
+            column, ok = self._label(table, spec, True, ok, report)
+            columns.append(column)
+        return np.stack(columns, 1), ok
+
+    def _label(
+        self,
+        table: Any,
+        spec: LabelColumn,
+        optional: bool,
+        ok: Mask,
+        report: Report,
+    ) -> tuple[Floats, Mask]:
         name = spec.column
         column: Any
         if spec.values is not None:
@@ -217,6 +254,8 @@ class Encoder:
             numbers, wrong = _looked_up(
                 column, known, np.array(list(spec.values.values()))
             )
+            blank = pc.is_in(column, self._missing)
+            missing = wrong & blank.to_numpy(zero_copy_only=False)
             need = f"is none of the label's values {list(spec.values)}"
         else:
             numbers, missing, wrong, column = self.numbers(table, name)
@@ -235,21 +274,25 @@ class Encoder:
                 numbers = (numbers >= spec.threshold).astype(np.float64)
             elif not spec.number:
                 other = (numbers != 0) & (numbers != 1)
-                self._check_binary(ok & ~wrong, other, column)
+                self._check_binary(ok & ~wrong, other, column, name)
                 wrong |= other
+        absent = missing & wrong if optional else np.zeros_like(wrong)
+        wrong &= ~absent
         tell(ok & wrong, column, name, need, report)
         label = np.where(wrong, 0, numbers).astype(np.float32)
+        label[absent] = np.nan
         return label, ok & ~wrong
 
-    def _check_binary(self, ok: Mask, other: Mask, column: Any) -> None:
+    def _check_binary(
+        self, ok: Mask, other: Mask, column: Any, name: str
+    ) -> None:
         """Labels that are other numbers are an error of the schema, unless
         they are as rare as damaged rows."""
-        assert self.schema.label is not None
         places = np.flatnonzero(ok & other)
         if len(places) <= _RARE * len(other):
             return
         at = int(places[0])
-        name, value = self.schema.label.column, column[at].as_py()
+        value = column[at].as_py()
         raise LabelError(
             at,
             f"column {name!r}: the label is {shown(value)}, need 0 or 1; "
@@ -294,6 +337,47 @@ class Encoder:
         tell(ok & wrong, column, name, need, report)
         return np.where(wrong, 0.0, seconds), ok & ~wrong
 
+    # ---- carried columns
+
+    def _carried(
+        self, table: Any, spec: CarryColumn, ok: Mask, report: Report
+    ) -> tuple[npt.NDArray[Any], Mask]:
+        """(values [n], where they and ``ok`` are good)."""
+        name, dtype = spec.column, spec.dtype or "float64"
+        if dtype == "id":
+            ids = np.empty(table.num_rows, np.int64)
+            column = CategoricalColumn(column=name)
+            good = self._ids.single(table, column, ok, report, ids)
+            return ids, ok & good
+        need = f"is no {dtype} (dtype: {dtype})"
+        if dtype == "int64":
+            column = column_of(table, name, self.schema.hash_version)
+            whole, good = self._ids.given(column, name)
+            tell(ok & ~good, column, name, need, report)
+            return np.where(good, whole, 0), ok & good
+        column = column_of(table, name)
+        if pa.types.is_date(column.type):
+            column = column.cast(pa.timestamp("ms"))
+        if pa.types.is_timestamp(column.type):
+            numbers, missing = _seconds(column)
+            wrong = np.zeros_like(missing)
+        else:
+            numbers, missing, wrong, column = self.numbers(table, name)
+        if dtype == "bool":
+            wrong = wrong | missing | ((numbers != 0) & (numbers != 1))
+        else:
+            numbers = np.where(missing, np.nan, numbers)
+        tell(ok & wrong, column, name, need, report)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return numbers.astype(dtype), ok & ~wrong
+
+    def values_in(
+        self, table: Any, name: str, separator: str | None
+    ) -> pa.Table:
+        """The values of all lists of a column, as a column."""
+        lists, _ = self._ids.lists(table, name, separator)
+        return pa.table({name: lists.flatten()})
+
 
 def encode_rows(
     encoder: Encoder, table: pa.Table | pa.RecordBatch, report: Report
@@ -329,15 +413,19 @@ def encode_rows(
 
 def asks(schema: Schema) -> bool:
     """Whether the first rows decide a part of the schema."""
-    return any(c.standardise is True for c in schema.dense) or any(
-        isinstance(c.buckets, int) for c in schema.categorical
+    return (
+        any(c.standardise is True for c in schema.dense)
+        or any(isinstance(c.buckets, int) for c in schema.categorical)
+        or any(c.dtype is None for c in schema.carry)
+        or any(a.dtype is None for c in schema.bags for a in c.aligned)
     )
 
 
 def measure(
     schema: Schema, table: Any, where: str, text: bool = False
 ) -> Schema:
-    """The schema with what its first rows decide: means and quantiles."""
+    """The schema with what its first rows decide: means, quantiles, and
+    dtypes of carried columns."""
     if not asks(schema):
         return schema
     encoder = Encoder(schema, text=text)
@@ -357,7 +445,74 @@ def measure(
             bounds = np.unique(np.quantile(x, shares)).tolist()
             c = c.model_copy(update={"buckets": bounds})
         ids.append(c)
-    return schema.model_copy(update={"dense": dense, "categorical": ids})
+    carry = [
+        c.model_copy(update={"dtype": _dtype(encoder, table, c.column, where)})
+        if c.dtype is None
+        else c
+        for c in schema.carry
+    ]
+    update: dict[str, Any] = {
+        "dense": dense,
+        "categorical": ids,
+        "carry": carry,
+    }
+    for name in ("multivalued", "sequences"):
+        update[name] = [
+            _with_dtypes(encoder, table, bag, where)
+            for bag in getattr(schema, name)
+        ]
+    return schema.model_copy(update=update)
+
+
+def _with_dtypes(
+    encoder: Encoder, table: Any, bag: MultivaluedColumn, where: str
+) -> MultivaluedColumn:
+    """A feature, with the dtypes of what is aligned with it."""
+    aligned = []
+    for beside in bag.aligned:
+        name = beside.column
+        if beside.dtype is None and name in table.schema.names:
+            inner = encoder.values_in(table, name, bag.separator)
+            dtype = _dtype(encoder, inner, name, where)
+            beside = beside.model_copy(update={"dtype": dtype})
+        aligned.append(beside)
+    return bag.model_copy(update={"aligned": aligned})
+
+
+def _dtype(encoder: Encoder, table: Any, name: str, where: str) -> str | None:
+    """Of a carried column, by its first rows."""
+    if name not in table.schema.names:
+        return None  # told by the check of the columns
+    column = column_of(table, name)
+    kind, t = column.type, pa.types
+    if t.is_dictionary(kind):
+        kind = kind.value_type
+    if t.is_boolean(kind):
+        return "bool"
+    if t.is_integer(kind):
+        return "int64"
+    if t.is_float16(kind) or t.is_float32(kind):
+        return "float32"
+    if t.is_floating(kind) or t.is_decimal(kind) or t.is_null(kind):
+        return "float64"
+    if t.is_timestamp(kind) or t.is_date(kind):
+        return "float64"
+    remedy = (
+        f"'carry: [{{column: {name}, dtype: id}}]' in the schema carries the "
+        "ids of its values"
+    )
+    if t.is_nested(kind) or t.is_temporal(kind):
+        raise errors.SchemaMismatch(
+            f"{where}: column {name!r} of the type {kind} cannot be carried "
+            f"as numbers; {remedy}"
+        )
+    numbers, missing, wrong, _ = encoder.numbers(table, name)
+    if wrong.any():
+        raise errors.SchemaMismatch(
+            f"{where}: column {name!r} has texts; {remedy}"
+        )
+    whole = not missing.any() and bool((np.floor(numbers) == numbers).all())
+    return "int64" if whole else "float64"
 
 
 def _known(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,14 @@ from persia.data.hashing import (
     ids_of_codes,
     integers,
 )
-from persia.data.rows import Bags, Ints, gather, running
-from persia.data.schema import CategoricalColumn, CrossColumn, Schema
+from persia.data.rows import Bags, Ints, running
+from persia.data.schema import (
+    CarryColumn,
+    CategoricalColumn,
+    CrossColumn,
+    MultivaluedColumn,
+    Schema,
+)
 from persia.data.text_lists import any_bracketed, values_of
 
 __all__ = ["IdEncoder", "is_same_in_versions"]
@@ -30,6 +36,10 @@ __all__ = ["IdEncoder", "is_same_in_versions"]
 # of a table.
 Numbers = Callable[
     [Any, str], tuple[npt.NDArray[np.float64], Mask, Mask, pa.Array]
+]
+# (values of a table's column, where they are good), of some of its rows.
+Carried = Callable[
+    [Any, CarryColumn, Mask, Report], tuple[npt.NDArray[Any], Mask]
 ]
 
 
@@ -40,16 +50,20 @@ class IdEncoder:
         schema: with the bounds of buckets known.
         utf8: bytes that are no UTF-8 are malformed.
         numbers: reads a column of numbers, for buckets.
+        carried: reads a column that is carried, for those beside ids.
     """
 
-    def __init__(self, schema: Schema, utf8: bool, numbers: Numbers) -> None:
+    def __init__(
+        self, schema: Schema, utf8: bool, numbers: Numbers, carried: Carried
+    ) -> None:
         self._schema = schema
         self._version = schema.hash_version
         self._utf8 = utf8
         self._numbers = numbers
-        # Of each feature, the latest dictionary and the ids of its values:
-        # all pieces of a row group have the same one.
-        self._codes: dict[str, tuple[pa.Array, Ints]] = {}
+        self._carried = carried
+        # Of each column and salt, the latest dictionary and the ids of its
+        # values: all pieces of a row group have the same one.
+        self._codes: dict[tuple[str, int], tuple[pa.Array, Ints]] = {}
 
     # ---- features of one id a sample
 
@@ -76,7 +90,7 @@ class IdEncoder:
             need_text(column, name)
             column, fine = self._readable(column, spec, ok, report)
         if not spec.hash:
-            out[:], good = self._given(column, name)
+            out[:], good = self.given(column, name)
             what = "is no integer of 64 bits (hash: false)"
             tell(ok & fine & ~good, column, name, what, report)
             return fine & good
@@ -122,7 +136,8 @@ class IdEncoder:
     def _known_codes(self, column: Any, spec: CategoricalColumn) -> Ints:
         """The ids of a column's dictionary."""
         values = column.dictionary
-        before, ids = self._codes.get(spec.feature, (None, None))
+        key = spec.column, spec.hash_salt
+        before, ids = self._codes.get(key, (None, None))
         if ids is None or not _is_same(before, values):
             ids = hash_dictionary(
                 values,
@@ -130,7 +145,7 @@ class IdEncoder:
                 strip=self._schema.strip,
                 version=self._version,
             )
-            self._codes[spec.feature] = values, ids
+            self._codes[key] = values, ids
         return ids
 
     def _decoded(
@@ -157,7 +172,7 @@ class IdEncoder:
         tell(ok & ~fine, column, name, need, report)
         return fine
 
-    def _given(self, column: pa.Array, name: str) -> tuple[Ints, Mask]:
+    def given(self, column: pa.Array, name: str) -> tuple[Ints, Mask]:
         """Ids that the column holds: no hash."""
         return integers(
             column,
@@ -187,14 +202,16 @@ class IdEncoder:
     # ---- features of any number of ids a sample
 
     def bag(
-        self, table: Any, spec: CategoricalColumn, ok: Mask, report: Report
+        self, table: Any, spec: MultivaluedColumn, ok: Mask, report: Report
     ) -> tuple[Bags, Mask]:
         """(the ids of a feature, where they are good)."""
         name = spec.column
         column = column_of(table, name, self._version)
         t = pa.types
         fine = np.ones(len(column), bool)
-        if t.is_null(column.type):
+        if spec.aligned:
+            bags, fine = self._with_aligned(table, spec, ok, report)
+        elif t.is_null(column.type):
             bags = Bags(np.empty(0, np.int64), running(np.zeros_like(fine)))
         elif is_list(column.type):
             bags, good = self._of_lists(column, spec)
@@ -214,8 +231,79 @@ class IdEncoder:
                 starts = bags.offsets[:-1]
                 if spec in self._schema.sequences:
                     starts = bags.offsets[1:] - lengths
-                bags = gather(bags.values, starts, lengths)
+                bags = bags.gather(starts, lengths)
         return bags, fine
+
+    def _with_aligned(
+        self, table: Any, spec: MultivaluedColumn, ok: Mask, report: Report
+    ) -> tuple[Bags, Mask]:
+        """A bag with what lies beside its ids; where all are good."""
+        column = column_of(table, spec.column, self._version)
+        read = np.ones(len(column), bool)
+        if pa.types.is_binary(column.type):
+            read = self._decoded(column, spec.column, ok, report)
+        lists, fine = self.lists(table, spec.column, spec.separator)
+        tell(ok & read & ~fine, column, spec.column, _need(spec), report)
+        fine &= read
+        lengths = _lengths(lists)
+        aligned = {}
+        for beside in spec.aligned:
+            name = beside.column
+            other, good = self.lists(table, name, spec.separator)
+            theirs = _lengths(other)
+            good &= theirs == lengths
+            column = column_of(table, name, self._version)
+            need = f"does not have as many values as {spec.column!r}"
+            tell(ok & fine & ~good, column, name, need, report)
+            fine &= good
+            row = np.repeat(np.arange(len(other)), theirs)
+            inner = pa.table({name: other.flatten()})
+            every = np.ones(len(row), bool)
+            values, known = self._carried(inner, beside, every, _unheard)
+            good = np.ones(len(other), bool)
+            good[row[~known]] = False
+            need = f"holds what is no {beside.dtype or 'number'}"
+            tell(ok & fine & ~good, column, name, need, report)
+            # Where there are more or fewer, anything is beside the ids.
+            same = theirs == lengths
+            out = np.zeros(int(lengths.sum()), values.dtype)
+            out[np.repeat(same, lengths)] = values[np.repeat(same, theirs)]
+            aligned[beside.tensor] = out
+            fine &= good
+        bags, good = self._of_lists(lists, spec, aligned=aligned)
+        tell(ok & fine & ~good, column, spec.column, _need(spec), report)
+        return bags, fine & good
+
+    def lists(
+        self, table: Any, name: str, separator: str | None
+    ) -> tuple[pa.Array, Mask]:
+        """(a column as lists, which are good): of lists, or of texts."""
+        column = column_of(table, name, self._version)
+        if pa.types.is_null(column.type):
+            column = column.cast(pa.list_(pa.string()))
+        if is_list(column.type):
+            return _plain_lists(column), np.ones(len(column), bool)
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        return self._lists_in(self._texts(column, name)[0], name, separator)
+
+    def _lists_in(
+        self, column: pa.Array, name: str, separator: str | None
+    ) -> tuple[pa.Array, Mask]:
+        """(lists of the values of texts, which are good)."""
+        if separator is None:
+            raise errors.SchemaMismatch(
+                f"column {name!r} has texts ({column.type}), and separator: "
+                "null, which is for lists; give a separator"
+            )
+        known = column.dictionary_encode()
+        found: list[list[str] | None] = []
+        for value in known.dictionary.to_pylist():
+            if isinstance(value, bytes):
+                value = value.decode("utf-8", "replace")
+            found.append(values_of(value, separator))
+        lists = pa.array(found, pa.list_(pa.string())).take(known.indices)
+        return lists, lists.is_valid().to_numpy(zero_copy_only=False)
 
     def _split(
         self, column: pa.Array, spec: CategoricalColumn
@@ -263,26 +351,21 @@ class IdEncoder:
         self, column: pa.Array, spec: CategoricalColumn
     ) -> tuple[Bags, Mask]:
         """Texts of which some are lists in brackets."""
-        known = column.dictionary_encode()
-        assert spec.separator is not None
-        found: list[list[str] | None] = []
-        for value in known.dictionary.to_pylist():
-            if isinstance(value, bytes):
-                value = value.decode("utf-8", "replace")
-            found.append(values_of(value, spec.separator))
-        each = pa.array(found, pa.list_(pa.string()))
-        lists = each.take(known.indices)
-        good = lists.is_valid().to_numpy(zero_copy_only=False)
+        lists, good = self._lists_in(column, spec.column, spec.separator)
         bags, inner = self._of_lists(lists, spec)
         return bags, good & inner
 
     def _of_lists(
-        self, column: pa.Array, spec: CategoricalColumn, stripped: bool = False
+        self,
+        column: pa.Array,
+        spec: CategoricalColumn,
+        stripped: bool = False,
+        aligned: Mapping[str, npt.NDArray[Any]] | None = None,
     ) -> tuple[Bags, Mask]:
-        """Lists of values; null and empty ones are none."""
-        if not pa.types.is_list(column.type):
-            column = column.cast(pa.list_(column.type.value_type))
-        lengths = pc.fill_null(column.value_lengths(), 0).to_numpy()
+        """Lists of values; null and empty ones are none, nor what is aligned
+        with them."""
+        column, beside = _plain_lists(column), aligned or {}
+        lengths = _lengths(column)
         inner = plain(column.flatten(), self._version)
         need_text(inner, spec.column)
         offsets = running(lengths.astype(np.int64))
@@ -321,7 +404,25 @@ class IdEncoder:
         if not used.all():
             lengths = np.bincount(row[used], minlength=len(column))
             ids, offsets = ids[used], running(lengths.astype(np.int64))
-        return Bags(ids, offsets), fine
+            beside = {name: array[used] for name, array in beside.items()}
+        return Bags(ids, offsets, beside), fine
+
+
+def _plain_lists(column: pa.Array) -> pa.Array:
+    """Large lists and lists of one length as lists."""
+    if pa.types.is_list(column.type):
+        return column
+    return column.cast(pa.list_(column.type.value_type))
+
+
+def _lengths(column: pa.Array) -> Ints:
+    """How many values each list has; null has none."""
+    lengths = pc.fill_null(column.value_lengths(), 0).to_numpy()
+    return np.asarray(lengths, np.int64)
+
+
+def _unheard(row: int, text: str, kind: str) -> None:
+    """A report that the caller makes for the whole row."""
 
 
 def is_same_in_versions(schema: Schema, table: pa.Table) -> bool:

@@ -4,7 +4,7 @@ TFRecord; local or remote."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ from persia.data.read_arrow import ArrowStreamReader, open_units
 from persia.data.read_csv import CSVReader, Wrong
 from persia.data.read_json import JSONReader
 from persia.data.read_tfrecord import TFRecordReader
-from persia.data.schema import Schema
+from persia.data.schema import LabelColumn, Schema
 from persia.data.sniff import (
     FORMATS,
     format_of,
@@ -112,6 +112,9 @@ class Files(Source):
         shard: (rank, world): of Parquet and Arrow files the rank-th of world
             equal ranges of rows, of others every world-th block of
             batch_size rows.
+        label: columns of labels, in the place of those of the schema; several
+            are tasks.
+        group: the column of the group, in the place of that of the schema.
 
     Attributes:
         files: the names of the files.
@@ -143,13 +146,15 @@ class Files(Source):
         drop_last: bool = False,
         encoding: str | None = "utf-8",
         shard: tuple[int, int] = (0, 1),
+        label: Sequence[str] = (),
+        group: str | None = None,
     ) -> None:
         if format is not None and format not in FORMATS:
             raise errors.InvalidArgument(
                 f"format is {format!r}, need one of {', '.join(FORMATS)}"
             )
         if schema is not None:
-            schema = as_schema(schema)
+            schema = as_schema(schema).chosen(label, group)
         self._files = find_files(paths)
         self.files = [file.name for file in self._files]
         some = [file for file in self._files if file.size != 0]
@@ -160,7 +165,7 @@ class Files(Source):
             guess = format is None
             head = (some or self._files)[0]
             schema = with_delimiter(head, schema, encoding, guess)
-        schema = self._known(schema)
+        schema = self._known(schema, label, group)
         super().__init__(
             schema,
             batch_size,
@@ -176,7 +181,9 @@ class Files(Source):
         self._lines: list[int] | None = None  # of each file, once counted
         self._read_bytes = 0
 
-    def _known(self, schema: Schema | None) -> Schema:
+    def _known(
+        self, schema: Schema | None, label: Sequence[str], group: str | None
+    ) -> Schema:
         """The schema, with what the first rows decide: those of the first
         file that has some."""
         if schema is not None and not asks(schema):
@@ -193,7 +200,7 @@ class Files(Source):
         text = self.format == "csv"
         if schema is None:
             try:
-                schema, lines = inferred(first, text)
+                schema, lines = inferred(first, text, label, group)
             except errors.SchemaMismatch as error:
                 raise errors.SchemaMismatch(
                     f"{file.name!r}: {error}"
@@ -346,11 +353,13 @@ class Files(Source):
 
     def _check_labels(self) -> None:
         """Raises if there are many labels, all of them equal."""
-        spec = self.schema.label
-        if spec is None or spec.number:
-            return
+        for spec in self.schema.labels:
+            if not spec.number:
+                self._check_label(spec)
+
+    def _check_label(self, spec: LabelColumn) -> None:
         alone = Schema.model_construct(
-            label=spec, strip=self.schema.strip, missing=self.schema.missing
+            label=[spec], strip=self.schema.strip, missing=self.schema.missing
         )
         encoder, count = Encoder(alone), 0
         found: set[float] = set()
@@ -359,8 +368,9 @@ class Files(Source):
         units = self._units()
         tables = self._tables(units, (first, end), Place(), [spec.column])
         for _, _, table in tables:
-            label = encoder.encode(table, lambda *_: None)[0].label
-            assert label is not None
+            rows = encoder.encode(table, lambda *_: None)[0]
+            (label,) = rows.labels
+            label = label[~np.isnan(label)]
             count += len(label)
             found.update(np.unique(label).tolist())
             if len(found) > 1:

@@ -53,7 +53,9 @@ def with_odd(table: pa.Table, odd: Mapping[str, str]) -> pa.Table:
 
 
 @guarded
-def infer(data: Any) -> Schema:
+def infer(
+    data: Any, label: Sequence[str] = (), group: str | None = None
+) -> Schema:
     """A schema for a table, from its first 100,000 rows.
 
     Texts and booleans are categorical, floats are dense, lists are
@@ -61,19 +63,23 @@ def infer(data: Any) -> Schema:
     or if they have few values, else dense; so are decimals without a
     fraction, and texts that are numbers. The label is the column of a usual
     name (``label``, ``click``, ``y``, ...) or the only column of two values.
-    Columns without a second value or without a name, and texts that differ in
-    each row, are left out.
+    Columns without a second value or without a name, texts that differ in
+    each row, and other columns of two values that have the name of a label,
+    are left out.
 
     What each column is taken as, and why, is logged as a warning, once a
     process.
 
     Args:
         data: what :class:`persia.data.Table` takes.
+        label: the columns of the labels; by default one is looked for.
+        group: the column of the group, which may be a feature, too.
 
     Raises:
-        SchemaMismatch: no column can be a feature.
+        SchemaMismatch: no column can be a feature, or one that is named is
+            not there.
     """
-    schema, lines = inferred(data)
+    schema, lines = inferred(data, label=label, group=group)
     say("the table", lines)
     return schema
 
@@ -86,15 +92,22 @@ def say(where: str, lines: Sequence[str]) -> None:
         log.warning("%s\n  (pass schema= to decide it)", text)
 
 
-def inferred(data: Any, text: bool = False) -> tuple[Schema, list[str]]:
+def inferred(
+    data: Any,
+    text: bool = False,
+    label: Sequence[str] = (),
+    group: str | None = None,
+) -> tuple[Schema, list[str]]:
     """(the schema of a table, a line about each column).
 
     Args:
         data: what :class:`persia.data.Table` takes.
         text: it is read from text without types, as of CSV.
+        label, group: see :func:`infer`.
 
     Raises:
-        SchemaMismatch: no column can be a feature.
+        SchemaMismatch: no column can be a feature, or one that is named is
+            not there.
     """
     from persia.data.table import as_table
 
@@ -107,10 +120,25 @@ def inferred(data: Any, text: bool = False) -> tuple[Schema, list[str]]:
     }
     lines = []
     columns = {n: column_of(table, n) for n in table.column_names}
-    label = _label(columns)
+    named = [*label, *([] if group is None else [group])]
+    if missing := sorted(set(named) - set(columns)):
+        raise errors.SchemaMismatch(
+            f"there is no column {missing} for a label or group; there are "
+            f"{list(columns)[:50]}"
+        )
+    labels: dict[str, Any] = {n: _of_label(n, columns[n]) for n in label}
+    why_label = "as was asked"
+    if not label and (found := _label(columns)) is not None:
+        labels, why_label = {found["column"]: found}, "by its name or values"
     for name, column in columns.items():
-        if label is not None and name == label["column"]:
-            lines.append(f"{name}: label{_with(label)}, by its name or values")
+        if name in labels:
+            lines.append(f"{name}: label{_with(labels[name])}, {why_label}")
+            continue
+        if labels and name.lower() in _LABELS and _is_binary(column):
+            lines.append(
+                f"{name}: left out: it may be another label, by which "
+                f"{', '.join(labels)} would be foretold"
+            )
             continue
         why = (table.schema.field(name).metadata or {}).get(_ODD)
         if why is not None:
@@ -140,7 +168,18 @@ def inferred(data: Any, text: bool = False) -> tuple[Schema, list[str]]:
             one = {"column": name, "name": f"{name}_bucket", "buckets": 32}
             fields["categorical"].append(one)
             lines.append(f"{name}: also {one['name']}, one of 32 buckets")
-    return Schema(label=label, **fields), lines
+    if group is not None:
+        fields["group"] = group
+    every = list(labels.values())
+    if len(every) > 1:
+        return Schema(label=every, **fields), lines
+    return Schema(label=every[0] if every else None, **fields), lines
+
+
+def _of_label(name: str, column: pa.Array) -> dict[str, Any]:
+    """A column that is a label, as was asked."""
+    values = {} if _is_binary(column) else _two_texts(column)
+    return {"column": name} | ({"values": values} if values else {})
 
 
 def _with(entry: Any) -> str:

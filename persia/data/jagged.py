@@ -1,14 +1,13 @@
-"""Batches of ids: :class:`JaggedBatch`, and :class:`Batch` around it.
+"""Batches of ids: :class:`JaggedBatch`.
 
-Both are plain containers of tensors: they know no store and no table, so
-they work in forked children (the workers of ``torch.utils.data.DataLoader``).
+It is a plain container of tensors: it knows no store and no table, so it
+works in forked children (the workers of ``torch.utils.data.DataLoader``).
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from persia.base.check import kind, whole
 from persia.base.tensors import in_graph, integers, tensor, vector
 from persia.base.torch_private import register_tree, version_of
 
-__all__ = ["PADDING", "Batch", "JaggedBatch", "skip", "split_off"]
+__all__ = ["PADDING", "JaggedBatch", "skip", "split_off", "tensors_of"]
 
 #: In graphs: the feature that has the ids which are left out, for how many
 #: others there are depends on the elements of a tensor.
@@ -649,77 +648,6 @@ def tensors_of(
     return ids._values, ids._offsets, ids._weights
 
 
-@dataclass
-class Batch:
-    """One batch of samples.
-
-    Attributes:
-        dense: float32 [B, number of dense features], or None.
-        ids: the categorical features of the B samples.
-        label: float32 [B], or None.
-        weight: float32 [B], how much each sample counts, or None.
-        timestamp: float64 [B], seconds since 1970, or None.
-    """
-
-    dense: Tensor | None
-    ids: JaggedBatch
-    label: Tensor | None = None
-    weight: Tensor | None = None
-    timestamp: Tensor | None = None
-
-    def __len__(self) -> int:
-        """The number of samples, B."""
-        return self.ids.stride()
-
-    def to(
-        self, device: torch.device | str, non_blocking: bool = False
-    ) -> Batch:
-        """The batch on ``device``; tensors that are there already are
-        shared.
-        """
-
-        def moved(tensor: Tensor | None) -> Tensor | None:
-            if tensor is None:
-                return None
-            return tensor.to(device, non_blocking=non_blocking)
-
-        return Batch(
-            moved(self.dense),
-            self.ids.to(device, non_blocking),
-            moved(self.label),
-            moved(self.weight),
-            moved(self.timestamp),
-        )
-
-    def skip(self) -> None:
-        """Gives this batch up: no backward will come.
-
-        A :class:`persia.DataLoader` that looked it up then need not wait for
-        its gradients; a later backward of it raises TicketError. Batches of
-        other sources are not concerned.
-        """
-        skip(self.ids)
-
-    def pin_memory(self) -> Batch:
-        """The batch with its dense tensors in page-locked memory (needs CUDA,
-        as torch's own); its ids stay as they are, since they do not travel,
-        and so do tensors on a device.
-        """
-
-        def pinned(tensor: Tensor | None) -> Tensor | None:
-            if tensor is None or tensor.device.type != "cpu":
-                return tensor
-            return tensor.pin_memory()
-
-        return Batch(
-            pinned(self.dense),
-            self.ids.pin_memory(),
-            pinned(self.label),
-            pinned(self.weight),
-            pinned(self.timestamp),
-        )
-
-
 def _unflatten(parts: list[Any], context: list[Any]) -> JaggedBatch:
     """A batch of whatever stands for its tensors."""
     out = JaggedBatch.__new__(JaggedBatch)
@@ -746,15 +674,11 @@ def _flatten(batch: JaggedBatch) -> tuple[list[Any], list[Any]]:
 
 
 register_tree(JaggedBatch, _flatten, _unflatten)
-register_tree(
-    Batch,
-    lambda b: ([b.dense, b.ids, b.label, b.weight, b.timestamp], None),
-    lambda parts, _: Batch(*parts),
-)
 
 
 def skip(ids: Any) -> None:
-    """Gives up the batch that these ids are of; see :meth:`Batch.skip`."""
+    """Gives up the batch that these ids are of; see
+    :meth:`persia.Batch.skip`."""
     loader = getattr(ids, "given_by", None)
     if loader is not None and (one := loader()) is not None:
         one.skip(ids.ticket)

@@ -13,9 +13,9 @@ from typing import Any
 from persia import errors
 from persia.base.check import kind, real
 from persia.data.base import Dataset, read_ahead
+from persia.data.batch import Batch
 from persia.data.encode import asks
 from persia.data.faults import MALFORMED_LIMIT, Faults, check_limit
-from persia.data.jagged import Batch
 from persia.data.read_kafka import Reader
 from persia.data.read_kafka_brokers import (
     Brokers,
@@ -142,8 +142,9 @@ class Kafka(Dataset):
         self.schema = as_schema(schema)
         if asks(self.schema):
             raise errors.InvalidArgument(
-                "the schema asks for moments or quantiles of the data, which "
-                "differ as messages arrive; give their numbers"
+                "the schema asks for moments, quantiles or dtypes, which "
+                "differ as messages arrive; give the numbers, and the dtype "
+                "of each carried or aligned column"
             )
         self._written.reader(sorted(self.schema.used_columns))
         self._topics = _names("topics", topics)

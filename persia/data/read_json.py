@@ -168,7 +168,7 @@ class Objects:
 
     def __init__(self, schema: Schema) -> None:
         self._names = sorted(schema.used_columns)
-        self._ids = {n for f in schema.features for n in f.columns}
+        self._ids = schema.columns_of_ids
         # The types of the piece before: those of the next one, most likely.
         self._kinds: dict[str, pa.DataType] | None = None
 

@@ -43,8 +43,8 @@ class TFRecordReader:
     ) -> None:
         self._file = file
         self._names = sorted(schema.used_columns)
-        bags = {c.column for c in schema.bags}
-        self._bags = bags
+        self._bags = {c.column for c in schema.bags}
+        self._bags |= {c.column for bag in schema.bags for c in bag.aligned}
         self.seen = Seen(self._names)
         self.lines = 0
         self.position = 0

@@ -2,44 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from persia.data.jagged import Batch, JaggedBatch
+from persia.data.batch import Batch
+from persia.data.jagged import JaggedBatch
 
 __all__ = ["Bags", "Rows"]
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
+Array = npt.NDArray[Any]
 Order = slice | Ints
 
 
 @dataclass(frozen=True)
 class Bags:
     """A feature of any number of ids a sample: those of sample i are
-    values[offsets[i] : offsets[i + 1]]."""
+    values[offsets[i] : offsets[i + 1]].
+
+    Attributes:
+        values: int64 [m].
+        offsets: int64 [n + 1].
+        aligned: arrays [m, ...] by name, with an entry for each id.
+    """
 
     values: Ints
-    offsets: Ints  # [n + 1]
+    offsets: Ints
+    aligned: Mapping[str, Array] = field(default_factory=dict)
 
     def take(self, order: Order) -> Bags:
         starts, ends = self.offsets[:-1][order], self.offsets[1:][order]
-        if isinstance(order, slice):
-            if len(starts) == 0:
-                return Bags(self.values[:0], np.zeros(1, np.int64))
-            a, b = int(starts[0]), int(ends[-1])
-            at = self.offsets[order.start : order.start + len(starts) + 1]
-            return Bags(self.values[a:b], at - a)
-        return gather(self.values, starts, ends - starts)
+        if not isinstance(order, slice):
+            return self.gather(starts, ends - starts)
+        if len(starts) == 0:
+            return self._of(slice(0, 0), np.zeros(1, np.int64))
+        a, b = int(starts[0]), int(ends[-1])
+        at = self.offsets[order.start : order.start + len(starts) + 1]
+        return self._of(slice(a, b), at - a)
+
+    def gather(self, starts: Ints, lengths: Ints) -> Bags:
+        """Bags of the given parts of the values."""
+        offsets = running(lengths)
+        at = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+        return self._of(at, offsets)
+
+    def _of(self, at: Order, offsets: Ints) -> Bags:
+        aligned = {name: array[at] for name, array in self.aligned.items()}
+        return Bags(self.values[at], offsets, aligned)
 
     @property
     def lengths(self) -> Ints:
         return np.diff(self.offsets)
+
+    @staticmethod
+    def join(parts: Sequence[Bags]) -> Bags:
+        """The bags of all parts, of which there is one at least."""
+        return Bags(
+            np.concatenate([bag.values for bag in parts]),
+            running(np.concatenate([bag.lengths for bag in parts])),
+            {
+                name: np.concatenate([bag.aligned[name] for bag in parts])
+                for name in parts[0].aligned
+            },
+        )
 
 
 def running(lengths: Ints) -> Ints:
@@ -49,13 +80,6 @@ def running(lengths: Ints) -> Ints:
     return out
 
 
-def gather(values: Ints, starts: Ints, lengths: Ints) -> Bags:
-    """Bags of the given parts of values."""
-    offsets = running(lengths)
-    at = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
-    return Bags(values[at], offsets)
-
-
 @dataclass(frozen=True)
 class Rows:
     """n samples.
@@ -63,35 +87,30 @@ class Rows:
     Attributes:
         singles: ids of the features of one id a sample, int64 [S, n].
         bags: the other features.
-        dense: float32 [n, D], or None; so are label and weight [n].
-        timestamp: float64 [n], seconds since 1970, or None.
+        tensors: arrays [n, ...] by the names of the tensors of a batch.
     """
 
     singles: Ints
     bags: list[Bags]
-    dense: Floats | None = None
-    label: Floats | None = None
-    weight: Floats | None = None
-    timestamp: npt.NDArray[np.float64] | None = None
+    tensors: Mapping[str, Array] = field(default_factory=dict)
 
     def __len__(self) -> int:
         if self.bags and not len(self.singles):
             return len(self.bags[0].offsets) - 1
         return int(self.singles.shape[1])
 
+    @property
+    def labels(self) -> list[Array]:
+        """The labels [n] of each task."""
+        label = self.tensors["label"]
+        return [label] if label.ndim == 1 else list(label.T)
+
     def take(self, order: Order) -> Rows:
         """Some of the rows: a slice (from start to stop), or their places."""
-
-        def part(array: Any) -> Any:
-            return None if array is None else array[order]
-
         return Rows(
             self.singles[:, order],
             [bag.take(order) for bag in self.bags],
-            part(self.dense),
-            part(self.label),
-            part(self.weight),
-            part(self.timestamp),
+            {name: array[order] for name, array in self.tensors.items()},
         )
 
     @staticmethod
@@ -99,21 +118,16 @@ class Rows:
         """The rows of all parts, of which there is one at least."""
         if len(parts) == 1:
             return parts[0]
-
-        def joined(name: str) -> Any:
-            arrays = [getattr(p, name) for p in parts]
-            return None if arrays[0] is None else np.concatenate(arrays)
-
-        bags = []
-        for many in zip(*(p.bags for p in parts), strict=True):
-            lengths = np.concatenate([bag.lengths for bag in many])
-            values = np.concatenate([bag.values for bag in many])
-            bags.append(Bags(values, running(lengths)))
         return Rows(
             np.concatenate([p.singles for p in parts], 1),
-            bags,
-            **{n: joined(n) for n in ("dense", "label", "weight")},
-            timestamp=joined("timestamp"),
+            [
+                Bags.join(many)
+                for many in zip(*(p.bags for p in parts), strict=True)
+            ],
+            {
+                name: np.concatenate([p.tensors[name] for p in parts])
+                for name in parts[0].tensors
+            },
         )
 
     def batch(self, keys: list[str]) -> Batch:
@@ -127,16 +141,20 @@ class Rows:
                 np.concatenate([ones, *(bag.lengths for bag in self.bags)])
             )
         ids = values[0] if len(values) == 1 else np.concatenate(values)
-
-        def tensor(array: Any) -> torch.Tensor | None:
-            if array is None:
-                return None
-            return torch.from_numpy(np.ascontiguousarray(array))
-
+        names = keys[len(self.singles) :]
         return Batch(
-            tensor(self.dense),
-            JaggedBatch(keys, torch.from_numpy(ids), lengths),
-            tensor(self.label),
-            weight=tensor(self.weight),
-            timestamp=tensor(self.timestamp),
+            ids=JaggedBatch(keys, torch.from_numpy(ids), lengths),
+            tensors=_tensors(self.tensors),
+            aligned={
+                name: _tensors(bag.aligned)
+                for name, bag in zip(names, self.bags, strict=True)
+                if bag.aligned
+            },
         )
+
+
+def _tensors(arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+    return {
+        name: torch.from_numpy(np.ascontiguousarray(array))
+        for name, array in arrays.items()
+    }

@@ -20,6 +20,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,7 +30,9 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
+    Tag,
     ValidationError,
     model_validator,
 )
@@ -38,11 +41,14 @@ from persia import errors
 from persia.base.check import kind
 
 __all__ = [
+    "CarryColumn",
     "CategoricalColumn",
     "CrossColumn",
     "DenseColumn",
     "LabelColumn",
+    "MultivaluedColumn",
     "Schema",
+    "SequenceColumn",
 ]
 
 
@@ -102,6 +108,31 @@ class DenseColumn(_Model):
     decimal: Literal[".", ","] = "."
 
 
+class CarryColumn(_Model):
+    """A column that does not go into the model's ids or dense features: a
+    batch has it as ``batch[name]``.
+
+    Attributes:
+        column: the name in the file.
+        name: of the tensor; the column's by default.
+        dtype: of the tensor: "int64", "float32", "float64" or "bool"; or
+            "id": the ids of the values, int64, as :func:`persia.hash_ids`
+            gives them. None: that of the column in the first rows; texts that
+            are numbers are "int64" or "float64". Dates and times are seconds
+            since 1970, float64. A value that is missing is NaN in floats;
+            elsewhere its row is malformed.
+    """
+
+    column: str
+    name: str = ""
+    dtype: Literal["int64", "float32", "float64", "bool", "id"] | None = None
+
+    @property
+    def tensor(self) -> str:
+        """The name of the tensor."""
+        return self.name or self.column
+
+
 class CategoricalColumn(_Model):
     """A value a sample, or several; it becomes a feature of ``batch.ids``.
 
@@ -145,12 +176,22 @@ class CategoricalColumn(_Model):
         return [self.column]
 
 
-class _MultivaluedColumn(CategoricalColumn):
+class MultivaluedColumn(CategoricalColumn):
+    """Any number of values a sample.
+
+    Attributes:
+        aligned: columns of lists, or of texts with the same separator, that
+            have an entry for each value, such as its time. A batch has their
+            entries beside the ids: ``batch.aligned[feature][name]``. A row
+            that has more or fewer of them is malformed.
+    """
+
     separator: Character | None = ","
+    aligned: list[Annotated[CarryColumn, BeforeValidator(_named)]] = []
 
 
-class _SequenceColumn(_MultivaluedColumn):
-    pass
+class SequenceColumn(MultivaluedColumn):
+    """The same, in order."""
 
 
 class CrossColumn(_Model):
@@ -180,6 +221,7 @@ class LabelColumn(_Model):
 
     Attributes:
         column: the name in the file.
+        name: of the task, where there are several; the column's by default.
         values: the number for each text of the column; other texts are
             malformed. None: 0 and 1, yes and no, true and false.
         threshold: the label is 1 where the column's number is at least this.
@@ -188,6 +230,7 @@ class LabelColumn(_Model):
     """
 
     column: str
+    name: str = ""
     values: Annotated[dict[str, Number], BeforeValidator(_texts_of)] | None = (
         None
     )
@@ -202,10 +245,32 @@ class LabelColumn(_Model):
         return self
 
     @property
+    def task(self) -> str:
+        """The name of the task."""
+        return self.name or self.column
+
+    @property
     def is_click(self) -> bool:
         """Whether it can only be 0 or 1."""
         values = self.values or {}
         return not self.number and set(values.values()) <= {0, 1}
+
+
+Labels = Annotated[
+    Annotated[LabelColumn, BeforeValidator(_named), Tag("label")]
+    | Annotated[
+        list[Annotated[LabelColumn, BeforeValidator(_named)]],
+        Field(min_length=1),
+        Tag("labels"),
+    ],
+    Discriminator(
+        lambda v: "labels" if isinstance(v, list | tuple) else "label"
+    ),
+]
+_TAGS = {"label", "labels"}
+
+#: Names of tensors of a batch that have a meaning.
+_RESERVED = {"ids", "dense", "label", "weight", "timestamp", "group"}
 
 
 class Schema(_Model):
@@ -220,8 +285,14 @@ class Schema(_Model):
         crosses: pairs of columns as one feature.
         multivalued: features with any number of ids a sample.
         sequences: the same, in order; ``max_length`` keeps the last ones.
-        label: None for data without labels.
+        label: what is to be predicted: ``batch.label`` [B]. A list of columns
+            is several tasks: ``batch.label`` [B, tasks], in which a label
+            that is missing is NaN; a sample without its only label is
+            malformed. None for data without labels.
         weight: the column of ``batch.weight``, numbers of at least 0.
+        group: what samples belong to, such as the user: the ids of its values
+            are ``batch.group``, for GAUC. It may be a feature, too.
+        carry: columns that batches have as they are, as ``batch[name]``.
         time_format: of a timestamp in texts or digits, as strptime has it:
             "%y%m%d%H"; in UTC. Others are ISO 8601, or seconds since 1970.
         time_unit: of a timestamp in numbers: "s", "ms", "us" or "ns".
@@ -245,12 +316,14 @@ class Schema(_Model):
         Annotated[CategoricalColumn, BeforeValidator(_named)]
     ] = []
     multivalued: list[
-        Annotated[_MultivaluedColumn, BeforeValidator(_named)]
+        Annotated[MultivaluedColumn, BeforeValidator(_named)]
     ] = []
-    sequences: list[Annotated[_SequenceColumn, BeforeValidator(_named)]] = []
+    sequences: list[Annotated[SequenceColumn, BeforeValidator(_named)]] = []
     crosses: list[CrossColumn] = []
-    label: Annotated[LabelColumn, BeforeValidator(_named)] | None = None
+    label: Labels | None = None
     weight: str | None = None
+    group: Annotated[CategoricalColumn, BeforeValidator(_named)] | None = None
+    carry: list[Annotated[CarryColumn, BeforeValidator(_named)]] = []
     timestamp: str | None = None
     time_format: str | None = None
     time_unit: Literal["s", "ms", "us", "ns"] = "s"
@@ -303,6 +376,24 @@ class Schema(_Model):
                     f"column {c.column!r}: hash: false goes with neither"
                     " buckets nor hash_salt"
                 )
+        if twice := sorted({t for t in self.tasks if self.tasks.count(t) > 1}):
+            raise ValueError(
+                f"labels {twice} occur more than once; give one a name"
+            )
+        for bag in self.bags:
+            beside = [c.tensor for c in bag.aligned]
+            if "ids" in beside or len(set(beside)) < len(beside):
+                raise ValueError(
+                    f"columns aligned with {bag.feature!r}: give each a name "
+                    "of its own, and not 'ids'"
+                )
+        carried = [c.tensor for c in self.carry]
+        taken = {n for n in carried if carried.count(n) > 1 or n in _RESERVED}
+        if taken:
+            raise ValueError(
+                f"carried columns {sorted(taken)}: a batch has another tensor "
+                "of that name; give each a name of its own"
+            )
         if self.time_format is not None and self.timestamp is None:
             raise ValueError("time_format needs a timestamp")
         if self.delimiter == self.quote:
@@ -326,7 +417,7 @@ class Schema(_Model):
         return [*self.categorical, *self.crosses]
 
     @property
-    def bags(self) -> list[CategoricalColumn]:
+    def bags(self) -> list[MultivaluedColumn]:
         """The features of any number of ids a sample."""
         return [*self.multivalued, *self.sequences]
 
@@ -336,14 +427,84 @@ class Schema(_Model):
         return [*self.singles, *self.bags]
 
     @property
-    def used_columns(self) -> set[str]:
-        """The names of the columns that are read."""
+    def columns_of_features(self) -> set[str]:
+        """The names of the columns that a model predicts by."""
         names = {c.column for c in self.dense}
         for feature in self.features:
             names.update(feature.columns)
-        if self.label:
-            names.add(self.label.column)
+        return names
+
+    @property
+    def columns_of_ids(self) -> set[str]:
+        """The names of the columns whose values become ids or integers, of
+        which no digit may be lost."""
+        names = {n for feature in self.features for n in feature.columns}
+        if self.group:
+            names.add(self.group.column)
+        beside = [one for bag in self.bags for one in bag.aligned]
+        return names | {
+            one.column
+            for one in [*self.carry, *beside]
+            if one.dtype in ("id", "int64")
+        }
+
+    @property
+    def used_columns(self) -> set[str]:
+        """The names of the columns that are read."""
+        names = self.columns_of_features
+        names.update(one.column for one in self.labels)
+        names.update(one.column for one in self.carry)
+        names.update(one.column for bag in self.bags for one in bag.aligned)
+        if self.group:
+            names.add(self.group.column)
         return names | {n for n in (self.weight, self.timestamp) if n}
+
+    @property
+    def labels(self) -> list[LabelColumn]:
+        """All labels, in the order of the columns of ``batch.label``."""
+        if self.label is None:
+            return []
+        return self.label if isinstance(self.label, list) else [self.label]
+
+    @property
+    def tasks(self) -> list[str]:
+        """The names of the labels."""
+        return [label.task for label in self.labels]
+
+    def chosen(
+        self, label: Sequence[str] = (), group: str | None = None
+    ) -> Schema:
+        """The schema with other labels, or another group.
+
+        Args:
+            label: columns of labels; several are tasks. Those that the
+                schema describes stay as they are there. None of them: those
+                of the schema.
+            group: the column of the group; None: as it is.
+
+        Raises:
+            InvalidArgument: a label is a feature of the schema, too.
+        """
+        if not label and group is None:
+            return self
+        fields: dict[str, Any] = self.model_dump(exclude_unset=True)
+        if label:
+            known = {one.column: one for one in self.labels}
+            if leaks := sorted(self.columns_of_features & set(label)):
+                raise errors.InvalidArgument(
+                    f"labels {leaks}: the schema has them as features, which "
+                    "the model would predict them by; take them out of it"
+                )
+            every = [
+                known[n].model_dump(exclude_unset=True)
+                if n in known
+                else {"column": n}
+                for n in label
+            ]
+            fields["label"] = every if len(every) > 1 else every[0]
+        if group is not None:
+            fields["group"] = {"column": group}
+        return type(self)(**fields)
 
     @classmethod
     def load(cls, source: str | os.PathLike[str]) -> Schema:
@@ -415,7 +576,7 @@ class Schema(_Model):
         for name, value in content.items():
             if isinstance(value, list):
                 content[name] = [_short(entry) for entry in value]
-            elif name == "label":
+            elif name in ("label", "group"):
                 content[name] = _short(value)
         text: str = yaml.safe_dump(
             content, sort_keys=False, allow_unicode=True, width=79
@@ -458,6 +619,7 @@ class _Loader(yaml.SafeLoader):
 def _explain(error: dict[str, Any]) -> str:
     """One error of pydantic: where, what, and the name that may be meant."""
     where = [str(part) for part in error["loc"]]
+    where = where[:1] + [part for part in where[1:] if part not in _TAGS]
     text = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         fields = _fields_at(where)
@@ -475,6 +637,9 @@ def _fields_at(where: list[str]) -> list[str]:
     kinds: dict[str, type[BaseModel]] = {
         "dense": DenseColumn,
         "label": LabelColumn,
+        "carry": CarryColumn,
         "crosses": CrossColumn,
+        "multivalued": MultivaluedColumn,
+        "sequences": SequenceColumn,
     }
     return list(kinds.get(where[0], CategoricalColumn).model_fields)

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from persia import _core, errors
+from persia import _core
 from persia.base.check import kind, number, whole
 from persia.base.patience import saying_so
 from persia.base.warning import warn
-from persia.data.jagged import Batch, tensors_of
+from persia.data.batch import Batch, check_tensors, flat
+from persia.data.jagged import tensors_of
 from persia.distributed.addresses import (
     MESSAGE_LIMIT,
     job_of,
@@ -26,8 +27,6 @@ from persia.distributed.addresses import (
 from persia.distributed.security import Security
 
 __all__ = ["Sender"]
-
-_TENSORS = ("dense", "label", "weight", "timestamp")
 
 
 class Sender:
@@ -120,8 +119,10 @@ class Sender:
         Raises:
             MissingFeature: the model looks up a feature that the batch has
                 not.
-            ShapeError: dense values, labels, weights or timestamps are not of
-                as many samples as the ids.
+            ShapeError: a tensor does not have an entry for each sample, or
+                one that is aligned with a feature for each of its ids.
+            InvalidArgument: there are more than 4096 tensors, or one has a
+                name that cannot be sent.
             LimitReached: the batch is larger than the worker's queue or
                 message limit.
             Unavailable: no worker can be reached within the timeout.
@@ -131,7 +132,7 @@ class Sender:
         """
         kind("batch", batch, Batch, "a persia.Batch")
         ids = batch.ids
-        _check_samples(batch)
+        check_tensors(batch)
         tensors = [
             (
                 name,
@@ -139,8 +140,7 @@ class Sender:
                 tuple(t.shape),
                 _raw(t),
             )
-            for name in _TENSORS
-            if (t := getattr(batch, name)) is not None
+            for name, t in flat(batch).items()
         ]
         self._open = True
         values, offsets, weights = tensors_of(ids)
@@ -264,17 +264,6 @@ class Sender:
         trace: TracebackType | None,
     ) -> None:
         self.close(ended=error is None)
-
-
-def _check_samples(batch: Batch) -> None:
-    samples = batch.ids.stride()
-    for name in _TENSORS:
-        tensor = getattr(batch, name)
-        if tensor is not None and (not tensor.ndim or len(tensor) != samples):
-            raise errors.ShapeError(
-                f"{name}: its shape is {list(tensor.shape)}, and the ids are "
-                f"of {samples} samples"
-            )
 
 
 def _stream(name: str) -> int:

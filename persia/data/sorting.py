@@ -26,7 +26,7 @@ from persia.data.encode import Encoder, LabelError
 from persia.data.faults import Faults
 from persia.data.files import Files
 from persia.data.paths import Paths
-from persia.data.schema import Schema
+from persia.data.schema import CategoricalColumn, Schema
 
 __all__ = ["Prepared", "prepare"]
 
@@ -109,6 +109,9 @@ def prepare(
     file_rows = whole("file_rows", file_rows, 1, 2**31)
     known = schema if join is None else _before_join(schema, join)
     data = Files(paths, known, encoding=encoding)
+    if join is None:  # dtypes that the first rows decide
+        carry = data.schema.carry
+        schema = schema.model_copy(update={"carry": carry})
     inputs += data.local_paths
     faults = Faults(False)
     tables = _read(data, schema, join, faults)
@@ -152,10 +155,13 @@ def _after(schema: Schema) -> Schema:
         },
     )
     fields["timestamp"] = _TIME
-    if schema.label is not None:
-        fields["label"] = {"column": schema.label.column}
-        if schema.label.number:
-            fields["label"]["number"] = True
+    labels: list[dict[str, Any]] = [
+        {"column": label.task} | ({"number": True} if label.number else {})
+        for label in schema.labels
+    ]
+    if labels:
+        several = isinstance(schema.label, list)
+        fields["label"] = labels if several else labels[0]
     return Schema(**fields)
 
 
@@ -237,18 +243,27 @@ def _columns(encoder: Encoder, table: Any, report: Any) -> pa.Table:
     schema = encoder.schema
     rows, ok = encoder.encode(table, report)
     kept = pa.array(ok)
-    hashed = {n for f in schema.features for n in f.columns}
+    specs = [*schema.features, *([schema.group] if schema.group else [])]
+    hashed = {n for f in specs for n in f.columns}
+    hashed |= {c.column for c in schema.carry if c.dtype == "id"}
+    hashed |= {c.column for bag in schema.bags for c in bag.aligned}
     columns: dict[str, Any] = {}
-    if schema.label is not None:
-        columns[schema.label.column] = pa.array(rows.label)
+    for task, name in enumerate(schema.tasks):
+        columns[name] = pa.array(rows.labels[task], from_pandas=True)
     if schema.weight is not None:
-        columns[schema.weight] = pa.array(rows.weight)
+        columns[schema.weight] = pa.array(rows.tensors["weight"])
     for name in sorted({c.column for c in schema.dense} - hashed):
         numbers, missing, _, _ = encoder.numbers(table, name)
         column = pa.array(numbers, pa.float64(), mask=missing)
         columns[name] = column.filter(kept)
+    for carried in schema.carry:
+        if carried.column not in hashed:
+            values = rows.tensors[carried.tensor]
+            columns[carried.column] = pa.array(values, from_pandas=True)
     given = {
-        c.column for c in [*schema.categorical, *schema.bags] if not c.hash
+        c.column
+        for c in specs
+        if isinstance(c, CategoricalColumn) and not c.hash
     }
     for name in sorted(hashed):
         column = column_of(table, name).filter(kept)
@@ -257,8 +272,7 @@ def _columns(encoder: Encoder, table: Any, report: Any) -> pa.Table:
             if schema.strip:
                 column = pc.ascii_trim(column, " \t")
         columns[name] = column
-    assert rows.timestamp is not None
-    micros = np.round(rows.timestamp * 1e6).astype(np.int64)
+    micros = np.round(rows.tensors["timestamp"] * 1e6).astype(np.int64)
     columns[_TIME] = pa.array(micros).cast(pa.timestamp("us", "UTC"))
     return pa.table(columns)
 

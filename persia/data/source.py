@@ -18,9 +18,9 @@ import pyarrow as pa
 from persia import errors
 from persia.base.check import whole
 from persia.data.base import Dataset, pair, read_ahead
+from persia.data.batch import Batch
 from persia.data.encode import Encoder, LabelError, encode_rows
 from persia.data.faults import MALFORMED_LIMIT, Faults, check_limit
-from persia.data.jagged import Batch
 from persia.data.rows import Rows
 from persia.data.schema import Schema
 

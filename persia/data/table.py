@@ -14,6 +14,7 @@ import torch
 from persia import errors
 from persia.base.check import kind, real
 from persia.data.base import Dataset, check_salt
+from persia.data.batch import Batch
 from persia.data.boundary import guarded
 from persia.data.columns import column_of
 from persia.data.encode import Encoder, LabelError, encode_rows, measure
@@ -21,7 +22,7 @@ from persia.data.encode_ids import is_same_in_versions
 from persia.data.faults import Faults
 from persia.data.hashing import Bad, as_array, hash_array
 from persia.data.inference import infer
-from persia.data.jagged import Batch, JaggedBatch
+from persia.data.jagged import JaggedBatch
 from persia.data.rows import Rows
 from persia.data.schema import Schema
 
@@ -168,9 +169,9 @@ class Table(Dataset):
             part = self._copy()
             part._rows = self._rows.take(place)
             parts.append(part)
-        label = self.schema.label
-        if label is not None and not label.number:
-            _check_split(label.column, parts, seed)
+        for task, label in enumerate(self.schema.labels):
+            if not label.number:
+                _check_split(label.column, task, parts, seed)
         return parts[0], parts[1]
 
     def _batches(self, shard: int, shards: int) -> Iterator[Batch]:
@@ -194,10 +195,12 @@ class Table(Dataset):
             yield self._rows.take(part).batch(self.keys), None
 
 
-def _check_split(column: str, parts: list[Table], seed: int | None) -> None:
+def _check_split(
+    column: str, task: int, parts: list[Table], seed: int | None
+) -> None:
     for part, what in zip(parts, ("training", "test"), strict=True):
-        labels = part._rows.label
-        assert labels is not None
+        labels = part._rows.labels[task]
+        labels = labels[~np.isnan(labels)]
         if len(labels) and (labels == labels[0]).all():
             raise errors.InvalidArgument(
                 f"column {column!r}: all {len(labels)} labels of the {what} "

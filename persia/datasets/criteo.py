@@ -192,8 +192,10 @@ class Criteo(Files):
         dense = block.integers[:n]
         if self.log_dense:
             dense = np.log(np.maximum(dense, 0) + 1)
-        label = None if block.label is None else block.label[:n]
-        return Rows(block.ids[:, :n], [], dense, label)
+        tensors = {"dense": dense}
+        if block.label is not None:
+            tensors["label"] = block.label[:n]
+        return Rows(block.ids[:, :n], [], tensors)
 
     @property
     def _salts(self) -> tuple[int, ...]:

@@ -1,8 +1,9 @@
 """Metrics: exact ones of a whole evaluation, and ones that follow a stream.
 
 Those of clicks take *logits* (scores before the sigmoid) and labels of 0 and
-1 of one dimension; those of rankings take the scores of several items for
-each query. All take tensors or arrays, and touch no table.
+1 of one dimension, :class:`TaskMetrics` also those of several tasks, in which
+NaN is a label that is missing; those of rankings take the scores of several
+items for each query. All take tensors or arrays, and touch no table.
 
 :class:`AUC`, :class:`GAUC`, :class:`LogLoss`, :class:`NormalizedEntropy`,
 :class:`Calibration`, :class:`RecallAtK` and :class:`NDCGAtK` have
@@ -26,6 +27,7 @@ from persia.metrics.streams import (
     LogLoss,
     NormalizedEntropy,
 )
+from persia.metrics.tasks import TaskMetrics
 
 __all__ = [
     "AUC",
@@ -38,6 +40,7 @@ __all__ = [
     "RecallAtK",
     "Scores",
     "StreamingAUC",
+    "TaskMetrics",
     "auc",
     "logloss",
 ]

@@ -7,7 +7,8 @@ of weight 2 counts as two, one of weight 0 not at all.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,14 @@ from persia import errors
 __all__ = ["BinaryMetrics", "Scores", "StreamingAUC", "auc", "logloss"]
 
 Values = torch.Tensor | npt.NDArray[np.floating]
+Groups = torch.Tensor | npt.NDArray[np.integer]
 Array = npt.NDArray[np.float64]
 _Part = tuple[
-    npt.NDArray[np.float32], npt.NDArray[np.bool_], npt.NDArray[np.float32]
-]  # logits, labels, weights
+    npt.NDArray[np.float32],
+    npt.NDArray[np.bool_],
+    npt.NDArray[np.float32],
+    npt.NDArray[np.int64],
+]  # logits, labels, weights, groups
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,9 @@ class Scores:
     counts by its weight, where there are weights. ``auc`` and
     ``normalized_entropy`` are NaN where the labels are all equal (neither is
     defined there), ``calibration`` where there is no positive.
+
+    Of several tasks, ``positives`` is the sum of those of the tasks, and all
+    that follows it a mean over the tasks; ``tasks`` has the scores of each.
     """
 
     rows: int
@@ -45,6 +53,10 @@ class Scores:
     better than knowing nothing but the rate."""
     calibration: float
     """Mean predicted probability over the base rate; 1 is unbiased."""
+    gauc: float | None = None
+    """As :class:`GAUC`; None where samples have no groups."""
+    tasks: Mapping[str, Scores] = field(default_factory=dict)
+    """Of each task, by its name; empty where there is one."""
 
 
 def auc(
@@ -74,7 +86,7 @@ def logloss(
 class BinaryMetrics:
     """Keeps the logits and labels of an evaluation and scores them exactly.
 
-    Memory: 9 bytes a sample.
+    Memory: 9 bytes a sample, 17 with groups.
     """
 
     def __init__(self) -> None:
@@ -85,12 +97,20 @@ class BinaryMetrics:
         self._parts: list[_Part] = []
 
     def update(
-        self, logits: Values, labels: Values, weights: Values | None = None
+        self,
+        logits: Values,
+        labels: Values,
+        weights: Values | None = None,
+        groups: Groups | None = None,
     ) -> None:
         """Adds one batch: logits [n], labels [n] and, where samples have
-        them, weights [n]."""
+        them, weights [n] and groups [n], integers. All batches have groups,
+        or none."""
         x, y, w = as_arrays(logits, labels, weights)
-        part = x.astype(np.float32), y > 0.5, w.astype(np.float32)
+        g = np.empty(0, np.int64)
+        if groups is not None:
+            g = groups_of(groups, len(x))
+        part = x.astype(np.float32), y > 0.5, w.astype(np.float32), g
         self._parts.append(part)
 
     def gather(self) -> None:
@@ -102,7 +122,8 @@ class BinaryMetrics:
 
     def compute(self) -> Scores:
         """The scores of everything added so far."""
-        x, y, w = (part.astype(np.float64) for part in self._joined())
+        *values, g = self._joined()
+        x, y, w = (part.astype(np.float64) for part in values)
         positive, all_of_it = (w * y).sum(), w.sum()
         loss = _logloss(x, y, w)
         return Scores(
@@ -112,12 +133,19 @@ class BinaryMetrics:
             logloss=loss,
             normalized_entropy=ratio(loss, entropy_of(positive, all_of_it)),
             calibration=ratio((w * sigmoid(x)).sum(), positive),
+            gauc=gauc_of(x, y, w, g) if len(g) else None,
         )
 
     def _joined(self) -> _Part:
         none = np.empty(0, np.float32)
-        x, y, w = zip((none, none > 0, none), *self._parts, strict=True)
-        return np.concatenate(x), np.concatenate(y), np.concatenate(w)
+        empty: _Part = none, none > 0, none, np.empty(0, np.int64)
+        x, y, w, g = zip(empty, *self._parts, strict=True)
+        groups = np.concatenate(g)
+        if len(groups) not in (0, sum(map(len, x))):
+            raise errors.ShapeError(
+                "metrics: some batches have groups, others have none"
+            )
+        return np.concatenate(x), np.concatenate(y), np.concatenate(w), groups
 
 
 class StreamingAUC:
@@ -212,6 +240,21 @@ def as_arrays(
     return x, y, w
 
 
+def groups_of(groups: Groups, n: int) -> npt.NDArray[np.int64]:
+    """int64 [n], checked."""
+    if isinstance(groups, torch.Tensor):
+        groups = groups.detach().cpu().numpy()
+    g = np.asarray(groups).reshape(-1)
+    if g.dtype.kind not in "iu":
+        raise errors.DtypeError(
+            f"metrics: groups of dtype {g.dtype}, need integers; "
+            "persia.hash_ids makes them of strings"
+        )
+    if len(g) != n:
+        raise errors.ShapeError(f"metrics: {n} logits but {len(g)} groups")
+    return g.astype(np.int64)
+
+
 def _array(values: Values) -> Array:
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu().double().numpy()
@@ -263,3 +306,29 @@ def area_under(negative: Array, positive: Array) -> float:
     below = np.cumsum(negative) - negative
     area = (positive * (below + 0.5 * negative)).sum()
     return ratio(area, negative.sum() * positive.sum())
+
+
+def gauc_of(
+    x: Array, y: Array, w: Array, groups: npt.NDArray[np.int64]
+) -> float:
+    """The mean of the AUCs of the groups that have both labels, weighted by
+    their samples."""
+    if not len(x):
+        return float("nan")
+    order = np.lexsort((x, groups))
+    x, y, w, groups = x[order], y[order], w[order], groups[order]
+    new = np.append(True, groups[1:] != groups[:-1])  # a group begins
+    scores = np.flatnonzero(new | np.append(True, x[1:] != x[:-1]))
+    begins = np.flatnonzero(new[scores])  # of each group, its first score
+    positive = np.add.reduceat(w * y, scores)
+    negative = np.add.reduceat(w * (1 - y), scores)
+    below = np.cumsum(negative) - negative
+    counts = np.diff(np.append(begins, len(scores)))
+    below -= np.repeat(below[begins], counts)
+    area = np.add.reduceat(positive * (below + 0.5 * negative), begins)
+    positive = np.add.reduceat(positive, begins)
+    negative = np.add.reduceat(negative, begins)
+    both = (positive > 0) & (negative > 0)
+    weights = (positive + negative)[both]
+    area = area[both] / (positive * negative)[both]
+    return ratio((weights * area).sum(), weights.sum())

@@ -9,16 +9,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from persia import errors
 from persia.distributed.ranks import all_sum, group_here
 from persia.metrics.clicks import (
+    Groups,
     StreamingAUC,
     Values,
     area_under,
     as_arrays,
-    auc_of,
     cross_entropy,
     entropy_of,
+    gauc_of,
+    groups_of,
     ratio,
     sigmoid,
 )
@@ -34,7 +35,6 @@ __all__ = [
 ]
 
 Array = npt.NDArray[np.float64]
-Groups = torch.Tensor | npt.NDArray[np.integer]
 
 
 class Metric(ABC):
@@ -190,19 +190,7 @@ class GAUC(Metric):
         """Adds one batch: logits [n], labels [n], groups [n], integers, and
         weights [n] or None."""
         x, y, w = as_arrays(logits, labels, weights)
-        if isinstance(groups, torch.Tensor):
-            groups = groups.detach().cpu().numpy()
-        g = np.asarray(groups).reshape(-1)
-        if g.dtype.kind not in "iu":
-            raise errors.DtypeError(
-                f"GAUC: groups of dtype {g.dtype}, need integers; "
-                "persia.hash_ids makes them of strings"
-            )
-        if len(g) != len(x):
-            raise errors.ShapeError(
-                f"GAUC: {len(x)} logits but {len(g)} groups"
-            )
-        self._parts.append((x, y > 0.5, w, g.astype(np.int64)))
+        self._parts.append((x, y > 0.5, w, groups_of(groups, len(x))))
 
     def compute(self) -> float:
         """Of all updates since the last reset, of all ranks together; NaN
@@ -215,16 +203,7 @@ class GAUC(Metric):
             parts = [()] * group.get_world_size()
             group.all_gather_object(parts, mine)
         x, y, w, g = (np.concatenate(part) for part in zip(*parts))
-        order = np.argsort(g, kind="stable")
-        ends = np.flatnonzero(g[order][1:] != g[order][:-1]) + 1
-        total = samples = 0.0
-        for group in np.split(order, ends):
-            weights = w[group]
-            area = auc_of(x[group], y[group].astype(np.float64), weights)
-            if not np.isnan(area):
-                total += area * weights.sum()
-                samples += weights.sum()
-        return ratio(total, samples)
+        return gauc_of(x, y.astype(np.float64), w, g)
 
 
 def _over_ranks(sums: Array) -> Array:

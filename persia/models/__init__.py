@@ -2,9 +2,9 @@
 
 A model takes its embeddings as the first argument and is an ordinary
 ``nn.Module`` after that. Click models are called as ``model(dense, ids)`` and
-give one logit a sample; :class:`MMoE` gives one a task. :class:`TwoTower`,
-:class:`SASRec` and :class:`HSTU` retrieve: they are called as ``model(ids)``
-and give vectors.
+give one logit a sample; :class:`MMoE` and :class:`SharedBottom` give one a
+task. :class:`TwoTower`, :class:`SASRec` and :class:`HSTU` retrieve: they are
+called as ``model(ids)`` and give vectors.
 """
 
 from persia.models.balance import balance_by_tokens, take
@@ -15,7 +15,7 @@ from persia.models.dlrm import DLRM
 from persia.models.hstu import HSTU
 from persia.models.hstu_block import HSTUBlock
 from persia.models.losses import Frequencies, in_batch_softmax
-from persia.models.mmoe import MMoE
+from persia.models.mmoe import MMoE, SharedBottom
 from persia.models.sasrec import SASRec
 from persia.models.sequences import last_states, next_item_loss
 from persia.models.two_tower import NearestItems, TwoTower
@@ -32,6 +32,7 @@ __all__ = [
     "MMoE",
     "NearestItems",
     "SASRec",
+    "SharedBottom",
     "TwoTower",
     "WideDeep",
     "balance_by_tokens",

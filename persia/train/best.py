@@ -10,14 +10,15 @@ from persia.metrics import Scores
 
 __all__ = ["METRICS", "Best"]
 
-METRICS = {"auc": max, "logloss": min}
+METRICS = {"auc": max, "logloss": min, "gauc": max}
 
 
 class Best:
     """The best score so far, and how many scores after it were no better.
 
     Args:
-        metric: "auc" (higher is better) or "logloss" (lower is better).
+        metric: "auc" or "gauc" (higher is better), or "logloss" (lower is
+            better).
         patience: after so many scores in a row that are no better
             :attr:`stalled` is True; None: never.
 
@@ -52,8 +53,16 @@ class Best:
         """Adds the scores of a step; whether they are better than all before.
 
         NaN, of samples with one label, is never better.
+
+        Raises:
+            InvalidArgument: the metric is GAUC, and samples have no groups.
         """
-        value: float = getattr(scores, self.metric)
+        value: float | None = getattr(scores, self.metric)
+        if value is None:
+            raise errors.InvalidArgument(
+                "GAUC decides which model is best, and samples have no "
+                "groups: name their column in the schema, 'group: COLUMN'"
+            )
         if value == value and (
             self.value is None
             or METRICS[self.metric](value, self.value) != self.value

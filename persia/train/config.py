@@ -17,6 +17,7 @@ from persia.base.urls import Url
 __all__ = [
     "TrainConfig",
     "check_used",
+    "columns_in",
     "give_way",
     "is_made",
     "of_train",
@@ -73,6 +74,16 @@ class TrainConfig(pydantic.BaseModel):
         "makes one), or adult, avazu, movielens or taobao; inferred by "
         "default.",
     )
+    label: str | None = Field(
+        None,
+        description="Column of the label; several with commas between are "
+        "tasks of --model mmoe or sharedbottom (default: as the schema says).",
+    )
+    group: str | None = Field(
+        None,
+        description="Column of what samples belong to, such as the user, for "
+        "the GAUC of scores (default: as the schema says).",
+    )
     samples: int = Field(
         2_000_000,
         ge=1,
@@ -107,8 +118,12 @@ class TrainConfig(pydantic.BaseModel):
         "6h, score the model on those of the next one, then train on them; "
         "the data are in time order and have timestamps.",
     )
-    model: Literal["dlrm", "deepfm", "dcn", "widedeep"] = Field(
-        "dlrm", description="dlrm, deepfm, dcn (DCN-v2) or widedeep."
+    model: Literal[
+        "dlrm", "deepfm", "dcn", "widedeep", "mmoe", "sharedbottom"
+    ] = Field(
+        "dlrm",
+        description="dlrm, deepfm, dcn (DCN-v2), widedeep; or of several "
+        "labels: mmoe, sharedbottom.",
     )
     dim: int = Field(
         16, ge=1, le=4096, description="Elements of an embedding."
@@ -268,8 +283,10 @@ class TrainConfig(pydantic.BaseModel):
         description="Save the best model, too: in the checkpoint root of "
         "--save with -best at the end of its name.",
     )
-    best_by: Literal["auc", "logloss"] = Field(
-        "auc", description="The score that decides which model is best."
+    best_by: Literal["auc", "logloss", "gauc"] = Field(
+        "auc",
+        description="The score that decides which model is best: auc, "
+        "logloss, or gauc of data with a group.",
     )
     log: UrlText | None = Field(
         None,
@@ -303,6 +320,14 @@ class TrainConfig(pydantic.BaseModel):
         le=1024,
         description="Threads of torch and of the tables (default: torch's).",
     )
+
+    @pydantic.field_validator("label")
+    @classmethod
+    def _label(cls, value: str | None) -> str | None:
+        names = [] if value is None else columns_in(value)
+        if not all(names) or len(set(names)) < len(names):
+            raise ValueError("need names of columns, each once")
+        return value
 
     @pydantic.field_validator("optimizer")
     @classmethod
@@ -392,6 +417,11 @@ class TrainConfig(pydantic.BaseModel):
         default = LEARNING_RATES.get(self.optimizer, self._defaults["lr"])
         return default if self.lr is None else self.lr
 
+    @property
+    def labels(self) -> list[str]:
+        """The columns of the labels, where they are given."""
+        return [] if self.label is None else columns_in(self.label)
+
     def table_options(self) -> dict[str, Any]:
         """Of each table, by the names of ``EmbeddingBagConfig``."""
         return {
@@ -418,6 +448,11 @@ class TrainConfig(pydantic.BaseModel):
             name: str(value) if isinstance(value, Url) else value
             for name, value in options.items()
         }
+
+
+def columns_in(text: str) -> list[str]:
+    """Names with commas between."""
+    return [name.strip() for name in text.split(",")]
 
 
 def is_made(data: str) -> bool:
@@ -480,6 +515,8 @@ def check_used(
     goes = {
         "samples": (synthetic, "with --data synthetic; files are read whole"),
         "shuffle": (not synthetic, f"with files, not with {config.data}"),
+        "label": (not synthetic, f"with files, not with {config.data}"),
+        "group": (not synthetic, f"with files, not with {config.data}"),
         "namespace": (remote, tables),
         "wire_dtype": (remote, tables),
         "lost": (remote, tables),

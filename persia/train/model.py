@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import nn
 
 import persia
-from persia import models, optim
+from persia import errors, models, optim
 from persia.train.config import TrainConfig
 
 __all__ = ["MODELS", "make_model", "make_optimizer"]
@@ -17,7 +17,10 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "deepfm": models.DeepFM,
     "dcn": models.DCNv2,
     "widedeep": models.WideDeep,
+    "mmoe": models.MMoE,
+    "sharedbottom": models.SharedBottom,
 }
+_OF_TASKS = ("mmoe", "sharedbottom")
 
 
 def make_optimizer(config: TrainConfig) -> optim.SparseOptimizer:
@@ -33,8 +36,29 @@ def make_model(
     store: persia.Store,
     keys: Iterable[str],
     dense_features: int,
+    tasks: Sequence[str] = (),
 ) -> nn.Module:
-    """A model with a table for each key, all in ``store``."""
+    """A model with a table for each key, all in ``store``.
+
+    Args:
+        config: of the run.
+        store: of the tables.
+        keys: the features.
+        dense_features: the number of dense columns.
+        tasks: the names of the labels, where a sample has several.
+
+    Raises:
+        InvalidArgument: the model has one logit, and there are several tasks.
+    """
+    options = {}
+    if config.model in _OF_TASKS:
+        options["tasks"] = len(tasks) or 1
+    elif tasks:
+        raise errors.InvalidArgument(
+            f"--model {config.model} predicts one label, and the data have "
+            f"{', '.join(tasks)}: choose --model {' or '.join(_OF_TASKS)}, or "
+            "one of them with --label"
+        )
     bags = persia.EmbeddingBagCollection(
         store=store,
         tables=[
@@ -44,4 +68,4 @@ def make_model(
             for key in keys
         ],
     )
-    return MODELS[config.model](bags, dense_features)
+    return MODELS[config.model](bags, dense_features, **options)

@@ -7,6 +7,7 @@ import html
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from persia.base.output import new_file
 from persia.checkpoint import files
 from persia.checkpoint.manifest import Table
 from persia.checkpoint.rows import read_rows
-from persia.data.jagged import Batch
+from persia.data.batch import Batch
 from persia.metrics.clicks import (
     as_arrays,
     auc_of,
     cross_entropy,
+    gauc_of,
     ratio,
     sigmoid,
 )
@@ -31,6 +33,7 @@ from persia.train.charts import STYLE, Points, bars, lines
 from persia.train.logs import read_csv
 from persia.train.saved import Trained, load
 from persia.train.sources import no_sample
+from persia.train.tasks import matched
 
 __all__ = ["report"]
 
@@ -120,15 +123,13 @@ def _page(
 ) -> str:
     root = files.root_of(path)
     found = files.find(root, step)
-    samples = _Samples(trained, batches)
+    tasks = _samples_of(trained, batches)
     manifest = found.manifest
     body = [
         f"<p>Step {manifest.step:,}, saved {manifest.saved[:16]}; "
         f"{trained.config.model} of dim {trained.config.dim} on "
         f"{html.escape(str(trained.config.data))}.</p>",
-        "<h2>Scores</h2>" + _scores(samples),
-        "<h2>Calibration</h2>" + _calibration(samples),
-        "<h2>AUC by slice</h2>" + _slices(samples, slices),
+        *(_of_task(name, one, slices) for name, one in tasks.items()),
         curves,
         "<h2>Tables</h2>" + _tables(root, found, manifest.tables),
     ]
@@ -136,66 +137,109 @@ def _page(
     return _PAGE.format(title=title, style=STYLE, body="\n".join(body))
 
 
+def _of_task(name: str, samples: _Samples, slices: Sequence[str]) -> str:
+    of = f" of {html.escape(name)}" if name else ""
+    parts = [
+        f"<h2>Scores{of}</h2>{_scores(samples)}",
+        f"<h2>Calibration{of}</h2>{_calibration(samples)}",
+        f"<h2>AUC{of} by slice</h2>{_slices(samples, slices)}",
+    ]
+    return "\n".join(parts)
+
+
+@dataclass(frozen=True)
 class _Samples:
-    """The logits and labels of samples, and what slices go by.
+    """The logits and labels of a task, and what slices go by.
 
     Attributes:
-        logits, labels, weights: float64 [n].
+        logits, labels, weights: float64 [n], of samples with the label.
         unseen: int64 [n], ids of a sample that have no row.
         features: the ids int64 [n] of features with one id a sample.
+        groups: int64 [n], or None.
     """
 
-    def __init__(self, trained: Trained, batches: Iterable[Batch]) -> None:
-        logits, labels, weights, unseen = [], [], [], []
-        features: dict[str, list[Array] | None] = defaultdict(list)
-        for batch in batches:
-            if batch.label is None:
-                raise errors.InvalidArgument("the data have no label")
-            with torch.no_grad():
-                out = trained.model(batch.dense, batch.ids)
-            x, y, w = as_arrays(out, batch.label, batch.weight)
-            logits.append(x)
-            labels.append(y)
-            weights.append(w)
-            missing = torch.zeros(len(batch), dtype=torch.int64)
-            bags = torch.arange(len(batch))
-            for key in batch.ids:
-                ids, lengths = batch.ids[key]
-                has = trained.store.contains(key, ids)
-                missing.index_add_(
-                    0, bags.repeat_interleave(lengths), (~has).long()
-                )
-                kept = features[key]
-                if not bool((lengths == 1).all()):
-                    features[key] = None
-                elif kept is not None:
-                    kept.append(ids.numpy())
-            unseen.append(missing.numpy())
-        self.logits = np.concatenate([np.empty(0), *logits])
-        self.labels = np.concatenate([np.empty(0), *labels])
-        self.weights = np.concatenate([np.empty(0), *weights])
-        self.unseen = np.concatenate([np.empty(0, np.int64), *unseen])
-        self.features = {
-            key: np.concatenate(ids) for key, ids in features.items() if ids
-        }
-        if not len(self.labels):
-            raise errors.MalformedData(no_sample(batches))
+    logits: Array
+    labels: Array
+    weights: Array
+    unseen: Array
+    features: Mapping[str, Array]
+    groups: Array | None
+
+
+def _samples_of(
+    trained: Trained, batches: Iterable[Batch]
+) -> dict[str, _Samples]:
+    """The samples of each task, by its name; of one label it is empty."""
+    found: list[tuple[Array, Array, Array]] = []
+    unseen, groups = [], []
+    features: dict[str, list[Array] | None] = defaultdict(list)
+    for batch in batches:
+        if batch.label is None:
+            raise errors.InvalidArgument("the data have no label")
+        found.append(_scored(trained, batch, batch.label))
+        if batch.group is not None:
+            groups.append(batch.group.numpy())
+        missing = torch.zeros(len(batch), dtype=torch.int64)
+        bags = torch.arange(len(batch))
+        for key in batch.ids:
+            ids, lengths = batch.ids[key]
+            has = trained.store.contains(key, ids)
+            missing.index_add_(
+                0, bags.repeat_interleave(lengths), (~has).long()
+            )
+            kept = features[key]
+            if not bool((lengths == 1).all()):
+                features[key] = None
+            elif kept is not None:
+                kept.append(ids.numpy())
+        unseen.append(missing.numpy())
+    if not found:
+        raise errors.MalformedData(no_sample(batches))
+    logits, labels, weights = map(np.concatenate, zip(*found, strict=True))
+    missing_ids = np.concatenate(unseen)
+    known = {key: np.concatenate(ids) for key, ids in features.items() if ids}
+    out = {}
+    for task, name in enumerate(trained.tasks or [""]):
+        label = labels[:, task]
+        there = np.ones(len(label), bool)
+        if trained.tasks:
+            there = ~np.isnan(label)
+        x, y, w = as_arrays(logits[there, task], label[there], weights[there])
+        ids_of = {key: ids[there] for key, ids in known.items()}
+        group = np.concatenate(groups)[there] if groups else None
+        out[name] = _Samples(x, y, w, missing_ids[there], ids_of, group)
+    return out
+
+
+def _scored(
+    trained: Trained, batch: Batch, label: torch.Tensor
+) -> tuple[Array, Array, Array]:
+    """Logits and labels [n, tasks], and weights [n]."""
+    with torch.no_grad():
+        logits = matched(trained.model(batch.dense, batch.ids), label)
+    n = len(batch)
+    weights = batch.weight
+    return (
+        logits.double().reshape(n, -1).numpy(),
+        label.double().reshape(n, -1).numpy(),
+        np.ones(n) if weights is None else weights.double().numpy(),
+    )
 
 
 def _scores(samples: _Samples) -> str:
     x, y, w = samples.logits, samples.labels, samples.weights
     clicks = (w * y).sum()
     loss = ratio(cross_entropy(x, y, w), w.sum())
-    return _table(
-        ("", ""),
-        [
-            ("samples", f"{len(y):,}"),
-            ("clicks", f"{ratio(clicks, w.sum()):.2%}"),
-            ("AUC", f"{auc_of(x, y, w):.4f}"),
-            ("log loss", f"{loss:.5f}"),
-            ("calibration", f"{ratio((w * sigmoid(x)).sum(), clicks):.3f}"),
-        ],
-    )
+    rows = [
+        ("samples", f"{len(y):,}"),
+        ("clicks", f"{ratio(clicks, w.sum()):.2%}"),
+        ("AUC", f"{auc_of(x, y, w):.4f}"),
+        ("log loss", f"{loss:.5f}"),
+        ("calibration", f"{ratio((w * sigmoid(x)).sum(), clicks):.3f}"),
+    ]
+    if samples.groups is not None:
+        rows.append(("GAUC", f"{gauc_of(x, y, w, samples.groups):.4f}"))
+    return _table(("", ""), rows)
 
 
 def _calibration(samples: _Samples) -> str:
@@ -311,6 +355,9 @@ def _curves(path: Path) -> str:
     charts: Mapping[str, Mapping[str, Points]] = {
         "loss": chosen("train/loss", "eval/logloss"),
         "AUC": chosen("train/auc", "eval/auc"),
+        "AUC by task": chosen(
+            *(n for n in values if n.count("/") == 2 and n.endswith("/auc"))
+        ),
         "rows of the five largest tables": by_table("rows"),
         "unseen share of looked-up ids, the five highest": by_table("unseen"),
         "staleness, in batches": chosen("staleness/mean", "staleness/max"),

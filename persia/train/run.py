@@ -109,7 +109,9 @@ class Run:
         prometheus.export(self.store)
         device = _device(config.device)
         keys, dense = self.train.keys, self.train.dense_features
-        self.model = make_model(config, self.store, keys, dense).to(device)
+        tasks = self.train.tasks
+        model = make_model(config, self.store, keys, dense, tasks)
+        self.model = model.to(device)
         # Of earlier jobs; asked before any rank may train.
         self._found = self._rows() if self.store.remote else 0
         if resume is None and self._found and self.outlived:
@@ -128,6 +130,7 @@ class Run:
             device=device,
             autocast=torch.bfloat16 if config.precision == "bf16" else None,
             accumulate=config.accumulate,
+            tasks=tasks,
         )
         self._log = _open_log(config.log) if self.rank == 0 else None
         workers = config.workers or variable("PERSIA_WORKERS")
@@ -146,6 +149,12 @@ class Run:
             raise errors.InvalidArgument(
                 "--early-stop and --keep-best need samples held out: give "
                 "--eval-split or --eval-data"
+            )
+        schema = getattr(self.train, "schema", None)
+        if config.best_by == "gauc" and (schema is None or not schema.group):
+            raise errors.InvalidArgument(
+                "--best-by gauc: the data have no group; name its column with "
+                "--group, or in the schema"
             )
         self._resumed = resume
         if resume is not None:
@@ -309,18 +318,17 @@ class Run:
         self, when: str, scores: Scores, tell: Callable[[str], object]
     ) -> None:
         """Reports scores, and stops at the AUC to reach."""
+        tasks = ", ".join(
+            f"{name} {one.auc:.4f}" for name, one in scores.tasks.items()
+        )
         tell(
-            f"{when}: AUC {scores.auc:.4f}, log loss {scores.logloss:.5f} of "
-            f"{scores.rows:,} samples held out"
+            f"{when}: AUC {scores.auc:.4f}{f' ({tasks})' if tasks else ''}, "
+            f"log loss {scores.logloss:.5f} of {scores.rows:,} samples held "
+            "out"
         )
-        self._write(
-            {
-                "eval/auc": scores.auc,
-                "eval/logloss": scores.logloss,
-                "eval/normalized_entropy": scores.normalized_entropy,
-                "eval/calibration": scores.calibration,
-            }
-        )
+        self._write(_values("eval", scores))
+        for name, one in scores.tasks.items():
+            self._write(_values(f"eval/{name}", one))
         target = self.config.target_auc
         if target is not None and scores.auc >= target:
             self._reached = self.trainer.step
@@ -401,6 +409,7 @@ class Run:
             "train/samples_per_second": at.rows_per_second,
             "train/dense_lr": self.optimizer.param_groups[0]["lr"],
         }
+        values |= {f"train/{n}/auc": auc for n, auc in at.tasks.items()}
         self._write(values | health(self.store))
 
     def _scheduler(self) -> torch.optim.lr_scheduler.LRScheduler | None:
@@ -496,6 +505,7 @@ class Run:
                 "source": position.source(self.config, self.train),
                 "keys": list(self.train.keys),
                 "dense_features": self.train.dense_features,
+                "tasks": self.train.tasks,
                 "schema": schema_of(self.train),
                 "best": self.best.state_dict(),
             },
@@ -639,6 +649,13 @@ class Run:
         if here.dense_lr != there.dense_lr:
             for group in self.optimizer.param_groups:
                 group["lr"] = here.dense_lr
+
+
+def _values(prefix: str, scores: Scores) -> dict[str, float]:
+    """What a log has of scores."""
+    names = ("auc", "logloss", "normalized_entropy", "calibration", "gauc")
+    values = {f"{prefix}/{name}": getattr(scores, name) for name in names}
+    return {name: v for name, v in values.items() if v is not None}
 
 
 def _device(name: str) -> torch.device:

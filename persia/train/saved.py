@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +13,12 @@ from torch import nn
 import persia
 from persia import checkpoint, errors
 from persia.data import Files, Schema
-from persia.data.jagged import Batch
-from persia.metrics import BinaryMetrics, Scores
+from persia.data.batch import Batch
+from persia.metrics import Scores, TaskMetrics
 from persia.train.config import TrainConfig, resolve
 from persia.train.model import make_model, make_optimizer
 from persia.train.sources import no_sample, open_data, open_files
+from persia.train.tasks import matched
 
 __all__ = ["Trained", "load", "saved_options"]
 
@@ -26,18 +28,20 @@ class Trained:
     """A model of ``persia train``, with its tables.
 
     Attributes:
-        model: called as ``model(batch.dense, batch.ids)``, gives logits [B];
-            in eval mode.
+        model: called as ``model(batch.dense, batch.ids)``, gives logits [B],
+            or [B, tasks]; in eval mode.
         store: its tables, in this process.
         config: the options of its training.
         schema: of the files that it was trained on; None: generated data, or
             Criteo's lines.
+        tasks: the names of the labels, where samples have several; else none.
     """
 
     model: nn.Module
     store: persia.Store
     config: TrainConfig
     schema: Schema | None
+    tasks: Sequence[str] = ()
 
     def read(
         self,
@@ -52,13 +56,14 @@ class Trained:
         Args:
             paths: a file, glob or URL.
             batch_size: samples a batch.
-            labels: False: the column of the label is not read; it may be
-                missing.
+            labels: False: the columns of labels and of the group are not
+                read; they may be missing.
             strict: raise MalformedData at a malformed line.
         """
         schema = self.schema
         if schema is not None and not labels:
-            schema = schema.model_copy(update={"label": None})
+            without = {"label": None, "group": None}
+            schema = schema.model_copy(update=without)
         return open_files(paths, schema, batch_size, strict=strict)
 
     def held_out(self) -> Any:
@@ -68,8 +73,11 @@ class Trained:
 
     @torch.no_grad()
     def predict(self, batch: Batch) -> torch.Tensor:
-        """Probabilities [B] of a click, float32."""
+        """Probabilities [B] of a click, float32; [B, tasks] where there are
+        several."""
         logits: torch.Tensor = self.model(batch.dense, batch.ids)
+        if not self.tasks:
+            logits = logits.reshape(len(logits))
         return logits.float().sigmoid()
 
     @torch.no_grad()
@@ -81,12 +89,13 @@ class Trained:
             InvalidArgument: a batch has no label.
             MalformedData: there is no sample.
         """
-        metrics = BinaryMetrics()
+        metrics = TaskMetrics(self.tasks)
         for batch in batches:
             if batch.label is None:
                 raise errors.InvalidArgument("the data have no label")
             logits = self.model(batch.dense, batch.ids)
-            metrics.update(logits, batch.label, batch.weight)
+            logits = matched(logits, batch.label)
+            metrics.update(logits, batch.label, batch.weight, batch.group)
         scores = metrics.compute()
         if not scores.rows:
             raise errors.MalformedData(no_sample(batches))
@@ -119,11 +128,14 @@ def load(path: str | os.PathLike[str], step: int | None = None) -> Trained:
         world=1,
         optimizer=make_optimizer(config),
     )
-    model = make_model(config, store, extra["keys"], extra["dense_features"])
+    tasks = extra.get("tasks", [])  # absent in older checkpoints
+    model = make_model(
+        config, store, extra["keys"], extra["dense_features"], tasks
+    )
     store.load(path, step=step, model=model)
     saved = extra["schema"]
     schema = None if saved is None else Schema.of_checkpoint(saved)
-    return Trained(model.eval(), store, config, schema)
+    return Trained(model.eval(), store, config, schema, tasks)
 
 
 def saved_options(

@@ -75,6 +75,8 @@ def open_data(
             paths,
             schema,
             config.batch_size,
+            label=config.labels,
+            group=config.group,
             shuffle=config.shuffle,
             seed=config.seed,
             shard=shard,
@@ -118,11 +120,19 @@ def open_files(
     """Files of a schema; None: that of NAME:PATH, Criteo's if they look like
     it, else it is inferred. ``options``: of :class:`persia.data.Files`."""
     name, paths = _named(paths)
-    make = _NAMED.get(name)
+    make: Any = _NAMED.get(name)
+    if schema is None and make is None and is_criteo(find_files(paths)[0]):
+        make = Criteo
+    if make is Criteo and schema is None:
+        asked = [options.pop("label", ()), options.pop("group", None)]
+        if any(asked):
+            raise errors.InvalidArgument(
+                "--label and --group: Criteo's lines have one label, and no "
+                "names of columns"
+            )
     if schema is None and make is not None:
-        return make(paths, batch_size, **options)
-    if schema is None and is_criteo(find_files(paths)[0]):
-        return Criteo(paths, batch_size, **options)
+        files: Files = make(paths, batch_size, **options)
+        return files
     return Files(paths, schema, batch_size, **options)
 
 
@@ -172,19 +182,20 @@ def no_sample(batches: Any) -> str:
 
 def _check_label(config: TrainConfig, schema: Schema) -> None:
     """Raises unless the label is one that models of clicks are trained on."""
-    label = schema.label
-    if label is None and config.table_schema is not None:
+    if not schema.labels and config.table_schema is not None:
         raise errors.InvalidArgument(
             f"--schema {config.table_schema} has no label to train on: add "
-            "'label: COLUMN'"
+            "'label: COLUMN', or name it with --label"
         )
-    if label is None:
+    if not schema.labels:
         raise errors.InvalidArgument(
-            f"no label was found in {config.data!r}: write its schema with "
-            f"'persia schema {config.data} > data.yaml', add 'label: COLUMN', "
-            "and pass --schema data.yaml"
+            f"no label was found in {config.data!r}: name its column with "
+            f"--label; or write a schema with 'persia schema {config.data} > "
+            "data.yaml', add 'label: COLUMN', and pass --schema data.yaml"
         )
-    if not label.is_click:
+    for label in schema.labels:
+        if label.is_click:
+            continue
         raise errors.InvalidArgument(
             f"label {label.column!r} holds other numbers than 0 and 1, and "
             "persia train predicts clicks: its loss and its scores need 0 or "
@@ -197,7 +208,7 @@ def _check_label(config: TrainConfig, schema: Schema) -> None:
 def _made(
     config: TrainConfig, shard: tuple[int, int]
 ) -> tuple[Dataset, Dataset | None]:
-    for name in ("table_schema", "eval_data"):
+    for name in ("table_schema", "eval_data", "label", "group"):
         if getattr(config, name) is not None:
             raise errors.InvalidArgument(
                 f"--{name.removeprefix('table_').replace('_', '-')} goes "

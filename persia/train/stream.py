@@ -16,7 +16,8 @@ from persia import _core, errors
 from persia.base.check import number
 from persia.base.patience import patiently, saying_so, watching
 from persia.base.warning import warn
-from persia.data.jagged import Batch, JaggedBatch
+from persia.data.batch import Batch, of_flat
+from persia.data.jagged import JaggedBatch
 from persia.distributed.addresses import (
     MESSAGE_LIMIT,
     WIRE_DTYPES,
@@ -392,13 +393,7 @@ class Taking(Iterator[_core.Taken]):
         ids = self._ids(taken)
         ids.ticket = torch.tensor([number | TAKEN, 0], device="cpu")
         ids.taken = taken
-        return Batch(
-            tensors.get("dense"),
-            ids,
-            tensors.get("label"),
-            tensors.get("weight"),
-            tensors.get("timestamp"),
-        )
+        return of_flat(ids, tensors)
 
     def _look(self) -> None:
         """What servers lost since is an error of this pass. The next one has

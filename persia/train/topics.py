@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from persia import errors
@@ -35,10 +35,11 @@ def open_topics(config: TrainConfig, shard: tuple[int, int]) -> Kafka:
             "--shuffle and --eval-split go with files, not with --data "
             "kafka://; --eval-data names files to score on"
         )
+    schema = Schema.load(config.table_schema)
     return Kafka(
         _brokers(url),
         _topics(url),
-        schema=config.table_schema,
+        schema=schema.chosen(config.labels, config.group),
         batch_size=config.batch_size,
         until="latest",
         malformed_limit=config.malformed_limit,
@@ -47,8 +48,11 @@ def open_topics(config: TrainConfig, shard: tuple[int, int]) -> Kafka:
     )
 
 
-def infer_topics(url: str) -> Schema:
-    """The schema of the oldest messages of topics.
+def infer_topics(
+    url: str, label: Sequence[str] = (), group: str | None = None
+) -> Schema:
+    """The schema of the oldest messages of topics; ``label`` and ``group``
+    are columns.
 
     Raises:
         InvalidArgument: it is no URL of topics.
@@ -60,7 +64,8 @@ def infer_topics(url: str) -> Schema:
     place, options = _options(url, _KNOWN | {"group"}, set())
     for name in ("group", "since", "strict", "dead_letter"):
         options.pop(name, None)
-    return infer(sample_topics(_brokers(place), _topics(place), **options))
+    first = sample_topics(_brokers(place), _topics(place), **options)
+    return infer(first, label, group)
 
 
 def _brokers(url: Url) -> str:

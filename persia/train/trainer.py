@@ -14,27 +14,32 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
 
 from persia import errors
 from persia.base.check import number
 from persia.data import Dataset, Kafka
-from persia.data.jagged import Batch
+from persia.data.batch import Batch, part_of
 from persia.distributed.ranks import side_group
-from persia.metrics import BinaryMetrics, Scores, StreamingAUC
+from persia.metrics import Scores, TaskMetrics
 from persia.nn.embedding import lookups_of
 from persia.nn.lookups import stores_of
 from persia.store.engine import engine_of
 from persia.train.loader import DataLoader
 from persia.train.stream import Stream
-from persia.train.windows import part_of
+from persia.train.tasks import (
+    RunningAUC,
+    check_clicks,
+    label_of,
+    matched,
+    task_loss,
+)
 
 __all__ = ["Clock", "Every", "Progress", "Trainer"]
 
@@ -64,8 +69,9 @@ class Clock:
 class Progress:
     """Where a run is.  ``loss`` is the mean of what was minimised since the
     last report, ``auc`` that of the epoch so far, each batch scored before it
-    was trained on; in both a sample counts by its weight. They are of this
-    rank, ``rows_per_second`` of all."""
+    was trained on; in both a sample counts by its weight. Of several tasks
+    ``auc`` is the mean, and ``tasks`` has that of each. They are of this rank,
+    ``rows_per_second`` of all."""
 
     epoch: int
     batch: int
@@ -73,6 +79,7 @@ class Progress:
     rows_per_second: float
     loss: float
     auc: float
+    tasks: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -130,11 +137,16 @@ class _Due:
 
 
 class Trainer:
-    """Trains a click model: cross entropy of one logit a sample, times
+    """Trains a click model: cross entropy of the logits of a sample, times
     ``batch.weight`` where there is one. All scores count samples by it, too.
 
+    With several labels, ``batch.label`` [B, tasks], the loss is the sum over
+    the tasks of the mean over the samples that have the label: NaN is one that
+    is missing.
+
     Args:
-        model: called as ``model(batch.dense, batch.ids)``, gives logits [B];
+        model: called as ``model(batch.dense, batch.ids)``, gives logits in
+            the shape of ``batch.label``, [B] or [B, tasks];
             in DistributedDataParallel where there are several ranks. Rows
             of all its persia modules are trained, whatever their stores.
         optimizer: of the model's dense parameters.
@@ -151,6 +163,8 @@ class Trainer:
             all tables.
         scheduler: of a dense learning rate; a step of it follows each
             optimizer step.
+        tasks: the names of the columns of ``batch.label``, where it has
+            several: of their scores.
 
     Raises:
         InvalidArgument: ``accumulate`` with a store that updates rows in each
@@ -169,6 +183,7 @@ class Trainer:
         autocast: torch.dtype | None = None,
         accumulate: int = 1,
         scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+        tasks: Sequence[str] = (),
     ) -> None:
         number("accumulate", accumulate, 1, 1 << 20)
         self.model = model
@@ -179,6 +194,7 @@ class Trainer:
         self.device = torch.device(device)
         self.autocast = autocast
         self.accumulate = accumulate
+        self.tasks = list(tasks)
         self.step = 0
         """Optimizer steps, over all epochs."""
         self.epoch = 0
@@ -206,7 +222,7 @@ class Trainer:
             )
         self._gathered = 0  # batches since the last optimizer step
         self._scored: list[tuple[torch.Tensor, ...]] = []
-        self._auc = StreamingAUC()
+        self._auc = RunningAUC(self.tasks)
         self._progress: Progress | None = None
         self._stop = False
         self._lookups: list[float] = []  # when those that run now began
@@ -238,7 +254,9 @@ class Trainer:
             False if :meth:`stop` ended it before.
 
         Raises:
-            InvalidArgument: a batch has no label, or one that is not 0 or 1.
+            InvalidArgument: a batch has no label, or one that is not 0 or 1
+                (or NaN, of several).
+            ShapeError: the model gives other numbers of logits.
             NonFiniteGradient: the loss became NaN or infinite.
         """
         try:
@@ -282,10 +300,8 @@ class Trainer:
             torch.cat, zip(*self._scored, strict=True)
         )
         self._scored.clear()
-        _check_clicks(labels)
-        loss = float(
-            binary_cross_entropy_with_logits(logits, labels, weight=weights)
-        )
+        check_clicks(labels)
+        loss = float(task_loss(logits, labels, weights))
         if not math.isfinite(loss):
             raise errors.NonFiniteGradient(
                 f"the loss became {loss} before batch {self.batch} of "
@@ -295,7 +311,8 @@ class Trainer:
         self._auc.update(logits.cpu(), labels.cpu(), weights.cpu())
         speed = self._ranks * self.rows / self.clock.total
         position = (self.epoch, self.batch, self.rows)
-        self._progress = Progress(*position, speed, loss, self._auc.compute())
+        auc, by_task = self._auc.compute(), self._auc.by_task()
+        self._progress = Progress(*position, speed, loss, auc, by_task)
         return self._progress
 
     @property
@@ -338,7 +355,8 @@ class Trainer:
         counts by its weight, where the batches have weights.
 
         Raises:
-            InvalidArgument: a batch has no label, or one that is not 0 or 1.
+            InvalidArgument: a batch has no label, or one that is not 0 or 1
+                (or NaN, of several).
         """
         model: Any = self.model
         if self._ranks > 1:
@@ -347,7 +365,7 @@ class Trainer:
             # each rank has added a batch of its own to its statistics.
             for buffer in model.buffers():
                 torch.distributed.broadcast(buffer, 0)
-        metrics = BinaryMetrics()
+        metrics = TaskMetrics(self.tasks)
         training = model.training
         model.eval()
         try:
@@ -355,9 +373,9 @@ class Trainer:
                 batch = self._moved(batch)
                 with self._mixed():
                     logits = model(batch.dense, batch.ids)
-                metrics.update(
-                    logits.float().cpu(), _label(batch).cpu(), batch.weight
-                )
+                label = label_of(batch)
+                logits = matched(logits.float(), label)
+                metrics.update(logits, label, batch.weight, batch.group)
         finally:
             model.train(training)
         if self._ranks > 1:
@@ -373,7 +391,7 @@ class Trainer:
     ) -> bool:
         """One epoch from the current batch on; False if stopped within it."""
         clock = self.clock
-        self._auc, self._progress = StreamingAUC(), None
+        self._auc, self._progress = RunningAUC(self.tasks), None
 
         def report() -> None:
             at = self.progress()
@@ -470,11 +488,11 @@ class Trainer:
     def _train(self, batch: Batch) -> torch.Tensor:
         """Forward and backward, and the optimizers' step where it is due;
         the labels."""
-        label = _label(batch)
+        label = label_of(batch)
         if label.device.type == "cpu":  # others are on their way meanwhile
-            _check_clicks(label)
+            check_clicks(label)
         batch = self._moved(batch)
-        label = _label(batch)
+        label = label_of(batch)
         spent = self._spent()
         if not self._gathered:
             self.optimizer.zero_grad(set_to_none=True)
@@ -487,19 +505,18 @@ class Trainer:
             finally:
                 self._training = False
                 self._lookups.clear()
-            loss = binary_cross_entropy_with_logits(
-                logits.float(), label, weight=batch.weight
-            )
+            logits = matched(logits.float(), label)
+            loss = task_loss(logits, label, batch.weight)
             (loss / self.accumulate).backward()  # type: ignore[no-untyped-call]
         self._gathered += 1
         if last:
             self._update()
         if not self._compiles:
             self.clock.update += self._spent() - spent
-        weight = torch.ones_like(label)
-        if batch.weight is not None:
-            weight = batch.weight
-        self._scored.append((logits.detach().float(), label, weight))
+        weight = batch.weight
+        if weight is None:
+            weight = torch.ones(len(label), device=label.device)
+        self._scored.append((logits.detach(), label, weight))
         return label
 
     def _spent(self) -> float:
@@ -562,28 +579,6 @@ class Trainer:
         began = self._lookups.pop()
         if not self._lookups:
             self.clock.lookup += time.perf_counter() - began
-
-
-def _label(batch: Batch) -> torch.Tensor:
-    if batch.label is None:
-        raise errors.InvalidArgument(
-            "the data have no label: a model is neither trained nor scored "
-            "without"
-        )
-    return batch.label
-
-
-def _check_clicks(label: torch.Tensor) -> None:
-    """Raises unless all labels are 0 or 1."""
-    wrong = ((label != 0) & (label != 1)).nonzero()
-    if len(wrong):
-        first = int(wrong[0, 0])
-        raise errors.InvalidArgument(
-            f"label {first} of a batch is {float(label[first]):g}: a Trainer "
-            "trains cross entropy, which needs 0 or 1. Make them of a number "
-            "by a threshold ('label: {column: ..., threshold: 4}' in a "
-            "schema), or train with a loss and a loop of your own"
-        )
 
 
 def _skip_rest(batch: Batch | None, batches: Iterator[Batch]) -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
 
 import torch
 
 from persia import errors
 from persia.data import Dataset
-from persia.data.jagged import Batch, JaggedBatch
+from persia.data.batch import Batch, part_of
 
-__all__ = ["Windows", "part_of"]
+__all__ = ["Windows"]
 
 
 class Windows:
@@ -111,28 +110,3 @@ class Windows:
                 "the schema (timestamp: COLUMN)"
             )
         return torch.floor(batch.timestamp / self._seconds)
-
-
-def part_of(batch: Batch, first: int, end: int) -> Batch:
-    """Samples first to end of a batch."""
-    ids, lengths = batch.ids, batch.ids.lengths()
-    at = torch.arange(len(batch))
-    bags = ((at >= first) & (at < end)).repeat(len(ids.keys()))
-    kept = bags.repeat_interleave(lengths)
-    weights = ids.weights_or_none()
-
-    def cut(tensor: Any) -> Any:
-        return None if tensor is None else tensor[first:end]
-
-    return Batch(
-        cut(batch.dense),
-        JaggedBatch(
-            ids.keys(),
-            ids.values()[kept],
-            None if ids.lengths_or_none() is None else lengths[bags],
-            weights=None if weights is None else weights[kept],
-        ),
-        cut(batch.label),
-        cut(batch.weight),
-        cut(batch.timestamp),
-    )

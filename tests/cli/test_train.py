@@ -25,7 +25,7 @@ from persia import checkpoint, errors
 from persia.base.options import read_yaml
 from persia.cli.app import app
 from persia.data import Files, Schema
-from persia.data.jagged import Batch
+from persia.data.batch import Batch
 from persia.datasets import Criteo
 from persia.metrics import Scores
 from persia.optim import ALGORITHMS
@@ -120,7 +120,7 @@ def test_options_survive_a_round_trip() -> None:
     [
         ({"dims": 4}, "dims: .*data, schema,"),
         ({"dim": 0}, "dim: .* 1, .*0"),
-        ({"model": "mlp"}, "model: .*'dcn' or 'widedeep', not 'mlp'"),
+        ({"model": "mlp"}, "model: .*'mmoe' or .*, not 'mlp'"),
         ({"staleness": "never"}, "staleness: .*'never'"),
         ({"eval_data": "x", "eval_split": 0.1}, "eval_data.*eval_split"),
         ({"lr": -1.0}, "lr: .* 0"),

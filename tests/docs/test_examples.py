@@ -39,7 +39,7 @@ from tests.kafka import Cluster
 from tests.remote import Servers
 from tests.roles import Workers
 
-SHELL = ("docs/howto/reader.md",)
+SHELL = ("docs/howto/reader.md", "docs/howto/tasks.md")
 #: Blocks that need more than a folder: what they need is on the page.
 NEEDS = {
     "docs/howto/lightning.md": "lightning",
@@ -59,6 +59,7 @@ PRINTS = {
     "docs/howto/migrate.md": r"loss \d+\.\d+, after 30 steps 0\.\d+",
     "docs/howto/reader.md": r"\(512,\) True",
     "docs/howto/sequences.md": r"NDCG@3 (0\.9|1\.0)",
+    "docs/howto/tasks.md": r"click: AUC 0.[67].*\nbuy: AUC 0.[67].*\n.*256, 2",
     "docs/howto/train.md": r"step 20: AUC 0\.[5-9]\d*[\s\S]*tensor\(\[",
     "docs/roles.md": r"^100 batches trained$",
     "docs/tutorials/own-csv.md": r"AUC 0\.[6-9]",

@@ -73,8 +73,7 @@ def test_texts_of_any_kind(texts: list[str]) -> None:
         ]
     )
     assert np.array_equal(ok, ~np.isnan(seconds))
-    assert rows.timestamp is not None
-    assert rows.timestamp.tolist() == seconds[ok].tolist()
+    assert rows.tensors["timestamp"].tolist() == seconds[ok].tolist()
 
 
 @pytest.mark.parametrize(
