@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from persia.base.torch_private import foreach_zero_, without_subclasses
 from persia.nn.arithmetic import METHODS, Source, run, warn_of_missing
-from persia.store.engine import Engine, engine_of
+from persia.store.engine import WATCHED, Engine, engine_of
 
 if TYPE_CHECKING:
     from persia.nn.lookups import Collection
@@ -51,6 +51,8 @@ class Anchor(nn.Parameter):
 
     _module: weakref.ref[Collection] | None = None
     _noticed = False  # whether it says that gradients came
+    #: The sum that a state has given its rows last, and their version then.
+    carried: tuple[Any, Any] | None = None
 
     def __new__(
         cls, data: Tensor | None = None, requires_grad: bool = True
@@ -65,7 +67,7 @@ class Anchor(nn.Parameter):
         """Rows of this module's tables are trained through it."""
         self._module = weakref.ref(module)
         engine = engine_of(module.store)
-        if not engine.backwards:
+        if engine.backwards < WATCHED:
             self.__class__ = _Watched
             engine.watched.append(weakref.ref(self))
         if module.store.update == "step" and not self._noticed:
@@ -105,7 +107,7 @@ class Anchor(nn.Parameter):
         return None if self._module is None else self._module()
 
     def unwatch(self) -> None:
-        """A first backward has come."""
+        """The first backwards have come."""
         self.__class__ = Anchor
 
     def source(self) -> Source:
@@ -141,7 +143,7 @@ class Anchor(nn.Parameter):
 
 
 class _Watched(Anchor):
-    """An anchor before the first backward: functions of torch, not methods
+    """An anchor until the second backward: functions of torch, not methods
     alone, show whether a loss has it. That costs too much to go on with it.
     """
 

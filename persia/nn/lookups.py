@@ -15,6 +15,7 @@ from persia.base.torch_private import constant_while_tracing, jit_traces
 from persia.data.ids import Ids, device_of, unpack
 from persia.data.jagged import JaggedBatch
 from persia.nn.anchor import Anchor
+from persia.nn.arithmetic import carry_out, named
 from persia.nn.tracing import modules, numbers
 from persia.nn.warnings import warn_of_unsaved, warn_once_of_kept
 from persia.optim import SparseOptimizer
@@ -459,13 +460,18 @@ class Collection(nn.Module):
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        name = f"{prefix}anchor"
+        name, extra = f"{prefix}anchor", f"{prefix}_extra_state"
         self._load_weights(state_dict, prefix)
+        given = state_dict.get(extra)
+        if carry_out(self.anchor, given):
+            state_dict[extra] = self.get_extra_state()
         state_dict[name] = self.anchor  # itself: nothing changes
         try:
             super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         finally:
             del state_dict[name]
+            if given is not None:
+                state_dict[extra] = given
 
     def _load_weights(self, state_dict: Any, prefix: str) -> None:
         """A state of torchrec's module has weights."""
@@ -488,10 +494,11 @@ class Collection(nn.Module):
             warn_once_of_kept(self, what, kept)
 
     def get_extra_state(self) -> Tensor:
-        """Which rows belong to the state, uint8 [n]: ``store.save`` saves
-        them.
+        """Which rows belong to the state, float32 [n]: ``store.save`` saves
+        them. Averages of it are averages of the rows.
         """
-        return state_of(self.store, self._configs, self._outputs())
+        state = state_of(self.store, self._configs, self._outputs())
+        return named(self, state)
 
     def _outputs(self) -> list[tuple[str, int]]:
         return list(zip(self._names, self._dims, strict=True))
