@@ -11,6 +11,7 @@ for. What loops over parameters compute with it reaches the rows, too, see
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -81,7 +82,9 @@ class Anchor(nn.Parameter):
     @property
     def grad(self) -> Tensor | None:
         grad: Tensor | None = _GRAD.__get__(self)
-        return None if grad is None else _Gradient.of(grad, self)
+        if grad is None or _an_optimizer_steps():
+            return None
+        return _Gradient.of(grad, self)
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
@@ -214,6 +217,15 @@ class _Gradient(Tensor):
         if func in _SAME and anchor is not None:
             return cls.of(out, anchor)
         return out
+
+
+def _an_optimizer_steps() -> bool:
+    """Whether one of torch's collects what it will update: to it, a parameter
+    without elements costs as much as one with some."""
+    if torch.compiler.is_compiling():
+        return False
+    code = sys._getframe(2).f_code
+    return code.co_name == "_init_group" and "torch/optim/" in code.co_filename
 
 
 def _came(anchor: Tensor) -> None:

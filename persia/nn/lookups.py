@@ -44,8 +44,13 @@ from persia.store.state import check_state, state_of
 __all__ = ["Collection", "TableRows", "collections_of", "stores_of"]
 
 
+_MANY_USES = 16  # then those of graphs that are gone are forgotten
+
+
 class _Use:
     """The ids of a forward."""
+
+    __slots__ = ("__weakref__", "backwards", "batch", "ids")
 
     def __init__(self, ids: Ids, batch: int, backwards: int) -> None:
         self.ids, self.batch, self.backwards = ids, batch, backwards
@@ -350,7 +355,8 @@ class Collection(nn.Module):
         one = _Use(ids, batch, engine_of(self.store).backwards)
         graph: Any = out.grad_fn
         graph.metadata.setdefault("persia", []).append(one)
-        self._uses = [u for u in self._uses if u() is not None]
+        if len(self._uses) > _MANY_USES:
+            self._uses[:] = [u for u in self._uses if u() is not None]
         self._uses.append(weakref.ref(one))
 
     def used(self) -> list[tuple[Ids, int]]:
@@ -362,7 +368,8 @@ class Collection(nn.Module):
 
     def _shape_alone(self, ids: Ids) -> bool:
         """Whether the output has a shape and no values."""
-        return bool(ids[1].is_meta) or self.device.type == "meta"
+        here = self._device
+        return ids[1].is_meta or (here is not None and here.type == "meta")
 
     def _no_values(self, shape: tuple[int, int]) -> Tensor:
         return torch.empty(shape, dtype=self.output_dtype, device="meta")
