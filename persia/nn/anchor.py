@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from persia.base.functions import GET_DATA, SET_DATA, answers, ordinary
 from persia.base.torch_private import foreach_zero_, without_subclasses
 from persia.nn.arithmetic import METHODS, Source, run, warn_of_missing
 from persia.store.engine import WATCHED, Engine, engine_of
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["Anchor"]
 
 _GRAD: Any = Tensor.grad
-_DATA: Any = Tensor.data
 #: What makes zeros of gradients in place, and what gives the same gradient.
 _ZEROES = (Tensor.zero_, foreach_zero_())
 #: What measures or clips a gradient, beside norms.
@@ -37,10 +37,7 @@ _MEASURES = (
     *("pow", "__pow__", "square", "abs", "sum", "clamp_", "clamp"),
     *("_foreach_clamp_min_", "_foreach_clamp_max_", "dot"),
 )
-_SAME: tuple[Callable[..., Any], ...] = (
-    Tensor.data.__get__,  # type: ignore[attr-defined]
-    Tensor.detach,
-)
+_SAME = (GET_DATA, Tensor.detach)
 
 
 class Anchor(nn.Parameter):
@@ -76,7 +73,8 @@ class Anchor(nn.Parameter):
             with torch.enable_grad():
                 frozen = not self.requires_grad
                 self.requires_grad_()  # else torch takes no hook
-                self.register_post_accumulate_grad_hook(_came)  # type: ignore[no-untyped-call]
+                hook: Any = self.register_post_accumulate_grad_hook
+                hook(_came)
                 self.requires_grad_(not frozen)
 
     @property
@@ -98,12 +96,12 @@ class Anchor(nn.Parameter):
 
     @property
     def data(self) -> Tensor:
-        found: Tensor = run(_DATA.__get__, (self,), {})
+        found: Tensor = run(GET_DATA, (self,), {})
         return found
 
     @data.setter
     def data(self, value: Tensor) -> None:
-        run(_DATA.__set__, (self, value), {})
+        run(SET_DATA, (self, value), {})
 
     def owner(self) -> Collection | None:
         """The module whose tables these are; None while it is made."""
@@ -150,18 +148,13 @@ class _Watched(Anchor):
     alone, show whether a loss has it. That costs too much to go on with it.
     """
 
-    @classmethod
+    @answers
     def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
+        cls: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if func.__name__ in ("__get__", "__set__") or not args:
-            with without_subclasses():
-                return func(*args, **(kwargs or {}))
-        return run(func, args, kwargs or {})
+            return ordinary(func, args, kwargs)
+        return run(func, args, kwargs)
 
 
 def _of_rows(name: str) -> Callable[..., Any]:
@@ -192,16 +185,11 @@ class _Gradient(Tensor):
         found._anchor = anchor
         return found
 
-    @classmethod
+    @answers
     def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
+        cls: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        with without_subclasses():
-            out = func(*args, **(kwargs or {}))
+        out = ordinary(func, args, kwargs)
         first = args[0] if args else None
         many = first if isinstance(first, list | tuple) else [first]
         mine = [one for one in many if isinstance(one, cls)]

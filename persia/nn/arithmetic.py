@@ -21,6 +21,13 @@ import torch
 from torch import Tensor
 
 from persia import errors
+from persia.base.functions import (
+    GET_DATA,
+    SET_DATA,
+    answers,
+    ordinary,
+    reduced,
+)
 from persia.base.torch_private import without_subclasses
 from persia.base.warning import warn
 from persia.store.engine import Engine, engine_of
@@ -33,8 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["METHODS", "Value", "carry_out", "named", "run", "warn_of_missing"]
 
 _ROWS = 1 << 16  # combined in one call
-_GET: Any = Tensor.data.__get__  # type: ignore[attr-defined]
-_SET: Any = Tensor.data.__set__  # type: ignore[attr-defined]
 #: What gives the same values: on another device, without a gradient.
 _SAME = frozenset(
     "detach detach_ to cpu cuda float double half bfloat16 type contiguous "
@@ -167,36 +172,30 @@ class Value(Tensor):
         found._terms, found._alias, found._state = tuple(terms), alias, state
         return found
 
-    @classmethod
+    @answers
     def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
+        cls: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        return run(func, args, kwargs or {})
+        return run(func, args, kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        with without_subclasses():
-            plain = self.detach().as_subclass(Tensor)
-            return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        return reduced(self, protocol)
 
 
 def run(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """A function of torch, of parameters that stand for rows."""
-    name = "data" if func in (_GET, _SET) else func.__name__
+    name = "data" if func in (GET_DATA, SET_DATA) else func.__name__
     if torch.compiler.is_compiling() or _in_torch():
         return _plain(func, args, kwargs)
     if name.startswith("_foreach_"):
         return _each(func, name.removeprefix("_foreach_"), args, kwargs)
     first = args[0] if args else kwargs.get("tensor", kwargs.get("input"))
     source = _terms_of(first)
-    if func == _SET:
+    if func == SET_DATA:
         return _set_data(first, args[1])
-    if source is not None and (func == _GET or name in _SAME):
+    if source is not None and (func == GET_DATA or name in _SAME):
         out = _plain(func, args, kwargs)
         if not isinstance(out, Tensor) or (out.numel() and not _named(first)):
             return out
@@ -219,8 +218,7 @@ def run(
 
 
 def _plain(func: Any, args: Any, kwargs: Any) -> Any:
-    with without_subclasses():
-        out = func(*args, **kwargs)
+    out = ordinary(func, args, kwargs)
     return out.as_subclass(Tensor) if type(out) is Value else out
 
 
@@ -421,7 +419,7 @@ def _set_data(target: Any, value: Any) -> None:
             raise _stale(source)
         if value._state:
             return
-    _plain(_SET, (target, value), {})
+    _plain(SET_DATA, (target, value), {})
 
 
 def _written_since(term: Term, source: Source) -> bool:

@@ -360,6 +360,8 @@ class _Arrive(torch.autograd.Function):
         return torch.zeros(1, device="cpu"), None
 
 
+_pulled: Any = _Pull.apply
+_arrived: Any = _Arrive.apply
 _look_up = ops.look_up_v1.default
 _push_from = ops.push_from_v1.default
 _push = ops.push_v1.default
@@ -428,9 +430,9 @@ def pull(
         if grad:
             flight = None if way is None else way.flight()
             call = _Call(batch, store, plan, way, flight)
-            out = _Pull.apply(*ids, anchor, call, *leaves)  # type: ignore[no-untyped-call]
+            out = _pulled(*ids, anchor, call, *leaves)
             if flight is not None:
-                out = _Arrive.apply(out, flight)  # type: ignore[no-untyped-call]
+                out = _arrived(out, flight)
             return out
         with below_autograd():
             if way is None:
