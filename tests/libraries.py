@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.machinery
+import inspect
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -94,14 +95,14 @@ def installed() -> Iterator[None]:
     vars(np).update(names)
 
 
-def numbers() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Ids [BATCH, FIELDS], dense [BATCH, DENSE] and labels [BATCH]."""
+def numbers(batch: int = BATCH) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Ids [batch, FIELDS], dense [batch, DENSE] and labels [batch]."""
     g = torch.Generator().manual_seed(4)
     for _ in range(STEPS):
         yield (
-            torch.randint(1, ROWS, (BATCH, FIELDS), generator=g),
-            torch.rand(BATCH, DENSE, generator=g),
-            torch.randint(2, (BATCH,), generator=g).float(),
+            torch.randint(1, ROWS, (batch, FIELDS), generator=g),
+            torch.rand(batch, DENSE, generator=g),
+            torch.randint(2, (batch,), generator=g).float(),
         )
 
 
@@ -114,20 +115,25 @@ def columns() -> tuple[dict[str, Any], Any]:
     return {name: x[:, i] for i, name in names}, y
 
 
-def deepctr(name: str) -> tuple[Any, list[Any]]:
+def deepctr(name: str, batch: int = BATCH) -> tuple[Any, list[Any]]:
     inputs = importlib.import_module("deepctr_torch.inputs")
     models = importlib.import_module("deepctr_torch.models")
     columns = [
         *(inputs.SparseFeat(f, ROWS, embedding_dim=8) for f in FEATURES),
         *(inputs.DenseFeat(n, 1) for n in NUMBERS),
     ]
-    layers = {} if name == "MLR" else {"dnn_hidden_units": (16,)}
-    model = getattr(models, name)(columns, columns, device="cpu", **layers)
+    make = getattr(models, name)
+    taken = inspect.signature(make).parameters
+    options: dict[str, Any] = {"device": "cpu"}
+    if "dnn_hidden_units" in taken:
+        options["dnn_hidden_units"] = (16,)
+    given = [columns] * sum(n.endswith("_feature_columns") for n in taken)
+    model = make(*given, **options)
     # Its input: all columns side by side, as floats.
-    return model, [(torch.cat([i, d], 1), y) for i, d, y in numbers()]
+    return model, [(torch.cat([i, d], 1), y) for i, d, y in numbers(batch)]
 
 
-def rechub(name: str) -> tuple[Any, list[Any]]:
+def rechub(name: str, batch: int = BATCH) -> tuple[Any, list[Any]]:
     basic = importlib.import_module("torch_rechub.basic.features")
     ranking = importlib.import_module("torch_rechub.models.ranking")
     sparse = [basic.SparseFeature(f, ROWS, embed_dim=8) for f in FEATURES]
@@ -135,13 +141,33 @@ def rechub(name: str) -> tuple[Any, list[Any]]:
     mlp = {"dims": [16], "dropout": 0.0, "activation": "relu"}
     if name == "DCN":
         model = ranking.DCN(dense + sparse, 2, mlp)
+    elif name == "DCNv2":
+        model = ranking.DCNv2(dense + sparse, 2, mlp)
     elif name == "WideDeep":
         model = ranking.WideDeep(sparse, dense + sparse, mlp)
     else:
         model = getattr(ranking, name)(dense + sparse, sparse, mlp)
     batches = []
-    for ids, numeric, y in numbers():
+    for ids, numeric, y in numbers(batch):
         x = {f: ids[:, i] for i, f in enumerate(FEATURES)}
         x |= {n: numeric[:, i] for i, n in enumerate(NUMBERS)}
         batches.append((x, y))
     return model, batches
+
+
+def widedeep(name: str, batch: int = BATCH) -> tuple[Any, list[Any]]:
+    models = importlib.import_module("pytorch_widedeep.models")
+    columns = {n: i for i, n in enumerate([*FEATURES, *NUMBERS])}
+    attends = "Transformer" in name or name == "SAINT"
+    deep = getattr(models, name)(
+        column_idx=columns,
+        cat_embed_input=[
+            (f, ROWS) if attends else (f, ROWS, 8) for f in FEATURES
+        ],
+        continuous_cols=NUMBERS,
+        **({"input_dim": 8, "n_heads": 2, "n_blocks": 1} if attends else {}),
+    )
+    return models.WideDeep(deeptabular=deep), [
+        ({"deeptabular": torch.cat([i, d], 1)}, y)
+        for i, d, y in numbers(batch)
+    ]

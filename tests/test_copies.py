@@ -27,6 +27,12 @@ from tests.remote import Servers
 ROWS = 20
 
 
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """On busy cores two of torch's take their time to meet, in each call."""
+    torch.set_num_threads(1)
+
+
 def store_of(model: nn.Module) -> persia.Store:
     (store,) = stores_of(model)
     return store
