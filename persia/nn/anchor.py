@@ -212,8 +212,11 @@ def _an_optimizer_steps() -> bool:
     without elements costs as much as one with some."""
     if torch.compiler.is_compiling():
         return False
-    code = sys._getframe(2).f_code
-    return code.co_name == "_init_group" and "torch/optim/" in code.co_filename
+    frame = sys._getframe(2)
+    name = str(frame.f_globals.get("__name__", ""))
+    return name.startswith("torch.optim.") and (
+        frame.f_code.co_name in ("_init_group", "step")
+    )
 
 
 def _came(anchor: Tensor) -> None:
