@@ -368,6 +368,46 @@ def test_zeroing_is_no_matter_where_backwards_update() -> None:
     torch.testing.assert_close(model.rows()[1], before[1] - 1)
 
 
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adam": lambda p: torch.optim.Adam(p, foreach=False),
+    "foreach": lambda p: torch.optim.AdamW(p, foreach=True),
+    "fused": lambda p: torch.optim.Adam(p, fused=True),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adagrad": lambda p: torch.optim.Adagrad(p, foreach=True),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("update", ["backward", "step"])
+def test_torchs_optimizers_do_no_work_for_it(
+    optimizer: str, update: str
+) -> None:
+    """It has a gradient, as far as loops and zero_grad() are concerned."""
+    bag = lookup(bags, update)
+    dense = nn.Linear(2, 1)
+    both = nn.ModuleList([bag, dense])
+    one = OPTIMIZERS[optimizer](both.parameters())
+    for _ in range(2):
+        backward(bag)
+        dense(torch.ones(1, 2)).sum().backward()
+        assert all(p.grad is not None for p in both.parameters())
+        weight = dense.weight.detach().clone()
+        one.step()
+        assert not torch.equal(dense.weight, weight)
+        if update == "step":
+            bag.store.optimizer.step()
+        one.zero_grad()
+        assert all(p.grad is None for p in both.parameters())
+    updated = {p for p, s in one.state.items() if float(s.get("step", 1))}
+    assert updated == set(dense.parameters())
+
+
+def test_an_optimizer_of_sparse_gradients_takes_it() -> None:
+    bag = lookup(bags)
+    backward(bag)
+    torch.optim.SparseAdam(list(bag.parameters())).step()
+
+
 # ---- states and moves
 
 

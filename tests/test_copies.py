@@ -6,8 +6,11 @@ trained by the same lines.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import gc
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +22,15 @@ from torch.optim import swa_utils
 import persia
 from persia import errors
 from persia.nn.lookups import stores_of
+from tests.remote import Servers
 
 ROWS = 20
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """On busy cores two of torch's take their time to meet, in each call."""
+    torch.set_num_threads(1)
 
 
 def store_of(model: nn.Module) -> persia.Store:
@@ -44,6 +54,14 @@ class Net(nn.Module):
         found = [self.one(ids[:, 0]), self.bag(ids), self.tied(ids[:, 1])]
         out: Tensor = self.top(self.norm(torch.cat(found, 1))).squeeze(1)
         return out
+
+
+class Untied(Net):
+    """To deepcopy a state makes one tensor of a tied one's two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tied = nn.Embedding(ROWS, 4)
 
 
 class Pair:
@@ -141,6 +159,23 @@ def test_modules_of_one_store_have_one_copy() -> None:
     stores = {id(store_of(m)) for m in (twin.one, twin.bag, twin.tied)}
     assert len(stores) == 1
     assert store_of(twin) is not store_of(pair.ours)
+
+
+@pytest.mark.slow
+def test_a_model_on_servers_has_no_copy() -> None:
+    with contextlib.closing(Servers(1)) as servers:
+        store = persia.Store(servers=servers.text)
+        config = persia.EmbeddingConfig("t", 4, ["f"])
+        model = nn.Sequential(
+            persia.EmbeddingCollection([config], store=store), nn.Linear(4, 1)
+        )
+        store.set_rows("t", [1], torch.ones(1, 4))
+        for copies in (copy.deepcopy, swa_utils.AveragedModel):
+            with pytest.raises(errors.InvalidArgument):
+                copies(model)
+        assert torch.equal(store.rows("t", [1]), torch.ones(1, 4))
+        assert list(store.tables) == ["t"]
+        store.close()
 
 
 def test_a_copy_holds_no_gradients_that_wait() -> None:
@@ -260,6 +295,117 @@ def test_target_networks(way: Callable[[Any, Any], None]) -> None:
                 way(a, b)
     same(ours, theirs)
     same(pair.ours, pair.theirs)
+
+
+def by_items(model: Any, d: float, other: Any) -> None:
+    """As a user's loop over dicts."""
+    ema, now = model.state_dict(), other.state_dict()
+    for k, v in now.items():
+        ema[k] = d * ema[k] + (1 - d) * v
+    model.load_state_dict(ema)
+
+
+def by_kept_floats(model: Any, d: float, other: Any) -> None:
+    """As YOLO's: integers are left out."""
+    now = other.state_dict()
+    for k, v in model.state_dict().items():
+        if v.dtype.is_floating_point:
+            v *= d
+            v += (1 - d) * now[k].detach()
+
+
+def by_values(model: Any, d: float, other: Any) -> None:
+    """As timm's first two."""
+    both = zip(
+        model.state_dict().values(), other.state_dict().values(), strict=True
+    )
+    for one, two in both:
+        one.copy_(one * d + (1.0 - d) * two.to(device="cpu"))
+
+
+def by_lists(model: Any, d: float, other: Any) -> None:
+    """As timm's third."""
+    both: list[Any] = [[], []]
+    for one, two in zip(
+        model.state_dict().values(), other.state_dict().values(), strict=True
+    ):
+        if one.is_floating_point():
+            both[0].append(one)
+            both[1].append(two)
+        else:
+            one.copy_(two)
+    torch._foreach_lerp_(*both, weight=1.0 - d)
+
+
+STATES = (by_items, by_kept_floats, by_values, by_lists)
+
+
+@pytest.mark.parametrize("way", STATES, ids=lambda w: w.__name__)
+def test_averages_of_states(way: Callable[[Any, float, Any], None]) -> None:
+    pair = Pair()
+    ours, theirs = copy.deepcopy(pair.ours), copy.deepcopy(pair.theirs)
+    for _ in range(3):
+        pair.train()
+        for target, model in ((ours, pair.ours), (theirs, pair.theirs)):
+            way(target, 0.8, model)
+    same(ours, theirs)
+    same(pair.ours, pair.theirs)
+
+
+def test_the_mean_of_the_states_of_several_models() -> None:
+    pair = Pair(make=Untied)
+    for one in (pair.ours, pair.theirs):
+        models = [copy.deepcopy(one) for _ in range(3)]
+        for i, model in enumerate(models):
+            for _ in range(i + 1):
+                train_on(model, torch.arange(8).reshape(4, 2) % (i + 4))
+        states = [model.state_dict() for model in models]
+        mean = copy.deepcopy(states[0])
+        for k in mean:
+            for state in states[1:]:
+                mean[k] += state[k]
+            mean[k] = torch.div(mean[k], 3)
+        one.load_state_dict(mean)
+    same(pair.ours, pair.theirs)
+
+
+@pytest.mark.parametrize("copied", ["clone", "deepcopy", "detach"])
+def test_an_average_of_states_that_outlives_its_rows_is_refused(
+    copied: str,
+) -> None:
+    pair = Pair()
+    copies: dict[str, Callable[[Any], Any]] = {
+        "clone": lambda v: v.clone(),
+        "deepcopy": copy.deepcopy,
+        "detach": lambda v: v.detach().float(),
+    }
+    of = copies[copied]
+    ema = {k: of(v) for k, v in pair.ours.state_dict().items()}
+
+    def train() -> None:
+        for _ in range(3):
+            pair.train(pair.ours)
+            for k, v in pair.ours.state_dict().items():
+                ema[k] = 0.9 * ema[k] + 0.1 * v
+
+    with pytest.raises(errors.InvalidArgument):
+        train()
+    rows = store_of(pair.ours).rows("one", range(ROWS))
+    with pytest.raises((errors.InvalidArgument, errors.RowsMissing)):
+        pair.ours.load_state_dict(ema)
+    assert torch.equal(store_of(pair.ours).rows("one", range(ROWS)), rows)
+
+
+def test_a_state_keeps_no_rows_alive() -> None:
+    pair = Pair()
+    store = weakref.ref(store_of(pair.ours))
+    state = pair.ours.state_dict()
+    twin = copy.deepcopy(state)
+    del pair
+    gc.collect()
+    assert store() is None
+    for k, v in twin.items():
+        state[k] = 0.5 * (state[k] + v)  # of numbers alone
 
 
 def test_rows_that_one_of_two_has() -> None:
@@ -517,6 +663,13 @@ def test_a_loss_without_the_rows_warns_once(
         loss.backward()
 
     warns_once(train)
+
+
+def test_a_penalty_after_a_first_backward_warns_too() -> None:
+    pair = Pair()
+    pair.ours(pair.ids()).sum().backward()
+    with pytest.warns(UserWarning, match="penalty"):
+        functions(pair.ours).backward()
 
 
 CLIPS: dict[str, Callable[[Any], Any]] = {

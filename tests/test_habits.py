@@ -237,6 +237,37 @@ def _(pair: Pair, folder: Path) -> None:
     same(pair.ours, pair.theirs)
 
 
+def moved(ema: dict[str, Any], model: nn.Module) -> dict[str, Any]:
+    """An exponential average of states."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a state holds no rows
+        now = model.state_dict()
+    return {k: 0.9 * ema[k] + 0.1 * v for k, v in now.items()}
+
+
+@habit("`ema = {k: d * ema[k] + (1 - d) * v ...}` of states, loaded each step")
+def _(pair: Pair, folder: Path) -> None:
+    targets = copy.deepcopy(pair.ours), copy.deepcopy(pair.theirs)
+    for _ in range(3):
+        pair.train()
+        for target, model in zip(
+            targets, (pair.ours, pair.theirs), strict=True
+        ):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                ema = target.state_dict()
+            target.load_state_dict(moved(ema, model))
+    same(*targets)
+
+
+@habit("the same dict kept over steps", "InvalidArgument")
+def _(pair: Any, folder: Path) -> None:
+    ema = {k: v.clone() for k, v in pair.ours.state_dict().items()}
+    pair.train(pair.ours)
+    pair.before = rows_of(pair.ours)
+    moved(ema, pair.ours)
+
+
 @habit("`best = copy.deepcopy(model.state_dict())` after `keep_rows`")
 def _(pair: Pair, folder: Path) -> None:
     persia.keep_rows(pair.ours, folder)

@@ -103,6 +103,19 @@ std::tuple<Tensor, Tensor> pull(const Tensor &values, const Optional &offsets,
     return {now.out, now.rows};
 }
 
+/* Both in one call, for eager models: a call of an operator from Python costs
+ * as much as the lookup of a small batch. */
+std::tuple<Tensor, Tensor, Tensor>
+look_up(const Tensor &values, const Optional &offsets, const Optional &weights,
+        const Tensor &batch, const Tensor &made_in, int64_t store,
+        int64_t plan, bool grad)
+{
+    Tensor name = ticket(batch, made_in, store, grad);
+    auto [out, rows] =
+        pull(values, offsets, weights, batch, name, store, plan);
+    return {std::move(out), std::move(rows), std::move(name)};
+}
+
 /* No gradient of this forward will be given: its graph was freed. */
 void drop(const Tensor &ticket, int64_t store)
 {
@@ -198,6 +211,9 @@ STABLE_TORCH_LIBRARY(persia, m)
     m.def("pull_v1(Tensor values, Tensor? offsets, Tensor? weights, "
           "Tensor anchor, Tensor ticket, int store, int plan) "
           "-> (Tensor, Tensor)");
+    m.def("look_up_v1(Tensor values, Tensor? offsets, Tensor? weights, "
+          "Tensor batch, Tensor process, int store, int plan, bool grad) "
+          "-> (Tensor, Tensor, Tensor)");
     m.def("push_v1(Tensor grad, Tensor values, Tensor? offsets, "
           "Tensor? weights, Tensor rows, Tensor ticket, int store, int plan, "
           "bool keep) -> ()");
@@ -209,6 +225,7 @@ STABLE_TORCH_LIBRARY_IMPL(persia, CPU, m)
     m.impl("ticket_v2", TORCH_BOX(&ticket));
     m.impl("prefetch_v1", TORCH_BOX(&prefetch));
     m.impl("pull_v1", TORCH_BOX(&pull));
+    m.impl("look_up_v1", TORCH_BOX(&look_up));
     m.impl("push_v1", TORCH_BOX(&push));
     m.impl("drop_v1", TORCH_BOX(&drop));
 }

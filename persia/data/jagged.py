@@ -435,8 +435,8 @@ class JaggedBatch:
         out._copies = {}
         out._weights = torch.cat(parts)
         if out.ticket is not None:  # what was looked up has other weights
-            anew = torch.tensor(-1, device="cpu")
-            out.ticket = torch.stack((out.ticket[0], anew))
+            again = torch.tensor(-1, device="cpu")
+            out.ticket = torch.stack((out.ticket[0], again))
         return out
 
     def stride(self) -> int:

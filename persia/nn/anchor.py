@@ -11,6 +11,7 @@ for. What loops over parameters compute with it reaches the rows, too, see
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -18,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from persia.base.functions import GET_DATA, SET_DATA, answers, ordinary
 from persia.base.torch_private import foreach_zero_, without_subclasses
 from persia.nn.arithmetic import METHODS, Source, run, warn_of_missing
-from persia.store.engine import Engine, engine_of
+from persia.store.engine import WATCHED, Engine, engine_of
 
 if TYPE_CHECKING:
     from persia.nn.lookups import Collection
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["Anchor"]
 
 _GRAD: Any = Tensor.grad
-_DATA: Any = Tensor.data
 #: What makes zeros of gradients in place, and what gives the same gradient.
 _ZEROES = (Tensor.zero_, foreach_zero_())
 #: What measures or clips a gradient, beside norms.
@@ -36,10 +37,7 @@ _MEASURES = (
     *("pow", "__pow__", "square", "abs", "sum", "clamp_", "clamp"),
     *("_foreach_clamp_min_", "_foreach_clamp_max_", "dot"),
 )
-_SAME: tuple[Callable[..., Any], ...] = (
-    Tensor.data.__get__,  # type: ignore[attr-defined]
-    Tensor.detach,
-)
+_SAME = (GET_DATA, Tensor.detach)
 
 
 class Anchor(nn.Parameter):
@@ -51,6 +49,8 @@ class Anchor(nn.Parameter):
 
     _module: weakref.ref[Collection] | None = None
     _noticed = False  # whether it says that gradients came
+    #: The sum that a state has given its rows last, and their version then.
+    carried: tuple[Any, Any] | None = None
 
     def __new__(
         cls, data: Tensor | None = None, requires_grad: bool = True
@@ -65,7 +65,7 @@ class Anchor(nn.Parameter):
         """Rows of this module's tables are trained through it."""
         self._module = weakref.ref(module)
         engine = engine_of(module.store)
-        if not engine.backwards:
+        if engine.backwards < WATCHED:
             self.__class__ = _Watched
             engine.watched.append(weakref.ref(self))
         if module.store.update == "step" and not self._noticed:
@@ -73,13 +73,16 @@ class Anchor(nn.Parameter):
             with torch.enable_grad():
                 frozen = not self.requires_grad
                 self.requires_grad_()  # else torch takes no hook
-                self.register_post_accumulate_grad_hook(_came)  # type: ignore[no-untyped-call]
+                hook: Any = self.register_post_accumulate_grad_hook
+                hook(_came)
                 self.requires_grad_(not frozen)
 
     @property
     def grad(self) -> Tensor | None:
         grad: Tensor | None = _GRAD.__get__(self)
-        return None if grad is None else _Gradient.of(grad, self)
+        if grad is None or _an_optimizer_steps():
+            return None
+        return _Gradient.of(grad, self)
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
@@ -93,19 +96,19 @@ class Anchor(nn.Parameter):
 
     @property
     def data(self) -> Tensor:
-        found: Tensor = run(_DATA.__get__, (self,), {})
+        found: Tensor = run(GET_DATA, (self,), {})
         return found
 
     @data.setter
     def data(self, value: Tensor) -> None:
-        run(_DATA.__set__, (self, value), {})
+        run(SET_DATA, (self, value), {})
 
     def owner(self) -> Collection | None:
         """The module whose tables these are; None while it is made."""
         return None if self._module is None else self._module()
 
     def unwatch(self) -> None:
-        """A first backward has come."""
+        """The first backwards have come."""
         self.__class__ = Anchor
 
     def source(self) -> Source:
@@ -141,22 +144,17 @@ class Anchor(nn.Parameter):
 
 
 class _Watched(Anchor):
-    """An anchor before the first backward: functions of torch, not methods
+    """An anchor until the second backward: functions of torch, not methods
     alone, show whether a loss has it. That costs too much to go on with it.
     """
 
-    @classmethod
+    @answers
     def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
+        cls: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if func.__name__ in ("__get__", "__set__") or not args:
-            with without_subclasses():
-                return func(*args, **(kwargs or {}))
-        return run(func, args, kwargs or {})
+            return ordinary(func, args, kwargs)
+        return run(func, args, kwargs)
 
 
 def _of_rows(name: str) -> Callable[..., Any]:
@@ -187,16 +185,11 @@ class _Gradient(Tensor):
         found._anchor = anchor
         return found
 
-    @classmethod
+    @answers
     def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
+        cls: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        with without_subclasses():
-            out = func(*args, **(kwargs or {}))
+        out = ordinary(func, args, kwargs)
         first = args[0] if args else None
         many = first if isinstance(first, list | tuple) else [first]
         mine = [one for one in many if isinstance(one, cls)]
@@ -212,6 +205,18 @@ class _Gradient(Tensor):
         if func in _SAME and anchor is not None:
             return cls.of(out, anchor)
         return out
+
+
+def _an_optimizer_steps() -> bool:
+    """Whether one of torch's collects what it will update: to it, a parameter
+    without elements costs as much as one with some."""
+    if torch.compiler.is_compiling():
+        return False
+    frame = sys._getframe(2)
+    name = str(frame.f_globals.get("__name__", ""))
+    return name.startswith("torch.optim.") and (
+        frame.f_code.co_name in ("_init_group", "step")
+    )
 
 
 def _came(anchor: Tensor) -> None:

@@ -21,6 +21,13 @@ import torch
 from torch import Tensor
 
 from persia import errors
+from persia.base.functions import (
+    GET_DATA,
+    SET_DATA,
+    answers,
+    ordinary,
+    reduced,
+)
 from persia.base.torch_private import without_subclasses
 from persia.base.warning import warn
 from persia.store.engine import Engine, engine_of
@@ -30,11 +37,9 @@ if TYPE_CHECKING:
     from persia.nn.lookups import Collection
     from persia.store import Store
 
-__all__ = ["METHODS", "Value", "run", "warn_of_missing"]
+__all__ = ["METHODS", "Value", "carry_out", "named", "run", "warn_of_missing"]
 
 _ROWS = 1 << 16  # combined in one call
-_GET: Any = Tensor.data.__get__  # type: ignore[attr-defined]
-_SET: Any = Tensor.data.__set__  # type: ignore[attr-defined]
 #: What gives the same values: on another device, without a gradient.
 _SAME = frozenset(
     "detach detach_ to cpu cuda float double half bfloat16 type contiguous "
@@ -131,58 +136,78 @@ class Term(NamedTuple):
     factor: float
 
 
+class Named(NamedTuple):
+    """The tables of a module, which it does not keep alive, and a moment;
+    None: whenever it is asked."""
+
+    module: weakref.ref[Collection]
+    version: tuple[Any, ...] | None
+
+    def terms(self) -> tuple[Term, ...] | None:
+        """None: they are gone."""
+        module = self.module()
+        if module is None or module.store.closed:
+            return None
+        source = Source.of(module)
+        return (Term(source, self.version or source.version(), 1.0),)
+
+
 class Value(Tensor):
-    """What is known of a sum of parameters; it has no elements."""
+    """What is known of a sum of parameters. It has no elements, or, of a
+    ``state_dict()``, those that name its rows."""
 
     _terms: tuple[Term, ...] = ()
     _alias = False  # it is the value of a parameter: to write it, sets rows
+    _state: Named | None = None  # what it is instead, in a state_dict()
 
     @staticmethod
-    def of(data: Tensor, terms: Sequence[Term], alias: bool = False) -> Value:
+    def of(
+        data: Tensor,
+        terms: Sequence[Term],
+        alias: bool = False,
+        state: Named | None = None,
+    ) -> Value:
         with without_subclasses():
             found: Value = data.as_subclass(Value)
-        found._terms, found._alias = tuple(terms), alias
+        found._terms, found._alias, found._state = tuple(terms), alias, state
         return found
 
-    @classmethod
+    @answers
     def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
+        cls: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        return run(func, args, kwargs or {})
+        return run(func, args, kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        with without_subclasses():
-            plain = self.detach().as_subclass(Tensor)
-            return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        return reduced(self, protocol)
 
 
 def run(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """A function of torch, of parameters that stand for rows."""
-    name = "data" if func in (_GET, _SET) else func.__name__
+    name = "data" if func in (GET_DATA, SET_DATA) else func.__name__
     if torch.compiler.is_compiling() or _in_torch():
         return _plain(func, args, kwargs)
     if name.startswith("_foreach_"):
         return _each(func, name.removeprefix("_foreach_"), args, kwargs)
     first = args[0] if args else kwargs.get("tensor", kwargs.get("input"))
     source = _terms_of(first)
-    if func == _SET:
+    if func == SET_DATA:
         return _set_data(first, args[1])
-    if source is not None and (func == _GET or name in _SAME):
+    if source is not None and (func == GET_DATA or name in _SAME):
         out = _plain(func, args, kwargs)
-        alias = _is_alias(first)
-        return Value.of(out, source, alias) if _empty(out) else out
+        if not isinstance(out, Tensor) or (out.numel() and not _named(first)):
+            return out
+        return Value.of(out, source, _is_alias(first), _named(first))
     if source is not None and name in _COPIES:
-        return Value.of(_plain(func, args[:1], {}), _copied(first))
+        return _copied(first, source)
     known = _KNOWN.get(name)
     terms = None if known is None else _sum(known, args, kwargs)
     if source is not None and _writes(name):
         return _write(name, first, terms)
+    if terms is not None and (state := _state_among(args)) is not None:
+        return Value.of(_plain(Tensor.clone, (state,), {}), terms)
     out = _plain(func, args, kwargs)
     if terms is not None and known is not None and not known.endswith("_"):
         out = Value.of(out, terms)
@@ -193,8 +218,7 @@ def run(
 
 
 def _plain(func: Any, args: Any, kwargs: Any) -> Any:
-    with without_subclasses():
-        out = func(*args, **kwargs)
+    out = ordinary(func, args, kwargs)
     return out.as_subclass(Tensor) if type(out) is Value else out
 
 
@@ -240,6 +264,8 @@ def _ours(args: Any) -> list[Any]:
 def _terms_of(one: Any) -> tuple[Term, ...] | None:
     """The sum that a tensor is; None: it is not one of parameters."""
     if isinstance(one, Value):
+        if one._state is not None:
+            return one._state.terms()
         if not one._alias:
             return one._terms
         source = one._terms[0].source
@@ -260,8 +286,13 @@ def _is_alias(one: Any) -> bool:
     return one._alias if isinstance(one, Value) else True
 
 
-def _empty(out: Any) -> bool:
-    return isinstance(out, Tensor) and out.numel() == 0
+def _named(one: Any) -> Named | None:
+    return one._state if isinstance(one, Value) else None
+
+
+def _state_among(args: Sequence[Any]) -> Value | None:
+    """What has elements, of any number: those of a sum mean nothing."""
+    return next((a for a in args if isinstance(a, Value) and a.numel()), None)
 
 
 def _has_grad(out: Any) -> bool:
@@ -318,7 +349,10 @@ def _sum(
         mine, other = other, mine
     if known in ("sub", "rsub"):
         alpha = -alpha
-    return _added(mine, _scaled(other, alpha))
+    found = _added(mine, _scaled(other, alpha))
+    if known in ("add", "lerp"):  # else it may be to compare two moments
+        _check_fresh(found)
+    return found
 
 
 def _scaled(terms: tuple[Term, ...], by: float) -> tuple[Term, ...]:
@@ -379,11 +413,18 @@ def _set_data(target: Any, value: Any) -> None:
     terms = _terms_of(value)
     source = _source_of(target)
     if isinstance(value, Value) and terms is not None:
-        if not (value._alias and value._terms[0].source.same(source)):
+        if not (value._alias and terms[0].source.same(source)):
             _assign(source, terms)
-        elif value._terms[0].version[0] != source.version()[0]:
+        elif not value._state and _written_since(value._terms[0], source):
             raise _stale(source)
-    _plain(_SET, (target, value), {})
+        if value._state:
+            return
+    _plain(SET_DATA, (target, value), {})
+
+
+def _written_since(term: Term, source: Source) -> bool:
+    """Other than by updates: torch moves parameters between them."""
+    return bool(term.version[0] != source.version()[0])
 
 
 def _write(name: str, target: Any, terms: tuple[Term, ...] | None) -> Any:
@@ -400,8 +441,8 @@ def _write(name: str, target: Any, terms: tuple[Term, ...] | None) -> Any:
     if _is_alias(target):
         _assign(_source_of(target), terms)
         terms = _terms_of(target) or ()
-    if isinstance(target, Value):
-        target._terms = terms
+    if isinstance(target, Value) and not (target._alias and target._state):
+        target._terms, target._state = terms, None
     return target
 
 
@@ -414,11 +455,15 @@ def _stale(source: Source) -> errors.PersiaError:
     )
 
 
-def _copied(one: Any) -> tuple[Term, ...]:
-    """The terms of a copy, which later changes do not reach."""
-    terms = _terms_of(one) or ()
+def _copied(one: Any, terms: tuple[Term, ...]) -> Value:
+    """A copy, which later changes do not reach."""
+    plain = _plain(Tensor.clone, (one,), {})
+    if (state := _named(one)) is not None:
+        state = state._replace(version=terms[0].version)
+        return Value.of(plain, (), state=state)
     if not terms or terms[0].source.store.remote:
-        return terms  # to write it later is refused, if rows have changed
+        # To write it later is refused, if rows have changed.
+        return Value.of(plain, terms)
     source = terms[0].source
     if len(terms) > 1 or terms[0].factor != 1.0:
         raise errors.InvalidArgument(
@@ -429,7 +474,29 @@ def _copied(one: Any) -> tuple[Term, ...]:
     _check_fresh(terms)
     store = engine_of(source.store).snapshot(source.store)
     copy = Source(store, source.tables, source.dims, None)
-    return (Term(copy, copy.version(), 1.0),)
+    return Value.of(plain, (Term(copy, copy.version(), 1.0),))
+
+
+def named(module: Collection, state: Tensor) -> Tensor:
+    """What a ``state_dict()`` has of a module with tables: averages of it
+    reach rows, as those of parameters do. A copy of it holds no rows."""
+    if torch.compiler.is_compiling():
+        return state
+    return Value.of(state, (), True, Named(weakref.ref(module), None))
+
+
+def carry_out(anchor: Anchor, value: Any) -> bool:
+    """Gives the rows the values of a sum, if a state that is loaded has one;
+    False: it has rows of one moment, or none."""
+    if not isinstance(value, Value) or value._state is not None:
+        return False
+    terms = value._terms
+    target = anchor.source()
+    # A module that has two names in a model is loaded twice.
+    if anchor.carried != (terms, target.version()):
+        _assign(target, terms)
+        anchor.carried = terms, target.version()
+    return True
 
 
 def _check_fresh(terms: Sequence[Term]) -> None:

@@ -378,6 +378,17 @@ class EmbeddingCollection(Collection):
         indices = values if self.need_indices else None
         return Sequences(names, rows, offsets, len(keys), indices)
 
+    @in_graphs
+    def vectors(self, ids: Tensor) -> Tensor:
+        """float32 [n, dim] of ids [n], int64, of the one feature of a module
+        with one table: what the forward gives, without a batch around it."""
+        batch = self.features, ids.contiguous(), None, None, None, (ids,)
+        if self._shape_alone(batch):
+            return self._no_values((ids.shape[0], self._dims[0]))
+        (rows,) = self._all_rows(batch, ids.device)
+        self.note(batch, rows)
+        return rows
+
     def _all_rows(self, ids: Ids, device: torch.device) -> list[Tensor]:
         """The vectors of each round of lookups, [n, dim]."""
         if ids[1].device.type != "cpu":

@@ -15,6 +15,7 @@ from persia.base.torch_private import constant_while_tracing, jit_traces
 from persia.data.ids import Ids, device_of, unpack
 from persia.data.jagged import JaggedBatch
 from persia.nn.anchor import Anchor
+from persia.nn.arithmetic import carry_out, named
 from persia.nn.tracing import modules, numbers
 from persia.nn.warnings import warn_of_unsaved, warn_once_of_kept
 from persia.optim import SparseOptimizer
@@ -43,8 +44,13 @@ from persia.store.state import check_state, state_of
 __all__ = ["Collection", "TableRows", "collections_of", "stores_of"]
 
 
+_MANY_USES = 16  # then those of graphs that are gone are forgotten
+
+
 class _Use:
     """The ids of a forward."""
+
+    __slots__ = ("__weakref__", "backwards", "batch", "ids")
 
     def __init__(self, ids: Ids, batch: int, backwards: int) -> None:
         self.ids, self.batch, self.backwards = ids, batch, backwards
@@ -349,7 +355,8 @@ class Collection(nn.Module):
         one = _Use(ids, batch, engine_of(self.store).backwards)
         graph: Any = out.grad_fn
         graph.metadata.setdefault("persia", []).append(one)
-        self._uses = [u for u in self._uses if u() is not None]
+        if len(self._uses) > _MANY_USES:
+            self._uses[:] = [u for u in self._uses if u() is not None]
         self._uses.append(weakref.ref(one))
 
     def used(self) -> list[tuple[Ids, int]]:
@@ -361,7 +368,8 @@ class Collection(nn.Module):
 
     def _shape_alone(self, ids: Ids) -> bool:
         """Whether the output has a shape and no values."""
-        return bool(ids[1].is_meta) or self.device.type == "meta"
+        here = self._device
+        return ids[1].is_meta or (here is not None and here.type == "meta")
 
     def _no_values(self, shape: tuple[int, int]) -> Tensor:
         return torch.empty(shape, dtype=self.output_dtype, device="meta")
@@ -459,13 +467,18 @@ class Collection(nn.Module):
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        name = f"{prefix}anchor"
+        name, extra = f"{prefix}anchor", f"{prefix}_extra_state"
         self._load_weights(state_dict, prefix)
+        given = state_dict.get(extra)
+        if carry_out(self.anchor, given):
+            state_dict[extra] = self.get_extra_state()
         state_dict[name] = self.anchor  # itself: nothing changes
         try:
             super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         finally:
             del state_dict[name]
+            if given is not None:
+                state_dict[extra] = given
 
     def _load_weights(self, state_dict: Any, prefix: str) -> None:
         """A state of torchrec's module has weights."""
@@ -488,10 +501,11 @@ class Collection(nn.Module):
             warn_once_of_kept(self, what, kept)
 
     def get_extra_state(self) -> Tensor:
-        """Which rows belong to the state, uint8 [n]: ``store.save`` saves
-        them.
+        """Which rows belong to the state, float32 [n]: ``store.save`` saves
+        them. Averages of it are averages of the rows.
         """
-        return state_of(self.store, self._configs, self._outputs())
+        state = state_of(self.store, self._configs, self._outputs())
+        return named(self, state)
 
     def _outputs(self) -> list[tuple[str, int]]:
         return list(zip(self._names, self._dims, strict=True))

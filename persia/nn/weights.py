@@ -9,18 +9,20 @@ import torch
 from torch import Tensor
 
 from persia import errors
-from persia.base.torch_private import without_subclasses
+from persia.base.functions import (
+    SET_DATA,
+    SET_REQUIRES_GRAD,
+    answers,
+    ordinary,
+    reduced,
+)
 
 if TYPE_CHECKING:
     from persia.nn.lookups import Collection
 
 __all__ = ["Weight", "refuse_write"]
 
-_SETS: Any = (
-    Tensor.data.__set__,  # type: ignore[attr-defined]
-    Tensor.__setitem__,
-)
-_FLAG: Any = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
+_SETS = (SET_DATA, Tensor.__setitem__)
 #: In-place methods that write no element.
 _HARMLESS = ("detach_", "share_memory_")
 _OPERATORS = frozenset(
@@ -59,19 +61,17 @@ class Weight(Tensor):
         found._of = collection, table
         return found
 
-    @classmethod
+    @answers
     def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
+        cls: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        kwargs = kwargs or {}
         # torch.nn.init names its first argument.
         first = [*args[:1], *(kwargs.get(n) for n in ("tensor", "input"))]
         weight = next(_guards(first), None)
-        if weight is not None and func in (_FLAG, Tensor.requires_grad_):
+        if weight is not None and func in (
+            SET_REQUIRES_GRAD,
+            Tensor.requires_grad_,
+        ):
             wanted = [*args[1:], *kwargs.values(), True][0]
             weight[0].anchor.requires_grad_(wanted)
             return args[0]
@@ -79,16 +79,14 @@ class Weight(Tensor):
             raise refuse_write(*weight)
         for collection, table in _guards([kwargs.get("out")]):
             raise refuse_write(collection, table)
-        with without_subclasses():
-            out = func(*args, **kwargs)
+        out = ordinary(func, args, kwargs)
         base = next((one for one in first if isinstance(one, cls)), None)
         if weight is not None and _same_memory(out, base):
             return cls.of(out, *weight)
         return out.as_subclass(Tensor) if isinstance(out, cls) else out
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        plain = self.detach().as_subclass(Tensor)
-        return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        return reduced(self, protocol)
 
 
 def _guards(args: Any) -> Iterator[tuple[Collection, str]]:

@@ -91,8 +91,7 @@ class Ahead:
 
     def find(self, ids: Ids, weights: Tensor | None) -> Tensor | None:
         """The ticket of the newest batch with these ids."""
-        given = list(self._given)
-        for one in given:
+        for one in list(self._given):
             if one.same(ids, weights):
                 return one.ticket()
         return None

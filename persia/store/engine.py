@@ -106,6 +106,11 @@ class _AfterPushes(torch.autograd.Function):
         return None, None
 
 
+#: Backwards that functions of torch are watched for: a penalty may be
+#: computed after the first of them.
+WATCHED = 2
+
+
 def _zeros(n: int) -> Tensor:
     """float32 on the CPU, whatever torch's defaults are."""
     return torch.zeros(n, dtype=torch.float32, device="cpu")
@@ -211,10 +216,11 @@ class Engine:
     def backward_done(self) -> None:
         """A backward has pushed all its gradients."""
         self.backwards += 1
-        for anchor in (watched() for watched in self.watched):
-            if anchor is not None:
-                anchor.unwatch()
-        self.watched.clear()
+        if self.watched and self.backwards >= WATCHED:
+            for anchor in (watched() for watched in self.watched):
+                if anchor is not None:
+                    anchor.unwatch()
+            self.watched.clear()
         if self._accumulation is not None:
             self.apply(None, all_threads=False)
             self._accumulation.add()

@@ -114,6 +114,21 @@ def _fake_pull(
     )
 
 
+def _fake_look_up(
+    values: Tensor,
+    offsets: Tensor | None,
+    weights: Tensor | None,
+    batch: Tensor,
+    process: Tensor,
+    store: int,
+    plan: int,
+    grad: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    ticket = _fake_ticket(batch, process, store, grad)
+    batch_of = values, offsets, weights, batch, ticket, store, plan
+    return (*_fake_pull(*batch_of), ticket)
+
+
 def _fake_push(
     grad: Tensor,
     values: Tensor,
@@ -130,6 +145,7 @@ def _fake_push(
 
 torch.library.register_fake("persia::ticket_v2", _fake_ticket)
 torch.library.register_fake("persia::pull_v1", _fake_pull)
+torch.library.register_fake("persia::look_up_v1", _fake_look_up)
 torch.library.register_fake("persia::push_v1", _fake_push)
 
 
@@ -204,18 +220,14 @@ def _refuse_several_backwards(pushed: bool) -> None:
     )
 
 
-def _anew(ticket: Tensor, store: int) -> Tensor:
-    """The ticket of one more gradient of a forward, whose own has gone."""
-    batch: Tensor = ticket.of_batch  # type: ignore[attr-defined]
+def _once_more(batch: Tensor) -> Tensor:
+    """The ids of a forward for one more gradient, for its own is given."""
     if int(batch[0]) >= TAKEN:
         raise errors.TicketError(
             "several backwards through one forward whose ids are with an "
             "embedding worker: sum the losses and call backward() once"
         )
-    named = torch.stack((batch[0], _now))
-    anew: Tensor = _ticket(named, _process, store, True)
-    anew.of_batch = batch  # type: ignore[attr-defined]
-    return anew
+    return torch.stack((batch[0], _now))
 
 
 class _Index:
@@ -232,7 +244,15 @@ class _Index:
             _drop(self.ticket, self.store)
 
 
-_NONE = (None,) * 5
+class _Call(NamedTuple):
+    """What a forward has beside tensors that autograd sees: each of these
+    costs time, as does every argument."""
+
+    batch: Tensor
+    store: int
+    plan: int
+    way: Way | None
+    flight: Flight | None
 
 
 class _Pull(torch.autograd.Function):
@@ -245,28 +265,28 @@ class _Pull(torch.autograd.Function):
         offsets: Tensor | None,
         weights: Tensor | None,
         anchor: Tensor,
-        ticket: Tensor,
-        store: int,
-        plan: int,
-        way: Way | None,
-        flight: Flight | None,
+        call: _Call,
         *leaves: Tensor,
     ) -> Tensor:
+        batch, store, plan, way, flight = call
+        ids = values, offsets, weights
         with below_autograd():
             if way is None or flight is None:
-                out, rows = _pull(
-                    values, offsets, weights, anchor, ticket, store, plan
+                out, rows, ticket = _look_up(
+                    *ids, batch, _process, store, plan, True
                 )
             else:
+                ticket = _ticket(batch, _process, store, True)
                 flight.there, rows = way.pull(
-                    values, offsets, weights, anchor, ticket, store, plan
+                    *ids, anchor, ticket, store, plan
                 )
                 out = torch.zeros(1, device="cpu")
         ctx.flight, ctx.leaves = flight, leaves
-        ctx.save_for_backward(values, offsets, weights, rows)
+        ctx.save_for_backward(*ids, rows)
         # Not saved as a tensor: a forward that torch.utils.checkpoint repeats
         # keeps the ticket, and with it the place in the sum, of the first one.
-        ctx.ticket, ctx.store, ctx.plan = ticket, store, plan
+        ctx.ticket, ctx.batch = ticket, batch
+        ctx.store, ctx.plan = store, plan
         ctx.index = _Index(ticket, store)
         ctx.pushed = False
         ctx.set_materialize_grads(False)
@@ -277,18 +297,19 @@ class _Pull(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         _refuse_double_backward()
         if grad is None:
-            return (None,) * (9 + len(ctx.leaves))
+            return (None,) * (5 + len(ctx.leaves))
         held = HELD.get(ctx.store)
         if held is None:
             _refuse_several_backwards(ctx.pushed)
         values, offsets, weights, rows = ctx.saved_tensors
         try:
             if ctx.pushed:  # a pull is needed for each gradient
-                anew = _anew(ctx.ticket, ctx.store)
-                pulled = values, offsets, weights, _nothing, anew
+                again = _once_more(ctx.batch), _process, ctx.store, ctx.plan
                 with below_autograd():
-                    rows = _pull(*pulled, ctx.store, ctx.plan)[1]
-                ctx.ticket, ctx.index = anew, _Index(anew, ctx.store)
+                    _, rows, ctx.ticket = _look_up(
+                        values, offsets, weights, *again, True
+                    )
+                ctx.index = _Index(ctx.ticket, ctx.store)
         except RuntimeError as error:
             raise typed(error) from None
         # Columns of a wider gradient (torch.cat) stay where they are, unless
@@ -313,7 +334,7 @@ class _Pull(torch.autograd.Function):
             ticket = int(ctx.ticket[0])
             held.append(Held(tensors, versions(*tensors), ticket, leaves))
         of_leaves = [torch.empty_like(leaf) for leaf in ctx.leaves]
-        return (*_NONE[:3], grad.new_zeros(1), *_NONE[:5], *of_leaves)
+        return (None, None, None, _nothing, None, *of_leaves)
 
 
 class _Arrive(torch.autograd.Function):
@@ -339,7 +360,9 @@ class _Arrive(torch.autograd.Function):
         return torch.zeros(1, device="cpu"), None
 
 
-_pull = ops.pull_v1.default
+_pulled: Any = _Pull.apply
+_arrived: Any = _Arrive.apply
+_look_up = ops.look_up_v1.default
 _push_from = ops.push_from_v1.default
 _push = ops.push_v1.default
 _ticket = ops.ticket_v2.default
@@ -403,18 +426,20 @@ def pull(
         # Only if that had no gradient (use_reentrant=True) this one's comes.
         batch = torch.stack((batch[0], _again))
     try:
-        ticket = _ticket(batch, _process, store, grad)
-        ticket.of_batch = batch
-        batch_of = values, offsets, weights, anchor, ticket, store, plan
-        if grad and way is None:
-            out = _Pull.apply(*batch_of, None, None, *leaves)  # type: ignore[no-untyped-call]
-        elif grad and way is not None:
-            flight = way.flight()
-            token = _Pull.apply(*batch_of, way, flight, *leaves)  # type: ignore[no-untyped-call]
-            out = _Arrive.apply(token, flight)  # type: ignore[no-untyped-call]
-        else:
-            with below_autograd():
-                out = (way.pull if way else _pull)(*batch_of)[0]
+        ids = values, offsets, weights
+        if grad:
+            flight = None if way is None else way.flight()
+            call = _Call(batch, store, plan, way, flight)
+            out = _pulled(*ids, anchor, call, *leaves)
+            if flight is not None:
+                out = _arrived(out, flight)
+            return out
+        with below_autograd():
+            if way is None:
+                out = _look_up(*ids, batch, _process, store, plan, False)[0]
+            else:
+                ticket = _ticket(batch, _process, store, False)
+                out = way.pull(*ids, anchor, ticket, store, plan)[0]
         return out
     except RuntimeError as error:
         raise typed(error) from None

@@ -1,6 +1,7 @@
 """The state of a module: which rows belong to it. It holds no rows.
 
-It is a uint8 tensor of JSON, so that every format of checkpoints takes it.
+It is a float32 tensor of the bytes of JSON, so that every format of
+checkpoints takes it, and loops that leave out integers do not.
 Rows are known by their lineage and, for each table, the number of its rows
 and of its updates. A load gives them another lineage; so do, in one process,
 ``set_rows``, ``erase``, ``clear`` and ``drop``. Servers do not count rows that
@@ -105,7 +106,7 @@ def state_of(
         "outputs": outputs,
     }
     text = bytearray(json.dumps(state).encode())
-    return torch.frombuffer(text, dtype=torch.uint8).clone()
+    return torch.frombuffer(text, dtype=torch.uint8).to(torch.float32)
 
 
 def _read(what: str, state: Any) -> dict[str, Any]:
