@@ -610,8 +610,9 @@ class Connection:
         if self.hosting is not None and not failed:
             self.hosting.close()
 
-    def __del__(self) -> None:
-        if getattr(self, "_key", None) is not None:
+    def __del__(self, at_end: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At the end of the interpreter other functions may be gone.
+        if getattr(self, "_key", None) is not None and not at_end():
             assert self._key is not None
             _drop_stream(self._key)
 

@@ -392,11 +392,11 @@ class Cluster:
                     )
 
     def _sends_to_none(self) -> bool:
-        """A loader took a part whose loader has left, as servers lost rows
+        """A loader took the place of one that is gone, as servers lost rows
         of it: it sends that again, and waits for the next trainer."""
         loses = self.made.fate in ("empty", "snapshots")
         ended = all(one.ended == 0 for one in self.of("rank"))
-        return loses and self.made.kind == "parts" and ended
+        return loses and self.made.kind != "unnamed" and ended
 
     def _loaders_again(self) -> bool:
         """Until servers have all that they send."""

@@ -386,10 +386,14 @@ class Taking(Iterator[_core.Taken]):
             return None
         taken.use()
         self._asked.discard(taken)
-        tensors = {
-            name: _tensor(taken, type_, shape, offset, size)
-            for name, type_, shape, offset, size in taken.tensors()
-        }
+        try:
+            tensors = {
+                name: _tensor(taken, type_, shape, offset, size)
+                for name, type_, shape, offset, size in taken.tensors()
+            }
+        except errors.ProtocolError:
+            taken.skip()  # the next trainer could not read it, either
+            raise
         ids = self._ids(taken)
         ids.ticket = torch.tensor([number | TAKEN, 0], device="cpu")
         ids.taken = taken
