@@ -336,7 +336,10 @@ class Cluster:
             and made.fate in ("empty", "snapshots")
             and made.staleness == 0
             and made.ranks > 1
-            and "batches ended without an update" in self.log(one)
+            and (
+                "batches ended without an update" in self.log(one)
+                or "passed it over in a step" in self.log(one)
+            )
         )
 
     # ---- the end
