@@ -43,6 +43,7 @@ def test_module_runs(capsys, monkeypatch, part):
     assert len(found) == (2 if part.startswith("adam") else 0)
 
 
+@pytest.mark.long
 def test_module_memory_and_unseen(capsys, monkeypatch):
     from benchmarks import module
 

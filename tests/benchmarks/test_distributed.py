@@ -47,6 +47,7 @@ def test_rpc(capsys):
     assert [x["unit"] for x in found[4:]] == ["ms", "ms"]
 
 
+@pytest.mark.long
 def test_roles(capsys):
     from benchmarks import roles
 
@@ -61,6 +62,7 @@ def test_roles(capsys):
     assert [x["unit"] for x in found[4:]] == ["% of a core"] * 4
 
 
+@pytest.mark.long
 def test_cluster(capsys):
     from benchmarks import cluster
 

@@ -45,6 +45,7 @@ def test_synthetic(capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 < share["value"] < 1
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     not (train.DATA / "criteo_tb_80k.tsv.gz").exists(),
     reason=f"no real data in {train.DATA} (set PERSIA_TEST_DATA)",

@@ -231,6 +231,7 @@ def test_taobao_into_its_own_folder_is_refused(tmp_path: Path) -> None:
     assert contents(tmp_path) == before
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_kill_leaves_one_output_or_the_other(sorted_log: Path) -> None:
     """At random moments; what was left is removed by the next run."""
