@@ -286,10 +286,10 @@ class Loader:
             yield
         except errors.RowsReplaced:
             lost = one.sender.stats()["lost"]
+            part = f"{one.part}: " if one.part else ""
             print(
-                f"{one.part + ': ' if one.part else ''}a checkpoint was "
-                f"loaded into the servers that lacks {lost:,} batches: sends "
-                "these again",
+                f"{part}the checkpoint that was loaded lacks {lost:,} "
+                "batches: sends them again",
                 flush=True,
             )
             with self._lock:

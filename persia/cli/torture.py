@@ -53,7 +53,7 @@ def command(
         "seed": seed,
         "short": short,
         "jobs": jobs,
-        "keep": None if logs is None else str(logs),
+        "logs": None if logs is None else str(logs),
     }
     # The processes of a round are forks of one without threads.
     line = [sys.executable, "-m", "persia.torture", json.dumps(given)]

@@ -18,14 +18,14 @@ def main(given: dict[str, Any]) -> int:
     """Plays rounds with the options of ``persia torture``; whether one of
     them violates what is promised."""
     seeds = itertools.count(given["seed"])
-    minutes, rounds, keep = given["minutes"], given["rounds"], given["keep"]
+    minutes, rounds, logs = given["minutes"], given["rounds"], given["logs"]
     found = []
     for one in play(
         itertools.islice(seeds, rounds) if rounds else seeds,
         time.monotonic() + 60 * minutes if minutes else math.inf,
         short=given["short"],
         jobs=given["jobs"],
-        keep=None if keep is None else Path(keep),
+        logs=None if logs is None else Path(logs),
     ):
         found.append(one)
         print(line(one), flush=True)

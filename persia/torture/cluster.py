@@ -1,6 +1,6 @@
 """The processes of a round: forks of one that has imported what takes long.
 
-It must not import persia, which refuses to work in a fork.
+That one must not load Persia's libraries, which refuse to work in its forks.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def play(
     *,
     short: bool = False,
     jobs: int = 2,
-    keep: Path | None = None,
+    logs: Path | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Plays rounds, so many at once.
 
@@ -145,13 +145,13 @@ def play(
         until: a time of ``time.monotonic()`` after which none begins.
         short: fewer batches and kills.
         jobs: rounds at once.
-        keep: a folder for the logs of all rounds. Without it those of rounds
+        logs: a folder for those of all rounds. Without it those of rounds
             with a violation are kept, in a new folder.
 
     Yields:
         what became of a round; ``folder``: where its logs are.
     """
-    root = keep or Path(tempfile.mkdtemp(prefix="persia-torture-"))
+    root = logs or Path(tempfile.mkdtemp(prefix="persia-torture-"))
     root.mkdir(parents=True, exist_ok=True)
     imports()
     running: dict[int, Path] = {}
@@ -168,5 +168,5 @@ def play(
         folder = running.pop(pid)
         found = json.loads((folder / "result.json").read_text())
         yield found | {"folder": str(folder)}
-        if not found["wrong"] and keep is None:
+        if not found["wrong"] and logs is None:
             shutil.rmtree(folder, ignore_errors=True)
