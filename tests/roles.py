@@ -34,6 +34,7 @@ class Workers:
         self._more = more
         self.workers: list[_core.EmbeddingWorker] = []
         self.addresses: list[str] = []
+        self.trainers: list[CountingTrainer] = []
         for _ in range(n):
             worker, port = self._start(0)
             self.workers.append(worker)
@@ -84,7 +85,10 @@ class Workers:
         return sum(worker.stats()[name] for worker in self.workers)
 
     def close(self) -> None:
-        """Ends all."""
+        """Ends all, and the trainers first: one that waits on would take
+        batches of a later test whose worker has a port of these."""
+        for trainer in self.trainers:
+            trainer.close()
         for worker in self.workers:
             worker.close()
 
@@ -161,7 +165,6 @@ class CountingTrainer:
     def __init__(
         self, servers: Servers, workers: Workers, staleness: int = 2
     ) -> None:
-        self.staleness = staleness
         self.store = persia.Store(
             persia.optim.SGD(lr=1.0), servers=servers.text
         )
@@ -175,21 +178,33 @@ class CountingTrainer:
         self.batches = 0
         self.epochs = 0
         self.most = 1 << 62
-        threading.Thread(target=self._run, daemon=True).start()
+        self._closed = False
+        self._loader = persia.DataLoader(self.stream, self.model, staleness)
+        self._pass = iter(self._loader)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        workers.trainers.append(self)
 
     def _run(self) -> None:
         with contextlib.suppress(errors.Unavailable, errors.Closed):
             self._train()
 
     def _train(self) -> None:
-        loader = persia.DataLoader(self.stream, self.model, self.staleness)
-        while True:
-            for batch in loader:
+        while not self._closed:
+            for batch in self._pass:
                 (-self.model(batch.ids).values().sum()).backward()
                 self.batches += 1
-                while self.batches >= self.most:
+                while self.batches >= self.most and not self._closed:
                     time.sleep(0.01)
             self.epochs += 1
+            self._pass = iter(self._loader)
+
+    def close(self) -> None:
+        """Ends its pass."""
+        self._closed = True
+        self._pass.close()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
 
     def counts(self, n: int) -> list[float]:
         self.store.flush()
