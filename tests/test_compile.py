@@ -116,7 +116,7 @@ def train(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.usefixtures("_no_caches")
 def test_same_rows_as_eager(times: int, backend: str) -> None:
     losses, counts, updates, rows = train(times, None)

@@ -112,6 +112,7 @@ def test_scale(capsys):
     assert found[2]["ratio"] <= found[2]["value"]
 
 
+@pytest.mark.long
 def test_accuracy_runs_a_job():
     result = accuracy.job(
         4, 1, {"samples": 10_240, "batch": 128, "test": 4096, "seed": 1}, 120

@@ -284,7 +284,7 @@ def feeding(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shard", [0, 1])
+@pytest.mark.parametrize("shard", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_feeds_with_parts(servers: Kept, tmp_path: Path, shard: int) -> None:
     """One sends, one has nothing to do and asks, and one begins: a server is
     away meanwhile."""

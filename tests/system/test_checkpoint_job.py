@@ -145,6 +145,7 @@ def text_of(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
+@pytest.mark.long
 def test_ranks_are_killed_while_they_save(
     tmp_path: Path, where: Callable[[int], str]
 ) -> None:

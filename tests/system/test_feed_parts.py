@@ -240,6 +240,7 @@ def test_topics_without_an_end(
     assert trainer.epochs == 0
 
 
+@pytest.mark.long
 def test_topics_after_a_rollback(tmp_path: Path, cluster: Cluster) -> None:
     """New workers and loaders send what follows the checkpoint."""
     url, n = f"kafka://{cluster.servers}/clicks?group=g", 10 * BATCH

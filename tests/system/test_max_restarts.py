@@ -122,6 +122,7 @@ def test_rollback(tmp_path: Path) -> None:
     rollback(tmp_path, kills=1, seed=1)
 
 
+@pytest.mark.long
 def test_continue(tmp_path: Path) -> None:
     goes_on(tmp_path, kills=1, seed=2)
 

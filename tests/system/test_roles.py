@@ -167,7 +167,9 @@ def test_launch_starts_all_roles() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize(
+    "staleness", [pytest.param(0, marks=pytest.mark.long), 2]
+)
 def test_launch_with_torchrun(staleness: int) -> None:
     """Two ranks share the batches; without staleness each has its half.  Else
     one may be at its end while another has batches ahead, which it skips."""

@@ -127,6 +127,7 @@ def test_sources_that_cannot_be_read(
 # ---- sources that can ------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_training_that_succeeds(
     endpoint: str, bucket: fs.FileSystem, tmp_path: Path
 ) -> None:

@@ -138,6 +138,7 @@ def test_an_error_of_one_rank_ends_all(mark: str) -> None:
     assert lines and all(re.match(told, line) for line in lines), lines
 
 
+@pytest.mark.long
 def test_ranks_do_not_begin_in_an_older_root(
     mark: str, tmp_path: Path
 ) -> None:
@@ -170,6 +171,7 @@ def test_a_save_that_servers_cannot_make_is_told_before_the_training(
     assert [left.name for left in (other / "out").iterdir()] == [".lock"]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(500)
 def test_what_a_cluster_saves_goes_on_anywhere(
     mark: str, tmp_path: Path
