@@ -20,7 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from persia.base.functions import GET_DATA, SET_DATA, answers, ordinary
-from persia.base.torch_private import foreach_zero_, without_subclasses
+from persia.base.torch_private import (
+    amp_unscale_,
+    foreach_zero_,
+    without_subclasses,
+)
 from persia.nn.arithmetic import METHODS, Source, run, warn_of_missing
 from persia.store.engine import WATCHED, Engine, engine_of
 
@@ -38,6 +42,8 @@ _MEASURES = (
     *("_foreach_clamp_min_", "_foreach_clamp_max_", "dot"),
 )
 _SAME = (GET_DATA, Tensor.detach)
+#: What a GradScaler does to the gradients of an optimizer.
+_UNSCALES = amp_unscale_()
 
 
 class Anchor(nn.Parameter):
@@ -199,6 +205,8 @@ class _Gradient(Tensor):
                 continue
             if func in _ZEROES:
                 anchor.zeroed()
+            elif func is _UNSCALES:
+                engine.unscaled()
             elif "norm" in func.__name__ or func.__name__ in _MEASURES:
                 warn_of_missing(engine, "a norm of gradients")
         anchor = first._anchor if isinstance(first, cls) else None
