@@ -179,6 +179,69 @@ def _(pair: Pair, folder: Path) -> None:
 
 
 @habit(
+    "`vector_to_parameters(vector, model.parameters())`, `p.data = x`",
+    "InvalidArgument",
+)
+def _(pair: Pair, folder: Path) -> None:
+    for p in pair.ours.parameters():  # how torch moves them
+        p.data = p.data.cpu()
+    vector = nn.utils.parameters_to_vector(pair.theirs.parameters())
+    with pytest.raises(errors.InvalidArgument):
+        nn.utils.vector_to_parameters(vector, pair.ours.parameters())
+    for p in pair.ours.parameters():
+        p.data = torch.zeros(p.shape)
+
+
+CALL = torch.func.functional_call
+
+
+@habit(
+    "`functional_call(model, values)` of `torch.func`: own values, their "
+    "clones"
+)
+def _(pair: Pair, folder: Path) -> None:
+    ids = pair.ids()
+    changes: list[Callable[[Any], Any]] = [
+        lambda p: p,
+        lambda p: p.clone(),
+        lambda p: p.detach().requires_grad_(),
+        lambda p: p.data * 1.0,
+    ]
+    for change in changes:
+        for model in map(copy.deepcopy, (pair.ours, pair.theirs)):
+            want = model(ids)
+            own = {n: change(p) for n, p in model.named_parameters()}
+            torch.testing.assert_close(CALL(model, own, (ids,)), want)
+    for model in (pair.ours, pair.theirs):
+        own = dict(model.named_parameters())
+        dense = torch.optim.SGD(own.values(), lr=0.1)
+        CALL(model, own, (ids,)).square().mean().backward()
+        dense.step()
+    same(pair.ours, pair.theirs)
+
+
+@habit(
+    "the same with other values: MAML's inner step, another model's",
+    "InvalidArgument",
+)
+def _(pair: Pair, folder: Path) -> None:
+    ids, model = pair.ids(), copy.deepcopy(pair.ours)
+    own = dict(model.named_parameters())
+    old = {name: p.clone() for name, p in own.items()}
+    train_on(model, pair.ids())
+    for values in (
+        dict(pair.ours.named_parameters()),
+        old,
+        {name: 1.5 * p for name, p in own.items()},
+        {name: p + torch.ones(p.shape) for name, p in own.items()},
+    ):
+        with pytest.raises(errors.InvalidArgument):
+            CALL(copy.deepcopy(model), values, (ids,))
+    fast = {n: p - 0.1 * torch.ones(p.shape) for n, p in own.items()}
+    CALL(pair.ours, fast, (ids,))
+
+
+@habit(
     "`embedding.weight.data.copy_(x)`, `nn.init.*`, `weight[i] = x`",
     "InvalidArgument",
 )

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from persia import errors
 from persia.base.functions import (
@@ -37,7 +37,15 @@ if TYPE_CHECKING:
     from persia.nn.lookups import Collection
     from persia.store import Store
 
-__all__ = ["METHODS", "Value", "carry_out", "named", "run", "warn_of_missing"]
+__all__ = [
+    "METHODS",
+    "Value",
+    "carry_out",
+    "check_in_place",
+    "named",
+    "run",
+    "warn_of_missing",
+]
 
 _ROWS = 1 << 16  # combined in one call
 #: What gives the same values: on another device, without a gradient.
@@ -225,9 +233,7 @@ def _plain(func: Any, args: Any, kwargs: Any) -> Any:
 def _in_torch() -> bool:
     """Whether an optimizer writes, itself or by a function beside it, or a
     compiler asks. What a closure of its step does is the user's own."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and _module(frame).startswith("persia."):
-        frame = frame.f_back
+    frame = _outside(3)
     if frame is None:
         return False
     name, above = _module(frame), frame.f_back
@@ -237,7 +243,17 @@ def _in_torch() -> bool:
     return _steps(frame) or beside
 
 
-def _module(frame: FrameType) -> str:
+def _outside(depth: int) -> FrameType | None:
+    """The first of the frames above that is not ours."""
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None and _module(frame).startswith("persia."):
+        frame = frame.f_back
+    return frame
+
+
+def _module(frame: FrameType | None) -> str:
+    if frame is None:
+        return ""
     return str(frame.f_globals.get("__name__", ""))
 
 
@@ -412,6 +428,8 @@ def _set_data(target: Any, value: Any) -> None:
     """``parameter.data = value``; also how torch moves a parameter."""
     terms = _terms_of(value)
     source = _source_of(target)
+    if terms is None and not _by_torch():
+        raise _no_rows("data = a tensor", source)
     if isinstance(value, Value) and terms is not None:
         if not (value._alias and terms[0].source.same(source)):
             _assign(source, terms)
@@ -429,21 +447,30 @@ def _written_since(term: Term, source: Source) -> bool:
 
 def _write(name: str, target: Any, terms: tuple[Term, ...] | None) -> Any:
     if terms is None:
-        source = _source_of(target)
-        raise errors.InvalidArgument(
-            f"{name} of a parameter that stands for rows of tables "
-            f"{list(source.tables)} would change none of them. Only sums of "
-            "models' parameters reach rows (averages, target networks: mul_, "
-            "add_, lerp_, copy_). For other values use store.set_rows(), "
-            "reset_parameters() or the init= of the table's config, and leave "
-            "this parameter out: it has no elements (parameter.numel() == 0)"
-        )
+        raise _no_rows(name, _source_of(target))
     if _is_alias(target):
         _assign(_source_of(target), terms)
         terms = _terms_of(target) or ()
     if isinstance(target, Value) and not (target._alias and target._state):
         target._terms, target._state = terms, None
     return target
+
+
+def _by_torch() -> bool:
+    """Whether torch itself gives a parameter its data, as to move it."""
+    name = _module(_outside(3))
+    return name.startswith("torch.") and not name.startswith("torch.nn.utils")
+
+
+def _no_rows(what: str, source: Source) -> errors.PersiaError:
+    return errors.InvalidArgument(
+        f"{what} of a parameter that stands for rows of tables "
+        f"{list(source.tables)} would change none of them. Only sums of "
+        "models' parameters reach rows (averages, target networks: mul_, "
+        "add_, lerp_, copy_). For other values use store.set_rows(), "
+        "reset_parameters() or the init= of the table's config, and leave "
+        "this parameter out: it has no elements (parameter.numel() == 0)"
+    )
 
 
 def _stale(source: Source) -> errors.PersiaError:
@@ -497,6 +524,38 @@ def carry_out(anchor: Anchor, value: Any) -> bool:
         _assign(target, terms)
         anchor.carried = terms, target.version()
     return True
+
+
+def check_in_place(module: Collection, given: Tensor) -> None:
+    """Raises if what is in the place of a module's parameter, as by
+    ``functional_call``, stands for other values than those of its rows."""
+    anchor = _anchor_of(given)
+    if anchor is not None:
+        good = anchor.owner() is module
+    elif isinstance(given, nn.Parameter):  # of a library that wraps them
+        return
+    else:
+        terms = _terms_of(given)
+        good = terms is not None and _is_as_now(terms, Source.of(module))
+    if not good:
+        raise errors.InvalidArgument(
+            "a module with tables "
+            f"{[c.name for c in module.tables]} is called with a parameter "
+            "of other values (torch.func.functional_call): it would look up "
+            "the rows as they are. Call a copy.deepcopy(model) whose "
+            "parameters were given these values"
+        )
+
+
+def _is_as_now(terms: Sequence[Term], own: Source) -> bool:
+    """Whether a sum has the values of rows as they are now."""
+    if len(terms) != 1 or terms[0].factor != 1.0:
+        return False
+    source, version, _ = terms[0]
+    if source.same(own):
+        return version == own.version()
+    mine = engine_of(own.store).has_snapshot(source.store)
+    return mine and source.tables == own.tables
 
 
 def _check_fresh(terms: Sequence[Term]) -> None:

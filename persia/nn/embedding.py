@@ -151,6 +151,10 @@ class _Looked:
         if isinstance(weight, Tensor):  # a state of torch's own module
             weights = {self.rows.tables[0].name: weight}
             self.rows.set_weights("load_state_dict", weights)
+            del state_dict[f"{prefix}weight"]
+            state_dict[f"{prefix}rows._extra_state"] = (
+                self.rows.get_extra_state()
+            )
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)  # type: ignore[misc]
 
     def reset_parameters(self) -> None:

@@ -408,6 +408,16 @@ class Engine:
         self._snapshot = now, weakref.ref(copy)
         return copy
 
+    def has_snapshot(self, copy: object) -> bool:
+        """Whether a store is the latest copy, and the rows are as then."""
+        self.core.settle()
+        found = self._snapshot
+        return (
+            found is not None
+            and found[1]() is copy
+            and found[0] == (self.lineage, self.core.updates())
+        )
+
     # ---- tables
 
     def find(self, table: str) -> Table:
