@@ -432,7 +432,7 @@ def measure(
     dense, ids = [], []
     for d in schema.dense:
         if d.standardise is True:
-            x = _known(encoder, table, d.column, where)
+            x = _known(encoder, table, d, where)
             x = np.log(np.maximum(x, 0) + 1) if d.log else x
             std = float(x.std()) or 1.0
             moments = Moments(mean=float(x.mean()), std=std)
@@ -440,7 +440,7 @@ def measure(
         dense.append(d)
     for c in schema.categorical:
         if isinstance(c.buckets, int):
-            x = _known(encoder, table, c.column, where)
+            x = _known(encoder, table, c, where)
             shares = np.arange(1, c.buckets) / c.buckets
             bounds = np.unique(np.quantile(x, shares)).tolist()
             c = c.model_copy(update={"buckets": bounds})
@@ -516,12 +516,16 @@ def _dtype(encoder: Encoder, table: Any, name: str, where: str) -> str | None:
 
 
 def _known(
-    encoder: Encoder, table: Any, name: str, where: str
+    encoder: Encoder,
+    table: Any,
+    spec: DenseColumn | CategoricalColumn,
+    where: str,
 ) -> npt.NDArray[np.float64]:
     """The finite numbers of a column, of which there is one at least."""
+    name = spec.column
     if name not in table.schema.names:
         return np.zeros(1)  # told by the check of the columns
-    numbers, missing, wrong, _ = encoder.numbers(table, name)
+    numbers, missing, wrong, _ = encoder.numbers(table, name, spec.decimal)
     known = numbers[~missing & ~wrong]
     if not len(known):
         raise errors.SchemaMismatch(
