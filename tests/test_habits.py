@@ -283,6 +283,33 @@ def _(pair: Pair, folder: Path) -> None:
     nn.utils.clip_grad_norm_(pair.ours.parameters(), 1.0)
 
 
+@habit(
+    "`p.grad.mul_(c)`, `p.grad += noise`, `p.register_hook(f)`",
+    "warns",
+    update="step",
+)
+def _(pair: Pair, folder: Path) -> None:
+    def scale(p: nn.Parameter) -> None:
+        assert p.grad is not None
+        p.grad.mul_(0.5)
+
+    def add(p: nn.Parameter) -> None:
+        assert p.grad is not None
+        p.grad += 1
+
+    def hook(p: nn.Parameter) -> None:
+        p.register_hook(lambda gradient: 0.5 * gradient)
+
+    for change in (scale, add, hook):
+        model = copy.deepcopy(pair.ours)
+        model(pair.ids()).sum().backward()
+        with pytest.warns(UserWarning, match=r"persia\.penalty|clip_grad"):
+            change(next(model.parameters()))
+    pair.ours(pair.ids()).sum().backward()
+    for p in pair.ours.parameters():
+        scale(p)
+
+
 @habit("`persia.clip_grad_norm_(model, c)`", update="step")
 def _(pair: Pair, folder: Path) -> None:
     ids = pair.ids()

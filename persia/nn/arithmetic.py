@@ -42,9 +42,11 @@ __all__ = [
     "Value",
     "carry_out",
     "check_in_place",
+    "in_torch",
     "named",
     "run",
     "warn_of_missing",
+    "writes",
 ]
 
 _ROWS = 1 << 16  # combined in one call
@@ -78,7 +80,8 @@ for _name in ("add", "sub", "subtract", "neg", "negative", "lerp"):
     _KNOWN[f"{_name}_"] = f"{_KNOWN[_name]}_"
 
 
-def _writes(name: str) -> bool:
+def writes(name: str) -> bool:
+    """Whether a function of torch changes its first argument."""
     in_place = name.endswith("_") and not name.startswith("_")
     operator = name.startswith("__i") and name[3:-2] in (
         *("add", "sub", "mul", "matmul", "div", "truediv", "floordiv"),
@@ -92,7 +95,7 @@ def _writes(name: str) -> bool:
 #: Methods of a parameter that come here.
 METHODS = tuple(
     sorted(
-        {n for n in dir(Tensor) if _writes(n)}
+        {n for n in dir(Tensor) if writes(n)}
         | {n for n in (*_SAME, *_COPIES, *_KNOWN) if hasattr(Tensor, n)}
         - {"requires_grad_", "share_memory_", "__deepcopy__", "expand_as"}
         | set("pow __pow__ square abs norm sum mean dot view reshape".split())
@@ -195,7 +198,7 @@ def run(
 ) -> Any:
     """A function of torch, of parameters that stand for rows."""
     name = "data" if func in (GET_DATA, SET_DATA) else func.__name__
-    if torch.compiler.is_compiling() or _in_torch():
+    if torch.compiler.is_compiling() or in_torch():
         return _plain(func, args, kwargs)
     if name.startswith("_foreach_"):
         return _each(func, name.removeprefix("_foreach_"), args, kwargs)
@@ -212,7 +215,7 @@ def run(
         return _copied(first, source)
     known = _KNOWN.get(name)
     terms = None if known is None else _sum(known, args, kwargs)
-    if source is not None and _writes(name):
+    if source is not None and writes(name):
         return _write(name, first, terms)
     if terms is not None and (state := _state_among(args)) is not None:
         return Value.of(_plain(Tensor.clone, (state,), {}), terms)
@@ -230,7 +233,7 @@ def _plain(func: Any, args: Any, kwargs: Any) -> Any:
     return out.as_subclass(Tensor) if type(out) is Value else out
 
 
-def _in_torch() -> bool:
+def in_torch() -> bool:
     """Whether an optimizer writes, itself or by a function beside it, or a
     compiler asks. What a closure of its step does is the user's own."""
     frame = _outside(3)
