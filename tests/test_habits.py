@@ -350,7 +350,36 @@ def _(pair: Pair, folder: Path) -> None:
     same(*targets)
 
 
-@habit("the same dict kept over steps", "InvalidArgument")
+def states_of(model: nn.Module) -> tuple[Any, list[Any]]:
+    """Copies that were trained apart, and their states."""
+    models = [copy.deepcopy(model) for _ in range(3)]
+    generator = torch.Generator().manual_seed(9)
+    for one in models:
+        train_on(one, torch.randint(20, (8, 2), generator=generator))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a state holds no rows
+        return models, [one.state_dict() for one in models]
+
+
+@habit("`sum(s[k] for s in states) / n`: soups, federated means")
+def _(pair: Pair, folder: Path) -> None:
+    made = []
+    for model in (pair.ours, pair.theirs):
+        models, states = states_of(model)
+        mean = {k: sum(s[k] for s in states) / 3 for k in states[0]}
+        made.append(copy.deepcopy(models[0]))
+        made[-1].load_state_dict(mean)
+    same(*made)
+
+
+@habit("`torch.stack([s[k] for s in states]).mean(0)`", "InvalidArgument")
+def _(pair: Pair, folder: Path) -> None:
+    _, states = states_of(pair.ours)
+    for key in states[0]:
+        torch.stack([s[key].float() for s in states]).mean(0)
+
+
+@habit("`ema` as a dict that is kept over steps", "InvalidArgument")
 def _(pair: Any, folder: Path) -> None:
     ema = {k: v.clone() for k, v in pair.ours.state_dict().items()}
     pair.train(pair.ours)

@@ -204,6 +204,8 @@ def run(
         return _each(func, name.removeprefix("_foreach_"), args, kwargs)
     first = args[0] if args else kwargs.get("tensor", kwargs.get("input"))
     source = _terms_of(first)
+    if name == "stack" and (states := [a for a in _ours(args) if _named(a)]):
+        raise _no_rows("stack()", _source_of(states[0]))
     if func == SET_DATA:
         return _set_data(first, args[1])
     if source is not None and (func == GET_DATA or name in _SAME):
@@ -352,6 +354,8 @@ def _sum(
         return None
     if known == "neg":
         return _scaled(mine, -1.0)
+    if known in ("add", "sub") and isinstance(b, int | float) and b == 0:
+        other = ()  # what sum() begins with
     if other is None:
         return None
     if known == "copy":
