@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.optim import swa_utils
 
 import persia
@@ -249,6 +250,16 @@ def _(pair: Pair, folder: Path) -> None:
     one: Any = pair.ours.get_submodule("one")
     with torch.no_grad():
         one.weight[0] = 1.0
+
+
+@habit("`torch.nn.utils.prune` of an embedding", "InvalidArgument")
+def _(pair: Pair, folder: Path) -> None:
+    one = pair.ours.get_submodule("one")
+    before = dict(one.named_parameters())
+    with pytest.raises(errors.InvalidArgument):
+        prune.random_unstructured(one, "weight", amount=0.5)
+    assert dict(one.named_parameters()) == before
+    prune.l1_unstructured(one, "weight", amount=0.5)
 
 
 @habit("`embedding.reset_parameters()`")

@@ -127,7 +127,7 @@ class _Looked:
 
     def register_parameter(self, name: str, param: Any) -> None:
         """As torch's; the weight is no parameter."""
-        if name == "weight":
+        if name == "weight" or isinstance(param, Weight):  # as to prune it
             raise refuse_write(self.rows, self.rows.tables[0].name)
         super().register_parameter(name, param)  # type: ignore[misc]
 
