@@ -16,7 +16,7 @@ import persia
 from persia import _core
 from tests.protobuf import stubs
 from tests.remote import Servers
-from tests.roles import Workers, servers
+from tests.roles import Workers
 from tests.test_roles_failures import wait_for
 
 if not _core.GRPC[0].isdigit():
@@ -253,10 +253,13 @@ def test_batches_by_place(worker: tuple[Servers, str]) -> None:
     assert other.take(3, 1, place=6).status == pb.TakeReply.END
 
 
-def test_a_copy_that_its_rank_passed_over(servers: Servers) -> None:
+def test_a_copy_that_its_rank_passed_over() -> None:
     """Another worker got the batch, too, and its rank had it there: it is no
     batch without an update."""
-    with contextlib.closing(Workers(servers.addresses, 2)) as workers:
+    with (
+        contextlib.closing(Servers(2)) as servers,
+        contextlib.closing(Workers(servers.addresses, 2)) as workers,
+    ):
         address = workers.addresses[0]
         rank, loader = Client(address, 1), Client(address, 2)
         there = Client(workers.addresses[1], 1)
