@@ -84,7 +84,8 @@ def prepare(
         schema: of the log: a :class:`Schema`, the path of a YAML file, or a
             preset. It names a timestamp.
         out: a folder for part-00000.parquet, ... and schema.yaml. Other files
-            in it stay. It must hold none of the files that are read.
+            in it stay. It must hold none of the files that are read, and no
+            such parts without the schema that an earlier call wrote.
         chunk_rows: rows sorted at a time.
         file_rows: most rows of a file that is written.
         join: adds columns to a piece of the log before the schema is applied.
@@ -92,7 +93,7 @@ def prepare(
 
     Raises:
         InvalidArgument: the schema has no timestamp, or ``out`` holds a file
-            that is read.
+            that is read, or parts of another program.
         SchemaMismatch: a file lacks a column, or labels are no labels.
         MalformedData: no row is well-formed.
         StorageError: a file cannot be read or written.
@@ -105,6 +106,7 @@ def prepare(
         raise errors.InvalidArgument(
             "the schema names no timestamp to sort by; add timestamp: COLUMN"
         )
+    _refuse_parts_of_others(Path(out))
     chunk_rows = whole("chunk_rows", chunk_rows, 1, 2**31)
     file_rows = whole("file_rows", file_rows, 1, 2**31)
     known = schema if join is None else _before_join(schema, join)
@@ -130,6 +132,18 @@ def prepare(
         (folder / SCHEMA).write_text(text, encoding="utf-8")
     files = [Path(out, name) for name in names]
     return Prepared(files, Path(out, SCHEMA), rows, faults.count, faults.lines)
+
+
+def _refuse_parts_of_others(out: Path) -> None:
+    """An earlier call left its schema beside them."""
+    if not out.is_dir() or (out / SCHEMA).exists():
+        return
+    parts = sorted(p.name for p in out.iterdir() if _PART.fullmatch(p.name))
+    if parts:
+        raise errors.InvalidArgument(
+            f"{out} has {parts[0]} but no {SCHEMA}, so another program wrote "
+            "it; give another folder, or move these files away"
+        )
 
 
 def _is_own(name: str) -> bool:

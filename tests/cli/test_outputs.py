@@ -155,6 +155,16 @@ def test_prepare_replaces_its_own_output_alone(sorted_log: Path) -> None:
     assert not [p for p in sorted_log.parent.iterdir() if p.name[0] == "."]
 
 
+def test_parts_of_another_program_are_refused(sorted_log: Path) -> None:
+    """They have the names of ours, and no schema is beside them."""
+    (sorted_log / "schema.yaml").unlink()
+    before = contents(sorted_log)
+    source = log(sorted_log.parent / "b.csv", 20, 1000)
+    with pytest.raises(errors.InvalidArgument, match=r"part-00000\.parquet"):
+        prepare(source, sorted_log.parent / "s.yaml", sorted_log)
+    assert contents(sorted_log) == before
+
+
 def test_an_output_that_holds_its_input_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
