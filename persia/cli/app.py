@@ -18,11 +18,13 @@ import persia
 from persia import errors
 from persia.base.arguments import hide_secrets
 from persia.base.environment import drop_links, variable
+from persia.base.logs import error_line
 from persia.base.signals import ended
 from persia.base.version import source_tree
 from persia.cli import (
     certs,
     checkpoint,
+    data,
     doctor,
     evaluate,
     feed,
@@ -38,6 +40,7 @@ from persia.cli import (
     torture,
     train,
 )
+from persia.cli.shared import Commands
 from persia.redaction import shown
 
 __all__ = ["app", "main"]
@@ -56,7 +59,7 @@ class _Commands(typer.core.TyperGroup):
             raise
 
 
-app = typer.Typer(
+app = Commands(
     name="persia",
     cls=_Commands,
     no_args_is_help=True,
@@ -101,9 +104,12 @@ def _persia(
 ) -> None:
     """Recommender models with embedding tables without bounds.
 
-    Each option is also a variable of the environment: PERSIA_TRAIN_DIM=32 is
-    persia train --dim 32. The exit code is 0, 1 after an error of Persia, 2
-    after a wrong option, 130 after Ctrl-C and 143 after SIGTERM.
+    Each option may also be in a file (--config) or a variable of the
+    environment: PERSIA_TRAIN_DIM=32 is persia train --dim 32. The command
+    line overrides the environment, which overrides the file.
+
+    The exit code is 0; 1 after an error; 2 where an option, an argument or
+    the file of --config is wrong; 130 after Ctrl-C and 143 after SIGTERM.
     """
     drop_links()  # before the options of a command look there
     if debug:  # also in the processes that the command starts
@@ -117,6 +123,7 @@ app.command("report")(report.command)
 app.command("schema")(schema.command)
 app.command("prepare")(prepare.command)
 app.add_typer(checkpoint.commands, name="checkpoint")
+app.add_typer(data.commands, name="data")
 app.add_typer(rows.commands, name="rows")
 app.add_typer(serve.commands, name="serve")
 app.command("feed")(feed.command)
@@ -164,10 +171,15 @@ def main() -> None:
 def _fail(error: Exception, text: str) -> NoReturn:
     if (variable(_DEBUG) or "0") != "0":
         raise error
-    console = Console(stderr=True, emoji=False)
-    line = Text(text)
-    line.highlight_regex(r"^persia: error\[\w+\]:", "bold red")
-    console.print(line, soft_wrap=True)  # at once: ranks fail together
+    status = 2 if isinstance(error, errors.InvalidArgument) else 1
+    code = getattr(error, "code", type(error).__name__)
+    if line := error_line(code, text):
+        print(line, file=sys.stderr, flush=True)
+    else:
+        console = Console(stderr=True, emoji=False)
+        words = Text(text)
+        words.highlight_regex(r"^persia: error\[\w+\]:", "bold red")
+        console.print(words, soft_wrap=True)  # at once: ranks fail together
     # As an uncaught error: a rank that failed waits for no other one.
     sys.last_value = error
-    sys.exit(1)
+    sys.exit(status)

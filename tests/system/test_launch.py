@@ -509,7 +509,7 @@ print("all there")
         f'metrics-port: "{metrics}"\nhost: 127.0.0.2\n'
     )
     command = [sys.executable, "-m", "persia", "launch", "--ps", "2", *flags]
-    command += ["--config", str(config)]
+    command += ["--ps-config", str(config)]
     command += ["--save-on-exit", "end", "--", sys.executable, "-c", job]
     # Of other servers, in the shell of the user.
     other = {"PERSIA_TOKEN": "word", "PERSIA_TLS_SERVER_NAME": "ps0"}
@@ -563,7 +563,13 @@ def test_servers_that_restore_are_waited_for_at_their_host(
     config.write_text("host: 127.0.0.2\nport: 1\nor-empty: true\n")
     if not flags:
         config.write_text(config.read_text() + "restore: out\n")
-    flags = ["--config", str(config), "--checkpoints", str(tmp_path), *flags]
+    flags = [
+        "--ps-config",
+        str(config),
+        "--checkpoints",
+        str(tmp_path),
+        *flags,
+    ]
     process = launch(mark, ["--ps", "2", *flags], ["-c", LISTENING])
     output, messages = finish(process, mark)
     assert process.returncode == 0, (output, messages)
