@@ -16,7 +16,10 @@ from persia.cli.feed import FeedConfig
 from persia.cli.options import DryRun, seconds
 from persia.cli.shared import log_variables
 
-__all__ = ["command"]
+__all__ = ["SETTINGS", "command"]
+
+#: What follows "--" is another program's.
+SETTINGS = {"allow_interspersed_args": False}
 
 # How options of a server begin that its clients must know of.
 _SECURITY = ("tls_", "token", "admin_token", "mutual_tls")

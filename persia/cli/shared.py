@@ -21,6 +21,7 @@ from typing import Annotated, Any, NamedTuple
 import pydantic
 import typer
 import typer.core
+import typer.main
 import yaml
 from typer.models import ArgumentInfo, OptionInfo
 
@@ -29,7 +30,15 @@ from persia.base.options import read_yaml, secret
 from persia.errors import InvalidArgument
 from persia.redaction import shown
 
-__all__ = ["PANEL", "SHARED", "Commands", "begin", "layers", "log_variables"]
+__all__ = [
+    "PANEL",
+    "SHARED",
+    "Commands",
+    "begin",
+    "layers",
+    "log_variables",
+    "made",
+]
 
 PANEL = "All commands"
 
@@ -107,6 +116,20 @@ class Commands(typer.Typer):
             return command
 
         return decorate
+
+
+def made(name: str, module: Any) -> Any:
+    """The command that a module of this package has, by its ``command``, or a
+    group of them, by its ``commands``."""
+    commands = getattr(module, "commands", None)
+    if commands is None:
+        commands = Commands(add_completion=False)
+        settings = getattr(module, "SETTINGS", {})
+        commands.command(name, context_settings=settings)(module.command)
+        return typer.main.get_command(commands)
+    group = typer.main.get_group(commands)
+    group.name = name
+    return group
 
 
 class _Command(typer.core.TyperCommand):

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import re
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ from typer.testing import CliRunner
 
 import persia
 from persia import _core
+from persia.cli import app as app_module
 from persia.cli.app import app, main
 from persia.cli.shared import SHARED
 from tests.remote import Servers
@@ -105,6 +107,26 @@ def with_option(name: str, *option: object) -> list[str]:
 
 def test_every_command_is_here() -> None:
     assert COMMANDS.keys() == NEEDED.keys()
+    of_help = call("--help").stdout
+    for name, text in app_module.COMMANDS.items():
+        assert re.search(rf"{name} +{re.escape(text)}", of_help)
+
+
+@pytest.mark.slow
+def test_help_imports_little() -> None:
+    """So it is there at once."""
+    code = (
+        "import sys; sys.argv = ['persia', '--help']\n"
+        "from persia.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "some = {'torch', 'numpy', 'pyarrow', 'pydantic', 'yaml'}\n"
+        "assert not some & set(sys.modules), some & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -172,7 +194,9 @@ def test_wrong_options_are_2(name: str, tmp_path: Path) -> None:
         file.write_text(text)
         done = call(*with_option(name, "--config", file))
         assert done.status == 2, (text, done)
-        assert not done.stdout and str(file) in done.stderr.replace("\n", "")
+        # The lines of a frame are folded.
+        said = re.sub(r"[\s│]", "", done.stderr)
+        assert not done.stdout and str(file) in said
     done = call(*with_option(name, "--no-such-option"))
     assert done.status == 2 and "no-such-option" in done.stderr
 
