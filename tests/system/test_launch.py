@@ -7,6 +7,7 @@ can misbehave.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import re
@@ -593,3 +594,14 @@ def test_wrong_clusters_are_named() -> None:
         Cluster(["./not-there"])
     with pytest.raises(errors.InvalidArgument, match="at least 1"):
         Cluster([sys.executable], 0)
+
+
+@pytest.mark.skipif(not _core.GRPC[0].isdigit(), reason="without gRPC")
+def test_lines_of_servers_are_json_as_those_of_launch(mark: str) -> None:
+    """And the servers are seen to be ready."""
+    process = launch(mark, ["--log-format", "json"], ["-c", "print(1)"])
+    output, messages = finish(process, mark)
+    assert process.returncode == 0, messages
+    lines = [line for line in output.splitlines() if line.startswith("ps0")]
+    said = [json.loads(line.partition("|")[2])["message"] for line in lines]
+    assert any(text.startswith("serving shard 0 of 1") for text in said)
