@@ -36,7 +36,7 @@ def call(*args: object) -> str:
     if isinstance(result.exception, errors.PersiaError):
         raise result.exception
     assert result.exit_code == 0, result.output
-    return result.output
+    return result.stdout
 
 
 def log(path: Path, n: int, first: int = 0) -> Path:
