@@ -43,7 +43,7 @@ from benchmarks.common import (
 )
 from persia.base.memory import keep_memory
 from persia.data import Files, Schema
-from persia.data.batch import Batch
+from persia.data.batches.batch import Batch
 from persia.datasets import Criteo, SyntheticCTR
 from persia.models.dlrm import DLRM
 

@@ -21,8 +21,8 @@ import torch
 
 import persia
 from benchmarks.common import arguments, print_machine, report
-from persia.data.batch import Batch
-from persia.data.jagged import JaggedBatch
+from persia.data.batches.batch import Batch
+from persia.data.batches.jagged import JaggedBatch
 from persia.datasets import ClickStream
 from persia.train.config import TrainConfig
 from persia.train.model import make_model, make_optimizer

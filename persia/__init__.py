@@ -34,9 +34,11 @@ if TYPE_CHECKING:
     )
     from persia.base.version import __version__
     from persia.checkpoint.kept import KeptRows, keep_rows
-    from persia.data.batch import Batch
-    from persia.data.hashing import hash_ids
-    from persia.data.jagged import JaggedBatch
+    from persia.data.batches.batch import Batch
+    from persia.data.batches.jagged import JaggedBatch
+    from persia.data.schema.hashing import hash_ids
+    from persia.loop.loader import DataLoader
+    from persia.loop.stream import Stream
     from persia.nn.collections import (
         EmbeddingBagCollection,
         EmbeddingCollection,
@@ -46,9 +48,7 @@ if TYPE_CHECKING:
     from persia.optim import clip_grad_norm_
     from persia.store.configs import EmbeddingBagConfig, EmbeddingConfig
     from persia.store.store import Store
-    from persia.train.loader import DataLoader
     from persia.train.page import report
-    from persia.train.stream import Stream
 
 __all__ = [
     "Batch",
@@ -88,21 +88,21 @@ __all__ = [
 ]
 
 _NAMES = {
-    "Batch": "data.batch",
-    "DataLoader": "train.loader",
+    "Batch": "data.batches.batch",
+    "DataLoader": "loop.loader",
     "EmbeddingBagCollection": "nn.collections",
     "EmbeddingBagConfig": "store.configs",
     "EmbeddingCollection": "nn.collections",
     "EmbeddingConfig": "store.configs",
-    "JaggedBatch": "data.jagged",
+    "JaggedBatch": "data.batches.jagged",
     "Store": "store.store",
-    "Stream": "train.stream",
+    "Stream": "loop.stream",
     "__version__": "base.version",
     "clip_grad_norm_": "optim",
     "convert": "nn.conversion",
     "export_torch": "nn.conversion",
     "from_torch": "nn.conversion",
-    "hash_ids": "data.hashing",
+    "hash_ids": "data.schema.hashing",
     "KeptRows": "checkpoint.kept",
     "keep_rows": "checkpoint.kept",
     "penalty": "nn.penalties",

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.utils import _pytree
 
 from persia import Batch, JaggedBatch, errors
-from persia.data.batch import check_tensors, flat, of_flat, part_of
+from persia.data.batches.batch import check_tensors, flat, of_flat, part_of
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.bool, torch.uint8]
 

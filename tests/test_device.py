@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 import persia
-from persia.data.batch import Batch
-from persia.data.jagged import JaggedBatch
+from persia.data.batches.batch import Batch
+from persia.data.batches.jagged import JaggedBatch
 from persia.nn.lookups import Collection as _Collection
 from persia.store.configs import pooling_of
 from persia.store.device import Link

@@ -25,8 +25,8 @@ from persia import _core, doctor, errors
 from persia.base import requirements as module
 from persia.base.requirements import required
 from persia.cli.app import app
-from persia.data.paths import find_files
-from persia.data.read_kafka_brokers import library
+from persia.data.formats.paths import find_files
+from persia.data.kafka.brokers import library
 from persia.doctor import Finding, cpu_quota, examine
 
 ROOT = Path(__file__).parents[1]

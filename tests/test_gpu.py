@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 import persia
-from persia.data.batch import Batch
-from persia.data.jagged import JaggedBatch
+from persia.data.batches.batch import Batch
+from persia.data.batches.jagged import JaggedBatch
 from persia.store.grouped import pooled
 from tests import test_device as host
 from tests.places import Place, gpus, place
@@ -257,7 +257,7 @@ ON_THE_SECOND = """
 import torch
 
 import persia
-from persia.data.batch import Batch
+from persia.data.batches.batch import Batch
 from tests import test_device as host
 
 bags = host.make_bags(None).to("cuda:1")

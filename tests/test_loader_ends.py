@@ -12,7 +12,7 @@ import torch
 import persia
 from persia import JaggedBatch
 from persia.distributed import ranks
-from persia.train import loader
+from persia.loop import loader
 
 
 @pytest.fixture(autouse=True)

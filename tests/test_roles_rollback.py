@@ -14,8 +14,8 @@ import torch
 
 import persia
 from persia import _core
-from persia.cli.feed_loader import Loader
 from persia.data import Sender
+from persia.data.feeding import Loader
 from persia.errors import RowsReplaced
 from tests.remote import Servers
 from tests.roles import CountingTrainer, Workers

@@ -20,7 +20,7 @@ import persia
 from persia import Stream, _core, errors
 from persia.cli.app import app
 from persia.data import Sender
-from persia.data.batch import flat
+from persia.data.batches.batch import flat
 from tests.remote import Servers
 from tests.roles import Workers, batches, open_store, servers, workers
 from tests.test_roles import feeding

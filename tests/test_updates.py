@@ -25,7 +25,7 @@ NAN = float("nan")
 def idle_core(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many threads torch has here."""
     monkeypatch.setattr(
-        "persia.train.loader._nothing_to_hide", lambda *_: False
+        "persia.loop.loader._nothing_to_hide", lambda *_: False
     )
 
 

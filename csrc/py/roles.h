@@ -13,7 +13,7 @@ int py_name(const char *text, char *to, size_t room);
 void *py_new_object(PyTypeObject *type);
 void py_free_object(PyObject *self);
 PyObject *py_closed(const char *what);
-/* The dict of persia.train.stream; the array of addresses is the caller's to
+/* The dict of persia.loop.stream; the array of addresses is the caller's to
  * free. */
 int py_role_client(PyObject *dict, role_client_config *out);
 /* Adds the type Sender. */

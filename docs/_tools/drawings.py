@@ -214,7 +214,7 @@ REQUEST: Edges = {  # csrc/client/fan.c
 def partition() -> Edges:
     """The table of Python of a Kafka partition that is read."""
     sys.path.insert(0, str(ROOT))
-    from persia.data.read_kafka_states import TABLE
+    from persia.data.kafka.states import TABLE
 
     edges: Edges = {}
     for state, ways in TABLE.items():

@@ -24,8 +24,8 @@ from persia.errors import InvalidArgument, MalformedData
 from persia.train.config import TrainConfig, UrlText, of_train, resolve
 
 if TYPE_CHECKING:
-    from persia.cli.feed_loader import Loader
     from persia.data import Dataset, Sender
+    from persia.data.feeding import Loader
 
 __all__ = ["command"]
 
@@ -211,7 +211,7 @@ def _try(config: FeedConfig, index: int, count: int) -> None:
 def _run(config: FeedConfig, index: int, count: int, json: bool) -> None:
     keep_memory()
     began = time.monotonic()
-    from persia.cli.feed_loader import Loader
+    from persia.data.feeding import Loader
 
     loader = Loader(config.epochs)
     if config.metrics_port is not None:
@@ -333,7 +333,7 @@ def _send_parts(
     loader: Loader, config: FeedConfig, index: int, count: int
 ) -> None:
     """Sends parts, beginning with its own share of them."""
-    from persia.cli.feed_loader import parts_of
+    from persia.data.feeding import parts_of
     from persia.train.sources import open_data
 
     source, _ = open_data(train_options(config))

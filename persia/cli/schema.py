@@ -41,7 +41,7 @@ def command(
     persia schema clicks.parquet > clicks.yaml
     """
     from persia.data import Files
-    from persia.data.paths import find_files
+    from persia.data.formats.paths import find_files
     from persia.datasets import Criteo
     from persia.datasets.criteo import is_criteo
     from persia.train.config import columns_in

@@ -15,14 +15,14 @@ from persia.base.lazy import lazily
 
 if TYPE_CHECKING:
     from persia.data.base import Dataset
-    from persia.data.batch import Batch
-    from persia.data.files import Files
-    from persia.data.hashing import hash_ids
-    from persia.data.inference import infer
-    from persia.data.jagged import JaggedBatch
-    from persia.data.kafka import Kafka
+    from persia.data.batches.batch import Batch
+    from persia.data.batches.jagged import JaggedBatch
+    from persia.data.formats.files import Files
+    from persia.data.kafka.source import Kafka
     from persia.data.records import Records
-    from persia.data.schema import Schema
+    from persia.data.schema.hashing import hash_ids
+    from persia.data.schema.inference import infer
+    from persia.data.schema.schema import Schema
     from persia.data.sender import Sender
     from persia.data.sorting import Prepared, prepare
     from persia.data.table import Table
@@ -46,18 +46,18 @@ __all__ = [
 __getattr__, __dir__ = lazily(
     __name__,
     {
-        "Batch": "batch",
+        "Batch": "batches.batch",
         "Dataset": "base",
-        "Files": "files",
-        "JaggedBatch": "jagged",
-        "Kafka": "kafka",
+        "Files": "formats.files",
+        "JaggedBatch": "batches.jagged",
+        "Kafka": "kafka.source",
         "Prepared": "sorting",
         "Records": "records",
-        "Schema": "schema",
+        "Schema": "schema.schema",
         "Sender": "sender",
         "Table": "table",
-        "hash_ids": "hashing",
-        "infer": "inference",
+        "hash_ids": "schema.hashing",
+        "infer": "schema.inference",
         "prepare": "sorting",
     },
 )

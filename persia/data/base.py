@@ -22,7 +22,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from persia import _core, errors
 from persia.base.check import kind, whole
-from persia.data.batch import Batch
+from persia.data.batches.batch import Batch
 
 __all__ = ["Dataset", "hash_version_of", "pair", "read_ahead", "value_hash"]
 

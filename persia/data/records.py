@@ -22,11 +22,11 @@ import pyarrow as pa
 from persia import errors
 from persia.base.check import kind
 from persia.data.base import read_ahead
-from persia.data.encode import Encoder, asks, measure
 from persia.data.faults import MALFORMED_LIMIT
-from persia.data.hashing import Bad
-from persia.data.inference import inferred, say, with_odd
-from persia.data.schema import Schema
+from persia.data.schema.encode import Encoder, asks, measure
+from persia.data.schema.hashing import Bad
+from persia.data.schema.inference import inferred, say, with_odd
+from persia.data.schema.schema import Schema
 from persia.data.source import Part, Place, Source, wanted_rows
 from persia.data.table import as_schema, as_table, check_columns, of_dicts
 

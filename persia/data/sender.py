@@ -15,8 +15,8 @@ from persia import _core
 from persia.base.check import kind, number, whole
 from persia.base.patience import saying_so
 from persia.base.warning import warn
-from persia.data.batch import Batch, check_tensors, flat
-from persia.data.jagged import tensors_of
+from persia.data.batches.batch import Batch, check_tensors, flat
+from persia.data.batches.jagged import tensors_of
 from persia.distributed.addresses import (
     MESSAGE_LIMIT,
     job_of,

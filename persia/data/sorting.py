@@ -20,13 +20,13 @@ from pyarrow import parquet as pq
 from persia import errors
 from persia.base.check import whole
 from persia.base.output import new_folder
-from persia.data.canonical import texts
-from persia.data.columns import column_of
-from persia.data.encode import Encoder, LabelError
 from persia.data.faults import Faults
-from persia.data.files import Files
-from persia.data.paths import Paths
-from persia.data.schema import CategoricalColumn, Schema
+from persia.data.formats.files import Files
+from persia.data.formats.paths import Paths
+from persia.data.schema.canonical import texts
+from persia.data.schema.columns import column_of
+from persia.data.schema.encode import Encoder, LabelError
+from persia.data.schema.schema import CategoricalColumn, Schema
 
 __all__ = ["Prepared", "prepare"]
 

@@ -18,11 +18,11 @@ import pyarrow as pa
 from persia import errors
 from persia.base.check import whole
 from persia.data.base import Dataset, pair, read_ahead
-from persia.data.batch import Batch
-from persia.data.encode import Encoder, LabelError, encode_rows
+from persia.data.batches.batch import Batch
+from persia.data.batches.rows import Rows
 from persia.data.faults import MALFORMED_LIMIT, Faults, check_limit
-from persia.data.rows import Rows
-from persia.data.schema import Schema
+from persia.data.schema.encode import Encoder, LabelError, encode_rows
+from persia.data.schema.schema import Schema
 
 __all__ = ["Part", "Place", "Source", "check_rows"]
 

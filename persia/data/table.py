@@ -14,17 +14,17 @@ import torch
 from persia import errors
 from persia.base.check import kind, real
 from persia.data.base import Dataset, check_salt
-from persia.data.batch import Batch
+from persia.data.batches.batch import Batch
+from persia.data.batches.jagged import JaggedBatch
+from persia.data.batches.rows import Rows
 from persia.data.boundary import guarded
-from persia.data.columns import column_of
-from persia.data.encode import Encoder, LabelError, encode_rows, measure
-from persia.data.encode_ids import is_same_in_versions
 from persia.data.faults import Faults
-from persia.data.hashing import Bad, as_array, hash_array
-from persia.data.inference import infer
-from persia.data.jagged import JaggedBatch
-from persia.data.rows import Rows
-from persia.data.schema import Schema
+from persia.data.schema.columns import column_of
+from persia.data.schema.encode import Encoder, LabelError, encode_rows, measure
+from persia.data.schema.encode_ids import is_same_in_versions
+from persia.data.schema.hashing import Bad, as_array, hash_array
+from persia.data.schema.inference import infer
+from persia.data.schema.schema import Schema
 
 __all__ = ["Table", "as_schema", "as_table", "check_columns", "ids_of"]
 
@@ -288,7 +288,7 @@ def as_table(
         data: see :class:`Table`.
         names: the columns that are wanted, of those that there are; others
             are not converted. None: all.
-        bad: see :func:`persia.data.hashing.as_arrays`.
+        bad: see :func:`persia.data.schema.hashing.as_arrays`.
         odd: gets the error of each column that cannot be converted, which is
             null then. None: the first one is raised.
 
@@ -381,7 +381,7 @@ def of_dicts(
     Args:
         rows: the dicts.
         names: the keys that become columns; None: all.
-        bad: see :func:`persia.data.hashing.as_arrays`.
+        bad: see :func:`persia.data.schema.hashing.as_arrays`.
         odd: see :func:`as_table`.
     """
     if names is None:

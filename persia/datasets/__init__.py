@@ -7,7 +7,7 @@ it works in the forked workers of ``torch.utils.data.DataLoader`` (pass
 """
 
 from persia.data.base import Dataset, value_hash
-from persia.data.schema import Schema
+from persia.data.schema.schema import Schema
 from persia.datasets.clicks import ClickStream, criteo_syn, kwai_video
 from persia.datasets.criteo import Criteo
 from persia.datasets.csv import CSV

@@ -15,8 +15,8 @@ import torch
 from persia import errors
 from persia.base.check import number, whole
 from persia.data.base import Dataset
-from persia.data.batch import Batch
-from persia.data.jagged import JaggedBatch
+from persia.data.batches.batch import Batch
+from persia.data.batches.jagged import JaggedBatch
 from persia.metrics import auc
 
 __all__ = ["ClickStream", "criteo_syn", "kwai_video"]

@@ -16,11 +16,11 @@ import numpy as np
 from persia import _core, errors
 from persia.base.check import kind
 from persia.data.base import check_salt, read_ahead
-from persia.data.files import Files
-from persia.data.lines import LinePlan, count_lines, read_lines
-from persia.data.paths import File, Paths
-from persia.data.rows import Rows
-from persia.data.schema import Schema
+from persia.data.batches.rows import Rows
+from persia.data.formats.files import Files
+from persia.data.formats.lines import LinePlan, count_lines, read_lines
+from persia.data.formats.paths import File, Paths
+from persia.data.schema.schema import Schema
 from persia.data.source import Block, Place
 from persia.data.table import held_out
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from persia.data.files import Files
-from persia.data.paths import Paths
-from persia.data.schema import Schema
+from persia.data.formats.files import Files
+from persia.data.formats.paths import Paths
+from persia.data.schema.schema import Schema
 
 __all__ = ["CSV"]
 

@@ -12,8 +12,8 @@ import torch
 from persia import _core
 from persia.base.check import number, whole
 from persia.data.base import Dataset
-from persia.data.batch import Batch
-from persia.data.jagged import JaggedBatch
+from persia.data.batches.batch import Batch
+from persia.data.batches.jagged import JaggedBatch
 from persia.metrics import auc
 
 __all__ = ["SyntheticCTR"]

@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 from pyarrow import csv as pa_csv
 
 from persia import errors
-from persia.data.columns import column_of
-from persia.data.files import Files
-from persia.data.paths import Paths
-from persia.data.schema import Schema
+from persia.data.formats.files import Files
+from persia.data.formats.paths import Paths
+from persia.data.schema.columns import column_of
+from persia.data.schema.schema import Schema
 from persia.data.sorting import Prepared, prepare
 
 __all__ = ["Avazu", "Taobao", "prepare_taobao"]

@@ -6,7 +6,7 @@ import heapq
 
 import torch
 
-from persia.data.jagged import JaggedBatch
+from persia.data.batches.jagged import JaggedBatch
 
 __all__ = ["balance_by_tokens", "take"]
 

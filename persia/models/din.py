@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from persia import errors
-from persia.data.jagged import JaggedBatch
+from persia.data.batches.jagged import JaggedBatch
 from persia.models.dense import Standardize, feature_dims, mlp
 from persia.nn.collections import EmbeddingBagCollection, EmbeddingCollection
 

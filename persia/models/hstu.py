@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from persia.data.jagged import JaggedBatch
+from persia.data.batches.jagged import JaggedBatch
 from persia.models.hstu_block import HSTUBlock
 from persia.nn.collections import EmbeddingCollection
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from persia import errors
-from persia.data.jagged import JaggedBatch
+from persia.data.batches.jagged import JaggedBatch
 from persia.models.sequences import pad
 from persia.nn.collections import EmbeddingCollection
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from persia import _core, errors
-from persia.data.ids import Ids, device_of, unpack
+from persia.data.batches.ids import Ids, device_of, unpack
 from persia.nn.lookups import Collection, TableRows
 from persia.nn.on_device import OnDevice, as_rows
 from persia.nn.outputs import KeyedTensor, Sequences

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from persia import errors
 from persia.base.tensors import in_graph, integers
-from persia.data.jagged import PADDING, JaggedBatch, split_off
+from persia.data.batches.jagged import PADDING, JaggedBatch, split_off
 from persia.nn.collections import EmbeddingCollection
 from persia.nn.lookups import Collection
 from persia.nn.tracing import leaf

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from persia import _core, errors
-from persia.data.ids import unpack
+from persia.data.batches.ids import unpack
 from persia.nn.collections import EmbeddingBagCollection, EmbeddingCollection
 from persia.nn.lookups import Collection
 from persia.nn.outputs import KeyedTensor, Sequences

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from persia import errors
 from persia.base.torch_private import in_backward
-from persia.data.jagged import JaggedBatch
+from persia.data.batches.jagged import JaggedBatch
 from persia.nn.collections import EmbeddingCollection
 from persia.nn.lookups import TableRows
 from persia.store.ahead import LookedUp

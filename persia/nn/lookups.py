@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from persia import _core, errors
 from persia.base.check import kind, whole
 from persia.base.torch_private import constant_while_tracing, jit_traces
-from persia.data.ids import Ids, device_of, unpack
-from persia.data.jagged import JaggedBatch
+from persia.data.batches.ids import Ids, device_of, unpack
+from persia.data.batches.jagged import JaggedBatch
 from persia.nn.anchor import Anchor
 from persia.nn.arithmetic import carry_out, check_in_place, named
 from persia.nn.tracing import modules, numbers

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from persia.base.tensors import to_device
-from persia.data.ids import Ids
-from persia.data.jagged import JaggedBatch
+from persia.data.batches.ids import Ids
+from persia.data.batches.jagged import JaggedBatch
 from persia.store.configs import EmbeddingConfig, TableConfig, pooling_of
 from persia.store.device import Link, Way
 from persia.store.engine import engine_of

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from persia import errors
 from persia.base.check import kind, number
-from persia.data.ids import Ids
-from persia.data.jagged import JaggedBatch
+from persia.data.batches.ids import Ids
+from persia.data.batches.jagged import JaggedBatch
 from persia.nn.lookups import Collection, TableRows, collections_of
 from persia.nn.on_device import as_rows
 from persia.store import Store

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from persia.base.warning import warn
-from persia.data.ids import Ids
+from persia.data.batches.ids import Ids
 from persia.store.operators import versions
 
 __all__ = ["Ahead", "Joins", "LookedUp"]

@@ -55,7 +55,7 @@ def glob(folder: Path) -> str:
 def units(made: Round, folder: Path) -> list[Any]:
     """The streams of batches, as the loaders of the round make them."""
     from persia.cli.feed import FeedConfig, train_options
-    from persia.cli.feed_loader import parts_of
+    from persia.data.feeding import parts_of
     from persia.train.sources import open_data
 
     config = FeedConfig.model_validate(

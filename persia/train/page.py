@@ -20,7 +20,7 @@ from persia.base.output import new_file
 from persia.checkpoint import files
 from persia.checkpoint.manifest import Table
 from persia.checkpoint.rows import read_rows
-from persia.data.batch import Batch
+from persia.data.batches.batch import Batch
 from persia.metrics.clicks import (
     as_arrays,
     auc_of,

@@ -16,8 +16,8 @@ from pyarrow import csv, parquet
 from persia import errors
 from persia.base.output import new_file
 from persia.data import Files, Schema
-from persia.data.columns import column_of
-from persia.data.paths import Paths
+from persia.data.formats.paths import Paths
+from persia.data.schema.columns import column_of
 
 __all__ = ["Kept", "check_columns", "writer_of"]
 

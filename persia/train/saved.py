@@ -14,7 +14,7 @@ import persia
 from persia import checkpoint, errors
 from persia.checkpoint.saving import load_dense
 from persia.data import Files, Schema
-from persia.data.batch import Batch
+from persia.data.batches.batch import Batch
 from persia.metrics import Scores, TaskMetrics
 from persia.train.config import TrainConfig, resolve
 from persia.train.model import device_of, make_model, make_optimizer

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 
 from persia import errors
 from persia.data import Files, Kafka, Schema
-from persia.data.paths import find_files
+from persia.data.formats.paths import find_files
 from persia.datasets import (
     Avazu,
     ClickStream,

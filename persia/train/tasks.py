@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from persia import errors
-from persia.data.batch import Batch
+from persia.data.batches.batch import Batch
 from persia.metrics import StreamingAUC
 
 __all__ = ["RunningAUC", "check_clicks", "label_of", "matched", "task_loss"]

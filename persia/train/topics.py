@@ -58,8 +58,8 @@ def infer_topics(
         InvalidArgument: it is no URL of topics.
         SchemaMismatch: no message is written as the URL says.
     """
-    from persia.data.inference import infer
-    from persia.data.kafka_sample import sample_topics
+    from persia.data.kafka.sample import sample_topics
+    from persia.data.schema.inference import infer
 
     place, options = _options(url, _KNOWN | {"group"}, set())
     for name in ("group", "since", "strict", "dead_letter"):

@@ -25,14 +25,14 @@ from torch.nn.parallel import DistributedDataParallel
 from persia import errors
 from persia.base.check import number
 from persia.data import Dataset, Kafka
-from persia.data.batch import Batch, part_of
+from persia.data.batches.batch import Batch, part_of
 from persia.distributed.ranks import side_group
+from persia.loop.loader import DataLoader
+from persia.loop.stream import Stream
 from persia.metrics import Scores, TaskMetrics
 from persia.nn.embedding import lookups_of
 from persia.nn.lookups import stores_of
 from persia.store.engine import engine_of
-from persia.train.loader import DataLoader
-from persia.train.stream import Stream
 from persia.train.tasks import (
     RunningAUC,
     check_clicks,

@@ -10,7 +10,7 @@ import torch
 
 from persia import errors
 from persia.data import Dataset
-from persia.data.batch import Batch, part_of
+from persia.data.batches.batch import Batch, part_of
 
 __all__ = ["Windows"]
 

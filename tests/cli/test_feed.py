@@ -15,9 +15,8 @@ from typer.testing import CliRunner
 
 import persia
 from persia import _core, errors
-from persia.cli import feed_loader
 from persia.cli.app import app
-from persia.data import Sender
+from persia.data import Sender, feeding
 from tests.remote import Servers
 from tests.roles import Workers, servers, workers
 from tests.roles_told.job import Trainer, batch, cluster, waiting_trainer
@@ -208,10 +207,10 @@ def test_a_failed_batch_before_a_gap_of_numbers(
 ) -> None:
     """skip() waits as flush() does, and raises the same: it is repeated. A
     stream without an end prints the reason."""
-    monkeypatch.setattr(feed_loader, "Kafka", Gaps)
+    monkeypatch.setattr(feeding, "Kafka", Gaps)
     sender = Unsettled([2])
     made = persia.Batch(None, persia.JaggedBatch(["a"], torch.arange(1)))
-    stream: Any = feed_loader._Stream(
+    stream: Any = feeding._Stream(
         Gaps([made] * 4),  # type: ignore[arg-type]
         sender,  # type: ignore[arg-type]
         "clicks/0",
@@ -219,7 +218,7 @@ def test_a_failed_batch_before_a_gap_of_numbers(
     assert stream.send_new()
     assert sender.skipped == [6] and sender.position == 8
     assert isinstance(stream.failure, errors.LimitReached)
-    loader = feed_loader.Loader(1)
+    loader = feeding.Loader(1)
     loader._open.append(stream)
     loader._show_failures()
     loader._show_failures()
@@ -386,7 +385,7 @@ def fed(
         workers=",".join(workers.addresses),
         timeout=3.0,
     )
-    loader = feed_loader.Loader(epochs)
+    loader = feeding.Loader(epochs)
     try:
         feed._send(loader, config, 0, 1)
     except errors.Unavailable:

@@ -25,7 +25,7 @@ from persia import checkpoint, errors
 from persia.base.options import read_yaml
 from persia.cli.app import app
 from persia.data import Files, Schema
-from persia.data.batch import Batch
+from persia.data.batches.batch import Batch
 from persia.datasets import Criteo
 from persia.metrics import Scores
 from persia.optim import ALGORITHMS

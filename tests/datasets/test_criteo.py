@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from persia import errors
-from persia.data import lines as files
-from persia.data.paths import find_files
+from persia.data.formats import lines as files
+from persia.data.formats.paths import find_files
 from persia.datasets import Criteo, value_hash
 from tests.datasets.reference import criteo_lines, data_file, write, xxh64
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from persia import errors
-from persia.data import read_csv
+from persia.data.formats import read_csv
 from persia.datasets import CSV, Criteo, Schema
 from tests.datasets.reference import data_file, write, xxh64
 

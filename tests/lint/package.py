@@ -23,7 +23,7 @@ PACKAGES = (
     ("data",),
     ("store", "checkpoint", "prometheus"),
     ("nn", "metrics", "datasets"),
-    ("models",),
+    ("models", "loop"),
     ("train", "doctor", "torture"),
     ("cli",),
 )

@@ -18,8 +18,8 @@ import torch
 
 import persia
 from persia.data import Sender
+from persia.loop.stream import Taking
 from persia.torture.verdict import shard_of
-from persia.train.stream import Taking
 from tests.remote import Servers
 from tests.roles import Workers
 from tests.test_roles import in_thread

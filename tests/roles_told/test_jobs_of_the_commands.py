@@ -14,7 +14,7 @@ from persia import _core
 from persia.base.options import validated
 from persia.cli import feed
 from persia.cli.app import app
-from persia.cli.feed_loader import Loader
+from persia.data.feeding import Loader
 from persia.distributed.addresses import job_of
 from persia.train.config import TrainConfig, give_way, resolve
 from persia.train.run import Run

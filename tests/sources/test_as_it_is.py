@@ -14,9 +14,9 @@ from pyarrow import orc
 
 from persia import errors, hash_ids
 from persia.data import Files, Schema, Table, infer
-from persia.data.paths import find_files
-from persia.data.read_arrow import open_units
-from persia.data.read_json import read_objects
+from persia.data.formats.paths import find_files
+from persia.data.formats.read_arrow import open_units
+from persia.data.formats.read_json import read_objects
 from tests.sources.test_files import SCHEMA, rows, write
 from tests.sources.test_table import same
 
@@ -89,7 +89,7 @@ def test_texts_that_look_like_times_are_texts(
         assert batch.ids["m"][1].tolist() == list(map(len, lists))
         assert torch.equal(batch.ids["u"][0], hash_ids(singles))
     # A line at a time, so that each is inferred by itself.
-    monkeypatch.setattr("persia.data.read_json.CHUNK_BYTES", 40)
+    monkeypatch.setattr("persia.data.formats.read_json.CHUNK_BYTES", 40)
     (batch,) = Files(tmp_path / "a.jsonl", schema)
     assert torch.equal(batch.ids["m"][0], expected)
     # What is inferred is the same, too.

@@ -27,8 +27,8 @@ from pyarrow import parquet as pq
 import persia
 from persia import errors
 from persia.data import Files, Records, Schema, Table, infer
-from persia.data.read_json import DEPTH
-from persia.data.read_kafka_values import Values, Written
+from persia.data.formats.read_json import DEPTH
+from persia.data.kafka.values import Values, Written
 
 pandas = pytest.importorskip("pandas")
 
@@ -270,7 +270,7 @@ import logging, random, sys
 from pathlib import Path
 from persia import errors
 from persia.data import Files, Schema
-from persia.data.read_kafka_values import Values, Written
+from persia.data.kafka.values import Values, Written
 logging.disable()
 from tests.sources.test_boundaries import fuzz
 fuzz(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -17,7 +17,7 @@ from pyarrow import parquet as pq
 import persia
 from persia import errors, hash_ids
 from persia.data import Files, Schema, Table
-from persia.data import read_tfrecord as tfrecord
+from persia.data.formats import read_tfrecord as tfrecord
 from tests.datasets.reference import data_file
 from tests.sources.test_table import same
 

@@ -15,8 +15,8 @@ import torch
 import persia
 from persia import errors
 from persia.data import Kafka, Schema, Table
-from persia.data import read_kafka as reading
-from persia.data.read_kafka_brokers import Brokers
+from persia.data.kafka import consumer as reading
+from persia.data.kafka.brokers import Brokers
 from persia.train.config import resolve
 from persia.train.run import Run
 from persia.train.sources import open_data

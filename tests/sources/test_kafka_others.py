@@ -21,9 +21,9 @@ import persia
 from persia import errors
 from persia.cli.app import app
 from persia.data import Kafka, Schema
-from persia.data.kafka import grown_parts
-from persia.data.read_kafka_brokers import Brokers
-from persia.data.read_kafka_states import TABLE, Event, State
+from persia.data.kafka.brokers import Brokers
+from persia.data.kafka.source import grown_parts
+from persia.data.kafka.states import TABLE, Event, State
 from persia.distributed.certs import one_job
 from persia.train.topics import infer_topics
 from tests.kafka_others import Broker, noida, tansu

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from persia.data import Files, Schema, lines, read_csv, read_json
-from persia.data import read_tfrecord as tfrecord
+from persia.data.formats import read_tfrecord as tfrecord
 from persia.datasets import Criteo
 from persia.train.config import TrainConfig
 from persia.train.run import Run

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persia.data import Schema, encode
-from persia.data.encode import Encoder
+from persia.data.schema.encode import Encoder
 
 NUMBERS = st.from_regex(
     r"[+-]?[0-9]{0,4}\.?[0-9]{0,3}([eE][+-]?[0-9]{1,3})?", fullmatch=True

@@ -19,8 +19,8 @@ from pyarrow import parquet as pq
 
 from persia import errors, hash_ids
 from persia.data import Files, Records, Schema, Table
-from persia.data.canonical import texts
-from persia.data.read_kafka_values import Values, Written
+from persia.data.kafka.values import Values, Written
+from persia.data.schema.canonical import texts
 from persia.datasets import value_hash
 from tests.sources.test_files import example, record
 

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from persia import errors
 from persia.cli.app import app
-from persia.cli.feed_loader import parts_of
 from persia.data import Files, Table
+from persia.data.feeding import parts_of
 from persia.datasets import SyntheticCTR
 from tests.kafka import PARTITIONS, Cluster, cluster
 from tests.sources.test_files import SCHEMA, contents, rows, write

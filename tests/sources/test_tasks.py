@@ -16,7 +16,7 @@ import torch
 import persia
 from persia import errors
 from persia.data import Files, Records, Schema, Table, infer, prepare
-from persia.data.read_kafka_values import Values, Written
+from persia.data.kafka.values import Values, Written
 
 N = 500
 SCHEMA = Schema(

@@ -18,7 +18,7 @@ from pyarrow import csv, fs, parquet
 from persia import errors
 from persia.base.urls import Url, decoded, literal, pattern_of
 from persia.data import Files, Schema, Table
-from persia.data.paths import find_files
+from persia.data.formats.paths import find_files
 from tests.sources.test_table import same
 
 LETTERS = "ab1= %#\"'&+,;@:äß日\U0001f600?*[]!~$()-._"
@@ -235,7 +235,7 @@ def test_a_glob_reads_no_more_of_a_bucket_than_it_says(
                 listed.append((asked.base_dir, asked.recursive))
             return real(self._inner, asked)
 
-    from persia.data import globs
+    from persia.data.formats import globs
 
     system_of = globs.system_of
 

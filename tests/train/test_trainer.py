@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import persia
 from persia import errors
-from persia.data.batch import Batch
-from persia.data.jagged import JaggedBatch
+from persia.data.batches.batch import Batch
+from persia.data.batches.jagged import JaggedBatch
 from persia.metrics import Scores
 from persia.train import Best, CSVLog, Every, Trainer, health
 

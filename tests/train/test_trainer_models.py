@@ -17,8 +17,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import persia
 from persia import errors
-from persia.data.batch import Batch
-from persia.data.jagged import JaggedBatch
+from persia.data.batches.batch import Batch
+from persia.data.batches.jagged import JaggedBatch
 from persia.train import Progress, Trainer
 
 DIM = 4

@@ -1,0 +1,1 @@
+"""Batches, and the jagged ids in them."""

@@ -1,0 +1,1 @@
+"""Files: where they are, and how each format is read."""

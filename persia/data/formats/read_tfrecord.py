@@ -1,0 +1,250 @@
+"""TFRecord files of tf.train.Example to tables, without TensorFlow.
+
+A record is its length, a checksum of that, its bytes, and a checksum of
+those: CRC-32C, masked. An Example is a map from names to lists of bytes,
+floats or integers, in protocol buffers.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from persia import _core, errors
+from persia.data.formats.paths import File
+from persia.data.formats.read_csv import Mark, Piece, Wrong
+from persia.data.formats.read_json import Seen
+from persia.data.schema.hashing import Bad, as_array
+from persia.data.schema.schema import Schema
+
+__all__ = ["TFRecordReader", "first_rows"]
+
+PIECE_RECORDS = 8192
+RECORD_BYTES = 64 << 20  # a longer record is a sign of damage
+
+Ints = npt.NDArray[np.int64]
+
+
+class TFRecordReader:
+    """One file of Examples on its way to columns.
+
+    Attributes:
+        lines: records so far, malformed ones included.
+        position: bytes of the file read so far.
+    """
+
+    def __init__(
+        self, file: File, schema: Schema, encoding: str | None
+    ) -> None:
+        self._file = file
+        self._names = sorted(schema.used_columns)
+        self._bags = {c.column for c in schema.bags}
+        self._bags |= {c.column for bag in schema.bags for c in bag.aligned}
+        self.seen = Seen(self._names)
+        self.lines = 0
+        self.position = 0
+
+    def where(self, line: int) -> str:
+        """The place of a record in the file."""
+        return f"{self._file.name}: record {line}"
+
+    def tables(self, mark: Mark = (0, 0)) -> Generator[Piece, None, None]:
+        """Pieces of the file: columns, the number of each record, what is
+        wrong with others, and a mark before them. It begins at ``mark``."""
+        self.lines, at = mark
+        if at:  # its beginning was checked when it was read
+            self.seen.all()
+        with self._file.stream() as stream:
+            stream.skip(at)
+            rows: list[dict[str, Any]] = []
+            numbers: list[int] = []
+            wrong: Wrong = []
+            for record in _records(stream, self._file.name, self.lines):
+                at += len(record) + 16
+                try:
+                    rows.append(_example(record))
+                    numbers.append(self.lines)
+                except (ValueError, IndexError, struct.error) as error:
+                    text = f"no tf.train.Example: {error}"
+                    wrong.append((self.lines, text, "example"))
+                self.lines += 1
+                if len(rows) + len(wrong) == PIECE_RECORDS:
+                    self.position = stream.position
+                    yield *self._piece(rows, numbers, wrong), mark
+                    rows, numbers, wrong, mark = [], [], [], (self.lines, at)
+            self.position = stream.position
+            if rows or wrong:
+                yield *self._piece(rows, numbers, wrong), mark
+
+    def _piece(
+        self, rows: list[dict[str, Any]], numbers: list[int], wrong: Wrong
+    ) -> tuple[pa.Table, Ints, Wrong]:
+        """Examples as columns, without those that have odd values."""
+        bad: Bad = {}
+        table = table_of(rows, self._names, self._bags, bad)
+        found = np.array(numbers, np.int64)
+        if rows:
+            self.seen.look(table, None, self._file.name)
+        if bad:
+            wrong += [(numbers[i], *what) for i, what in bad.items()]
+            good = np.ones(len(rows), bool)
+            good[list(bad)] = False
+            table, found = table.filter(pa.array(good)), found[good]
+        return table, found, sorted(wrong)
+
+
+def table_of(
+    rows: list[dict[str, Any]],
+    names: list[str],
+    bags: set[str],
+    bad: Bad | None = None,
+) -> pa.Table:
+    """Examples as columns: lists, or the only value of each. ``bad``: see
+    :func:`persia.data.schema.hashing.as_arrays`."""
+    columns = {}
+    for name in names:
+        lists = [row.get(name) for row in rows]
+        if name in bags:
+            columns[name] = as_array(f"feature {name!r}", lists, bad)
+            continue
+        values = [v[0] if v else None for v in lists]
+        columns[name] = as_array(f"feature {name!r}", values, bad)
+    return pa.table(columns)
+
+
+def first_rows(file: File, most: int) -> pa.Table:
+    """The first records, as columns of what they hold."""
+    rows: list[dict[str, Any]] = []
+    with file.stream() as stream:
+        for record in _records(stream, file.name):
+            rows.append(_example(record))
+            if len(rows) == min(most, PIECE_RECORDS):
+                break
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    bags = {n for n in names if any(len(row.get(n, ())) > 1 for row in rows)}
+    table = table_of(rows, names, bags)
+    for i, field in enumerate(table.schema):  # texts are bytes there
+        kind = field.type
+        text = pa.types.is_binary(kind)
+        lists = pa.types.is_list(kind) and pa.types.is_binary(kind.value_type)
+        if text or lists:
+            to = pa.string() if text else pa.list_(pa.string())
+            try:
+                column = table.column(i).cast(to)
+            except pa.ArrowInvalid:
+                continue
+            table = table.set_column(i, field.name, column)
+    return table
+
+
+def _records(stream: Any, name: str, number: int = 0) -> Iterator[bytes]:
+    while head := stream.read(12):
+        where = f"{name!r}: record {number}"
+        if len(head) < 12:
+            raise errors.CorruptFile(f"{where} is cut off")
+        size, check = struct.unpack("<QI", head)
+        if _masked(head[:8]) != check:
+            raise errors.CorruptFile(
+                f"{where}: the checksum of its length is wrong: no TFRecord "
+                "file, or a damaged one"
+            )
+        if size > RECORD_BYTES:
+            raise errors.MalformedData(
+                f"{where} has {size:,} bytes; the limit is {RECORD_BYTES:,}"
+            )
+        body = stream.read(size + 4)
+        if len(body) < size + 4:
+            raise errors.CorruptFile(f"{where} is cut off")
+        if _masked(body[:size]) != struct.unpack("<I", body[size:])[0]:
+            raise errors.CorruptFile(f"{where}: its checksum is wrong")
+        yield body[:size]
+        number += 1
+
+
+def _masked(data: bytes) -> int:
+    crc = _core.ckpt_crc(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number has more than 64 bits")
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int, Any]]:
+    """(number, wire type, value) of each field of a message."""
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        kind = tag & 7
+        if kind == 2:
+            size, at = _varint(data, at)
+            if at + size > len(data):
+                raise ValueError("a field is cut off")
+            value: Any = data[at : at + size]
+            at += size
+        elif kind == 0:
+            value, at = _varint(data, at)
+        elif kind in (1, 5):
+            size = 8 if kind == 1 else 4
+            value, at = data[at : at + size], at + size
+        else:
+            raise ValueError(f"a field has the wire type {kind}")
+        yield tag >> 3, kind, value
+
+
+def _example(data: bytes) -> dict[str, list[Any]]:
+    """The features of a tf.train.Example."""
+    out: dict[str, list[Any]] = {}
+    for number, kind, features in _fields(data):
+        if (number, kind) != (1, 2):
+            continue
+        for field, wire, entry in _fields(features):
+            if (field, wire) != (1, 2):
+                continue
+            name, feature = "", b""
+            for part, wire, value in _fields(entry):
+                if (part, wire) == (1, 2):
+                    name = value.decode()
+                elif (part, wire) == (2, 2):
+                    feature = value
+            out[name] = _values(feature)
+    return out
+
+
+def _values(feature: bytes) -> list[Any]:
+    """Bytes, floats or integers of one feature."""
+    values: list[Any] = []
+    for kind, wire, data in _fields(feature):
+        if wire != 2:
+            raise ValueError("a feature is no list")
+        for _, inner, value in _fields(data):
+            if kind == 1:
+                values.append(value)
+            elif kind == 2:  # one float, or many in a row
+                values += struct.unpack(f"<{len(value) // 4}f", value)
+            elif inner == 0:
+                values.append(_signed(value))
+            else:
+                at = 0
+                while at < len(value):
+                    number, at = _varint(value, at)
+                    values.append(_signed(number))
+    return values
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number

@@ -1,0 +1,1 @@
+"""Topics: brokers, registries, and the values of messages."""

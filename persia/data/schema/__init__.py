@@ -1,0 +1,1 @@
+"""What the columns of a log are, and how their values become ids."""
