@@ -29,6 +29,7 @@ class Verdict:
         missing: that are not.
         told: by trainers.
         loaders: batches that loaders told to be lost.
+        waits: batches in the queues of workers: their loader waits.
         wrong: violations.
     """
 
@@ -36,6 +37,7 @@ class Verdict:
     missing: int = 0
     told: int = 0
     loaders: int = 0
+    waits: int = 0
     wrong: list[str] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
 
@@ -48,6 +50,7 @@ def judge(made: Round, folder: Path) -> Verdict:
     _sites(made, found, applied, out)
     _logs(made, folder, out)
     for stats in found["workers"]:
+        out.waits += stats.get("queued", 0)
         for name in ("failed", "given_up"):
             if stats.get(name):
                 out.notes.append(f"{name} {stats[name]}")
@@ -140,6 +143,7 @@ def _compare(made: Round, out: Verdict) -> None:
         or made.has("TERM", "worker")
     )
     most = max(out.told, out.loaders * made.servers) if dies else out.told
+    most += out.waits * made.servers
     exact = not (dies or sends)
     if exact or out.missing > most:
         out.wrong.append(text)
