@@ -11,6 +11,6 @@
 #include "base/base.h"
 #include "client/client.h"
 #include "server/server.h"
-#include "store/store.h"
+#include "loop/loop.h"
 
 #endif

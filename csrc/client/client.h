@@ -28,9 +28,9 @@ typedef struct ps_client ps_client;
 
 /* An embedded client, with a shard of its own over these tables, which must
  * outlive it. */
-PERSIA_API int persia_client_embedded(ps *tables, ps_client **out);
+PERSIA_API int persia_client_embedded(tables *tables, ps_client **out);
 /* The same with tables of its own. */
-PERSIA_API int persia_client_create_embedded(const ps_config *config,
+PERSIA_API int persia_client_create_embedded(const tables_config *config,
                                              ps_client **out);
 
 /* What to do about updates that a server had acknowledged and then lost (it
@@ -72,7 +72,7 @@ PERSIA_API int persia_client_is_embedded(const ps_client *c);
 PERSIA_API sched *persia_client_sched(const ps_client *c);
 PERSIA_API uint32_t persia_client_shards(const ps_client *c);
 
-/* See persia_ps_declare(). */
+/* See persia_tables_declare(). */
 PERSIA_API int persia_client_declare(ps_client *c, const table_config *config,
                                      uint32_t *no, int *created);
 PERSIA_API uint32_t persia_client_tables(const ps_client *c);

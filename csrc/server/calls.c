@@ -96,7 +96,7 @@ static void log_rows(const request *r)
 {
     ps_service *s = r->s;
     const wire_rows *m = &r->m.put_rows;
-    const table *t = persia_ps_table(persia_shard_tables(s->shard), m->no);
+    const table *t = persia_tables_table(persia_shard_tables(s->shard), m->no);
     const enum log_kind kind = m->drop    ? LOG_DROPPED
                                : m->erase ? LOG_ERASED
                                           : LOG_CLEARED;

@@ -34,7 +34,7 @@ typedef struct service_config {
 } service_config;
 
 /* The shard must outlive the service. */
-PERSIA_API int persia_service_create(ps *p, const service_config *config,
+PERSIA_API int persia_service_create(tables *p, const service_config *config,
                                      ps_service **out);
 /* So many requests run at once, and one that waits is one of them (0:
  * any number may be): see persia_shard_set_calls(). */

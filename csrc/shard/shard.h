@@ -73,11 +73,11 @@ typedef struct shard_config {
 } shard_config;
 
 /* The tables must outlive the shard. */
-PERSIA_API int persia_shard_create(ps *tables, const shard_config *config,
+PERSIA_API int persia_shard_create(tables *tables, const shard_config *config,
                                    shard **out);
 /* When all its refs are closed, and persia_shard_end_jobs() has returned 0. */
 PERSIA_API void persia_shard_destroy(shard *s);
-PERSIA_API ps *persia_shard_tables(const shard *s);
+PERSIA_API tables *persia_shard_tables(const shard *s);
 
 /* The direct body: calls run on the caller's thread, without encoding and
  * copies.  Each ref ends its own calls in close(), which frees it. */

@@ -13,7 +13,7 @@ enum { NODES_MAX = 8 };
 
 typedef struct node {
     pthread_rwlock_t lock; /* shared: a call is in the service */
-    ps *p;
+    tables *p;
     ps_service *service;
     service_config config;
     struct way *ways;     /* to it; guarded by lock */

@@ -47,7 +47,7 @@ static inline float rng_float(rng *r) /* [-1, 1) */
 /* ---- a server ----------------------------------------------------------- */
 
 typedef struct server {
-    ps *p;
+    tables *p;
     ps_service *s;
     ckpt_root *root;
     uint64_t boot, lineage; /* as Hello said */
