@@ -107,7 +107,8 @@ static int pieces_make(batcher *w, const batcher_grad *grads, size_t n,
 }
 
 /* Adds those of one gradient. */
-static int pieces_add(batcher *w, const batcher_grad *g, slice *cut, pieces *out)
+static int pieces_add(batcher *w, const batcher_grad *g, slice *cut,
+                      pieces *out)
 {
     const plan *p = batcher_plan_get(w, g->plan);
     int rc = batch_slice(w, p, &g->batch, cut);
@@ -168,8 +169,8 @@ static int pieces_give(pieces *out, scratch *tmp)
     return PERSIA_OK;
 }
 
-static int collect(batcher *w, const batcher_grad *grads, size_t n, scratch *tmp,
-                   pieces *out)
+static int collect(batcher *w, const batcher_grad *grads, size_t n,
+                   scratch *tmp, pieces *out)
 {
     int rc = pieces_make(w, grads, n, tmp, out);
     for (size_t i = 0; i < n && !rc; i++)
@@ -217,8 +218,8 @@ static int build_jobs(batcher *w, const pieces *all, scratch *tmp,
 }
 
 int batcher_push_jobs(batcher *w, const batcher_grad *grads, size_t n,
-                     scratch *tmp, push_job **jobs, uint32_t **tables,
-                     size_t *jobs_n)
+                      scratch *tmp, push_job **jobs, uint32_t **tables,
+                      size_t *jobs_n)
 {
     pieces all;
     int rc = collect(w, grads, n, tmp, &all);
@@ -324,9 +325,9 @@ static int backward(batcher *w, const batcher_grad *grads, size_t n,
 }
 
 int persia_batcher_backward(batcher *w, const batcher_grad *grads, size_t n,
-                           const client_update *update,
-                           const optim_args *optim, uint32_t optim_n,
-                           batcher_counts *counts)
+                            const client_update *update,
+                            const optim_args *optim, uint32_t optim_n,
+                            batcher_counts *counts)
 {
     *counts = (batcher_counts){0};
     if (taken_any(grads, n))
@@ -362,7 +363,7 @@ static int piece_finite(void *ctx, size_t i)
 }
 
 int persia_batcher_finite(batcher *w, const batcher_grad *grads, size_t n,
-                         uint8_t *finite, uint32_t finite_n)
+                          uint8_t *finite, uint32_t finite_n)
 {
     if (taken_any(grads, n))
         return taken_finite(w, grads, n, finite, finite_n);
@@ -394,7 +395,7 @@ void persia_batcher_sums_free(batcher_sum *sums, size_t n)
 }
 
 int persia_batcher_sums(batcher *w, const batcher_grad *grads, size_t n,
-                       batcher_sum **out, size_t *out_n, int *finite)
+                        batcher_sum **out, size_t *out_n, int *finite)
 {
     *out = NULL;
     *out_n = 0;

@@ -51,12 +51,12 @@ PERSIA_API void persia_batcher_destroy(batcher *w);
 
 /* Columns of the output follow the order of the features. */
 PERSIA_API int persia_batcher_plan(batcher *w, uint32_t kind, uint32_t keys,
-                                  const plan_feature *features,
-                                  uint32_t features_n, uint32_t *plan);
+                                   const plan_feature *features,
+                                   uint32_t features_n, uint32_t *plan);
 /* Columns of the output, keys of a batch and kind of a plan. */
 PERSIA_API int persia_batcher_plan_shape(batcher *w, uint32_t plan,
-                                        uint32_t *kind, uint32_t *keys,
-                                        uint32_t *width);
+                                         uint32_t *kind, uint32_t *keys,
+                                         uint32_t *width);
 
 /* Looks up a batch.  after: see persia_client_pull().  out: [bags, width] or
  * [n, width], rows `stride` floats apart.  For the backward: `rows`, [n] row
@@ -66,9 +66,10 @@ PERSIA_API int persia_batcher_plan_shape(batcher *w, uint32_t plan,
  * Nothing is written unless the batch is in order (PERSIA_EOFFSETS,
  * PERSIA_ESHAPE). */
 PERSIA_API int persia_batcher_forward(batcher *w, uint32_t plan,
-                                     const id_batch *batch, uint64_t after,
-                                     float *out, size_t stride, uint32_t *rows,
-                                     struct batch_index **index);
+                                      const id_batch *batch, uint64_t after,
+                                      float *out, size_t stride,
+                                      uint32_t *rows,
+                                      struct batch_index **index);
 
 /* ---- distinct rows ----
  *
@@ -77,7 +78,8 @@ PERSIA_API int persia_batcher_forward(batcher *w, uint32_t plan,
  * The ids are those of the plan's features, one feature after the other. */
 typedef struct batcher_group batcher_group;
 PERSIA_API int persia_batcher_group(batcher *w, uint32_t plan,
-                                   const id_batch *batch, batcher_group **out);
+                                    const id_batch *batch,
+                                    batcher_group **out);
 typedef struct batcher_group_sizes {
     size_t rows, tables, ids;
     size_t bags; /* of all features; 0: each bag has one id */
@@ -87,9 +89,9 @@ persia_batcher_group_sizes(const batcher_group *g);
 /* batch: as before.  ids: [rows]; starts: [tables + 1]; inverse: [ids];
  * offsets: [bags + 1], weights: [ids], or NULL. */
 PERSIA_API void persia_batcher_group_fill(const batcher_group *g,
-                                         const id_batch *batch, uint64_t *ids,
-                                         int64_t *starts, int32_t *inverse,
-                                         int32_t *offsets, float *weights);
+                                          const id_batch *batch, uint64_t *ids,
+                                          int64_t *starts, int32_t *inverse,
+                                          int32_t *offsets, float *weights);
 PERSIA_API void persia_batcher_group_free(batcher_group *g);
 
 /* Gives back a reference, see ids.h; NULL: nothing. */
@@ -175,9 +177,9 @@ struct batcher_source {
 
 /* The output of a plan for such a batch. */
 PERSIA_API int persia_batcher_read(batcher *w, uint32_t plan,
-                                  struct batch_index *index,
-                                  const id_batch *batch, float *out,
-                                  size_t stride);
+                                   struct batch_index *index,
+                                   const id_batch *batch, float *out,
+                                   size_t stride);
 
 /* Sums the gradients per table and id in the order given, and applies them
  * as one update.  optim: [tables of the store]; the step of Adam's bias
@@ -185,23 +187,24 @@ PERSIA_API int persia_batcher_read(batcher *w, uint32_t plan,
  * client counts.  It is sent to remote shards also if it is empty; if it
  * fails before it is sent, its name is given up (persia_client_skip()). */
 PERSIA_API int persia_batcher_backward(batcher *w, const batcher_grad *grads,
-                                      size_t n,
-                                      const struct client_update *update,
-                                      const optim_args *optim,
-                                      uint32_t optim_n, batcher_counts *counts);
+                                       size_t n,
+                                       const struct client_update *update,
+                                       const optim_args *optim,
+                                       uint32_t optim_n,
+                                       batcher_counts *counts);
 
 /* finite[t] = 0 for each table t with a NaN or Inf among its gradients; the
  * others are left as they are. */
 PERSIA_API int persia_batcher_finite(batcher *w, const batcher_grad *grads,
-                                    size_t n, uint8_t *finite,
-                                    uint32_t finite_n);
+                                     size_t n, uint8_t *finite,
+                                     uint32_t finite_n);
 
 /* The sums of all tables that have some, see persia_client_sums().  Of batches
  * whose ids are elsewhere a table may have several, one a batch. */
 typedef struct client_sum batcher_sum;
 PERSIA_API int persia_batcher_sums(batcher *w, const batcher_grad *grads,
-                                  size_t n, batcher_sum **out, size_t *out_n,
-                                  int *finite);
+                                   size_t n, batcher_sum **out, size_t *out_n,
+                                   int *finite);
 PERSIA_API void persia_batcher_sums_free(batcher_sum *sums, size_t n);
 
 #ifdef __cplusplus

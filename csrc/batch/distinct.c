@@ -59,7 +59,7 @@ done:
 }
 
 int persia_batcher_group(batcher *w, uint32_t no, const id_batch *b,
-                        batcher_group **out)
+                         batcher_group **out)
 {
     const plan *p = batcher_plan_get(w, no);
     *out = NULL;
@@ -129,8 +129,9 @@ static void fill_offsets(const batcher_group *g, size_t bags, int32_t *offsets)
 }
 
 void persia_batcher_group_fill(const batcher_group *g, const id_batch *b,
-                              uint64_t *ids, int64_t *starts, int32_t *inverse,
-                              int32_t *offsets, float *weights)
+                               uint64_t *ids, int64_t *starts,
+                               int32_t *inverse, int32_t *offsets,
+                               float *weights)
 {
     const batch_index *x = g->index;
     if (g->sizes.rows)

@@ -146,8 +146,8 @@ static int forward(batcher *w, const plan *p, const id_batch *b,
 }
 
 int persia_batcher_forward(batcher *w, uint32_t no, const id_batch *batch,
-                          uint64_t after, float *out, size_t stride,
-                          uint32_t *rows, batch_index **index)
+                           uint64_t after, float *out, size_t stride,
+                           uint32_t *rows, batch_index **index)
 {
     const plan *p = batcher_plan_get(w, no);
     if (!p)
@@ -170,7 +170,7 @@ int persia_batcher_forward(batcher *w, uint32_t no, const id_batch *batch,
 }
 
 int persia_batcher_read(batcher *w, uint32_t no, batch_index *index,
-                       const id_batch *batch, float *out, size_t stride)
+                        const id_batch *batch, float *out, size_t stride)
 {
     const plan *p = batcher_plan_get(w, no);
     const rows_from from = {.source = index->source};

@@ -130,8 +130,8 @@ static int plan_equal(const plan *a, const plan *b)
 }
 
 int persia_batcher_plan(batcher *w, uint32_t kind, uint32_t keys,
-                       const plan_feature *features, uint32_t features_n,
-                       uint32_t *out)
+                        const plan_feature *features, uint32_t features_n,
+                        uint32_t *out)
 {
     plan *p;
     int rc = plan_build(w, kind, keys, features, features_n, &p);
@@ -160,7 +160,7 @@ int persia_batcher_plan(batcher *w, uint32_t kind, uint32_t keys,
 }
 
 int persia_batcher_plan_shape(batcher *w, uint32_t no, uint32_t *kind,
-                             uint32_t *keys, uint32_t *width)
+                              uint32_t *keys, uint32_t *width)
 {
     const plan *p = batcher_plan_get(w, no);
     if (!p)

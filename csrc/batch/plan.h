@@ -53,8 +53,8 @@ int batch_slice(batcher *w, const plan *p, const id_batch *b, slice *out);
 /* The gradients as push jobs, one a table that has some; in memory of
  * `tmp`. */
 int batcher_push_jobs(batcher *w, const batcher_grad *grads, size_t n,
-                     scratch *tmp, push_job **jobs, uint32_t **tables,
-                     size_t *jobs_n);
+                      scratch *tmp, push_job **jobs, uint32_t **tables,
+                      size_t *jobs_n);
 const plan *batcher_plan_get(const batcher *w, uint32_t no);
 /* A scratch for this call, or NULL with the error set. */
 scratch *scratch_take(batcher *w);

@@ -33,8 +33,9 @@ typedef struct embedding_worker_config {
 } embedding_worker_config;
 
 /* Says Hello to the servers: errors as persia_client_create(). */
-PERSIA_API int persia_embedding_worker_create(const embedding_worker_config *config,
-                                  embedding_worker **out);
+PERSIA_API int
+persia_embedding_worker_create(const embedding_worker_config *config,
+                               embedding_worker **out);
 /* Fails what waits, and every call from now on but Stats, with
  * PERSIA_EUNAVAILABLE. */
 PERSIA_API void persia_embedding_worker_close(embedding_worker *s);
@@ -46,7 +47,8 @@ PERSIA_API void persia_embedding_worker_interrupt(embedding_worker *s);
 PERSIA_API void persia_embedding_worker_destroy(embedding_worker *s);
 /* Answers the call, now or later: an rpc_handler. */
 PERSIA_API void persia_embedding_worker_handle(void *service, rpc_call *call);
-PERSIA_API void persia_embedding_worker_get_stats(embedding_worker *s, embedding_worker_stats *out);
+PERSIA_API void persia_embedding_worker_get_stats(embedding_worker *s,
+                                                  embedding_worker_stats *out);
 
 #ifdef __cplusplus
 }

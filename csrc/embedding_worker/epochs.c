@@ -50,7 +50,8 @@ uint64_t stream_epoch_now(const worker_stream *t)
 }
 
 /* Loaders that have ended it. */
-static uint64_t ended(const embedding_worker *s, const worker_job *j, uint64_t epoch)
+static uint64_t ended(const embedding_worker *s, const worker_job *j,
+                      uint64_t epoch)
 {
     uint64_t n = 0;
     for (const worker_stream *t = of_job(s->streams, j); t;
@@ -74,7 +75,8 @@ static int is_given_up(const embedding_worker *s, const worker_stream *t)
     return t->gone && !(t->shared && one_shares(s, t->job));
 }
 
-uint64_t epoch_silent(const embedding_worker *s, const worker_job *j, uint64_t epoch)
+uint64_t epoch_silent(const embedding_worker *s, const worker_job *j,
+                      uint64_t epoch)
 {
     uint64_t n = 0;
     for (const worker_stream *t = of_job(s->streams, j); t;
@@ -84,7 +86,8 @@ uint64_t epoch_silent(const embedding_worker *s, const worker_job *j, uint64_t e
 }
 
 /* So many loaders are known, and all that are left have ended it. */
-static int all_ended(const embedding_worker *s, const worker_job *j, uint64_t epoch)
+static int all_ended(const embedding_worker *s, const worker_job *j,
+                     uint64_t epoch)
 {
     const worker_stream *t = of_job(s->streams, j);
     while (t && (is_given_up(s, t) || t->left || stream_epoch_now(t) > epoch))
@@ -92,8 +95,8 @@ static int all_ended(const embedding_worker *s, const worker_job *j, uint64_t ep
     return !t && j->streams_ever >= s->config.loaders;
 }
 
-int epoch_is_over(const embedding_worker *s, const worker_job *j, uint64_t epoch,
-                  int begun)
+int epoch_is_over(const embedding_worker *s, const worker_job *j,
+                  uint64_t epoch, int begun)
 {
     uint64_t n = ended(s, j, epoch) + epoch_silent(s, j, epoch);
     /* Loaders that ended before this worker was started again. */
@@ -116,7 +119,8 @@ uint64_t epoch_first(const embedding_worker *s, const worker_job *j)
     return first;
 }
 
-void epochs_count(embedding_worker *s, worker_job *j, uint64_t over, int beyond)
+void epochs_count(embedding_worker *s, worker_job *j, uint64_t over,
+                  int beyond)
 {
     j->counts = 1;
     j->over = over > j->over ? over : j->over;
@@ -165,7 +169,8 @@ int stream_is_there(const worker_stream *t)
 /* Whether a rank without an epoch is to take this one even if nothing of it is
  * to be had: it continues, or ranks hold its batches.  Else it may be that all
  * of it is done, and the loader does not know that yet. */
-static int is_sure(const embedding_worker *s, const worker_job *j, uint64_t epoch)
+static int is_sure(const embedding_worker *s, const worker_job *j,
+                   uint64_t epoch)
 {
     for (const worker_stream *t = of_job(s->streams, j); t;
          t = of_job(t->next, j))
@@ -239,8 +244,8 @@ static void part_of(const embedding_worker *s, const worker_stream *t,
         }
 }
 
-size_t epoch_parts(const embedding_worker *s, const worker_job *j, uint64_t epoch,
-                   const worker_rank *r, wire_loader_part *out)
+size_t epoch_parts(const embedding_worker *s, const worker_job *j,
+                   uint64_t epoch, const worker_rank *r, wire_loader_part *out)
 {
     size_t n = 0;
     for (const worker_stream *t = of_job(s->streams, j);

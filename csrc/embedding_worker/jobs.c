@@ -108,7 +108,8 @@ static worker_job *newest(const embedding_worker *s)
 }
 
 /* Whether a rank has asked for its batches within that time. */
-static int has_ranks(const embedding_worker *s, const worker_job *j, uint64_t ns)
+static int has_ranks(const embedding_worker *s, const worker_job *j,
+                     uint64_t ns)
 {
     const uint64_t now = persia_clock_ns();
     const worker_rank *r = s->ranks;
@@ -261,7 +262,8 @@ static int plans_have_room(embedding_worker *s)
     return n < WORKER_PLANS;
 }
 
-static int plan_keep(embedding_worker *s, const wire_plan *m, worker_plan **out)
+static int plan_keep(embedding_worker *s, const wire_plan *m,
+                     worker_plan **out)
 {
     worker_plan *p = s->plans;
     while (p && !same_plan(&p->plan, m))
@@ -461,7 +463,7 @@ int is_withheld(const embedding_worker *s, const offer *o, uint64_t now)
 
 /* Another rank of the same world, which is there. */
 static const worker_rank *fellow(const embedding_worker *s,
-                                     const worker_rank *of)
+                                 const worker_rank *of)
 {
     const uint64_t now = persia_clock_ns();
     const worker_rank *r = s->ranks;
@@ -493,7 +495,7 @@ int rank_declare(embedding_worker *s, const wire_plan *m, uint32_t *created)
 
 /* Stock clients let one rank say it for all.  NULL: none has. */
 static const worker_plan *plan_of_rank(const embedding_worker *s,
-                                     const worker_rank *r)
+                                       const worker_rank *r)
 {
     const worker_rank *other = r->plan ? r : fellow(s, r);
     return other ? other->plan : s->plans && !s->plans->next ? s->plans : NULL;

@@ -31,7 +31,7 @@ enum {
 };
 #define WORKER_WAIT_NS ((uint64_t)1000000000) /* of Submit and Take */
 #define WORKER_SETTLE_NS ((uint64_t)10 * 1000000000) /* of a load */
-#define WORKER_LOOK_NS ((uint64_t)1000000000) /* between looks at the servers */
+#define WORKER_LOOK_NS ((uint64_t)1000000000) /* of looks at servers */
 
 /* A batch is in one state at a time.  Its events, and the state that each
  * leads to (a blank: it cannot occur there):
@@ -199,8 +199,8 @@ typedef struct worker_rank {
     uint64_t named;  /* the job that it named, or 0 */
     uint32_t rank, world;
     uint64_t client, former; /* its process, and the one before */
-    const worker_plan *plan;   /* what it looks up; NULL: it has not said */
-    worker_job *job;   /* that it takes batches of; NULL: of none yet */
+    const worker_plan *plan; /* what it looks up; NULL: it has not said */
+    worker_job *job; /* that it takes batches of; NULL: of none yet */
     uint32_t generation; /* of the job, when it took the first one */
     uint64_t seen;  /* its Hello, or its last Take */
     uint64_t epoch; /* of that Take; 0: it did not know */
@@ -247,7 +247,7 @@ typedef struct asking {
     void *floats;    /* of a Take or Return */
     wire_take_reply taken;
     row_places places; /* of a Take */
-    batcher_sum *sums;  /* [sums_n] */
+    batcher_sum *sums; /* [sums_n] */
     size_t sums_n;
     wire_sums_reply summed;
 } asking;
@@ -281,7 +281,7 @@ struct embedding_worker {
     uint64_t lease;            /* the last one given */
     window leases;             /* that ended with gradients or a skip */
     uint64_t ring[WORKER_LEASES / 64];
-    embedding_worker_stats stats;          /* bytes, counters */
+    embedding_worker_stats stats; /* bytes, counters */
     pthread_cond_t wake;       /* of the timer */
     pthread_t timer;
     int timer_runs;
@@ -402,10 +402,12 @@ void stream_hear(worker_stream *t, uint64_t settled);
 int stream_is_of(embedding_worker *s, worker_stream *t, uint64_t client,
                  uint64_t settled);
 /* What its loader knows. */
-void stream_learn(embedding_worker *s, worker_stream *t, const wire_heartbeat *m);
+void stream_learn(embedding_worker *s, worker_stream *t,
+                  const wire_heartbeat *m);
 /* A loader asks for a stream.  *status: SUBMIT_QUEUED: it is that loader's;
  * else see submit_status. */
-int stream_claim(embedding_worker *s, const wire_heartbeat *m, uint32_t *status);
+int stream_claim(embedding_worker *s, const wire_heartbeat *m,
+                 uint32_t *status);
 /* Loaders that have been silent for too long are gone. */
 void streams_tick(embedding_worker *s, uint64_t now);
 /* Whether its loader has further epochs, or has them ended. */
@@ -419,11 +421,12 @@ uint64_t stream_epoch(const worker_stream *t, uint64_t own);
 uint64_t stream_epoch_now(const worker_stream *t);
 /* A rank heard the end of these here; beyond: it is in a later one.  Until
  * then other workers may have batches of the last one. */
-void epochs_count(embedding_worker *s, worker_job *j, uint64_t over, int beyond);
+void epochs_count(embedding_worker *s, worker_job *j, uint64_t over,
+                  int beyond);
 /* So many loaders as there are have ended it.  begun: the rank that asks had
  * batches of it. */
-int epoch_is_over(const embedding_worker *s, const worker_job *j, uint64_t epoch,
-                  int begun);
+int epoch_is_over(const embedding_worker *s, const worker_job *j,
+                  uint64_t epoch, int begun);
 /* Loaders that have not ended it, and are not waited for any more. */
 uint64_t epoch_silent(const embedding_worker *s, const worker_job *j,
                       uint64_t epoch);
@@ -439,8 +442,9 @@ uint64_t epoch_next(const embedding_worker *s, const worker_job *j, int *sure);
 int epoch_is_idle(const embedding_worker *s, const worker_job *j, int none);
 /* What a rank is to know of an epoch that is over: [WIRE_LOADERS_MAX].  Their
  * number. */
-size_t epoch_parts(const embedding_worker *s, const worker_job *j, uint64_t epoch,
-                   const worker_rank *r, wire_loader_part *out);
+size_t epoch_parts(const embedding_worker *s, const worker_job *j,
+                   uint64_t epoch, const worker_rank *r,
+                   wire_loader_part *out);
 
 /* ---- rows.c ---- */
 

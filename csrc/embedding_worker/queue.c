@@ -127,7 +127,8 @@ static int fits(const embedding_worker *s, const offer *o)
 /* Also where nothing else that ranks of its job may ask for is in the queue:
  * what is of later epochs, or of other jobs, leaves it only when this one has
  * been there. */
-static int has_room(embedding_worker *s, const worker_stream *t, const offer *o)
+static int has_room(embedding_worker *s, const worker_stream *t,
+                    const offer *o)
 {
     const uint64_t epoch = stream_epoch(t, o->m.epoch);
     if (fits(s, o) || (jobs_drop(s) && fits(s, o)))
@@ -513,7 +514,8 @@ static int take_enter(asking *a)
 }
 
 /* Whether the process is that of its rank. */
-static int check_rank(const embedding_worker *s, uint64_t client, uint32_t rank)
+static int check_rank(const embedding_worker *s, uint64_t client,
+                      uint32_t rank)
 {
     if (rank_find(s, client))
         return PERSIA_OK;

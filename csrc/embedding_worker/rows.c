@@ -312,8 +312,8 @@ int row_ids_plan(const worker_plan *p, const offer *o, uint32_t *out)
         f->pooling = POOL_NONE;
         f->trainable = 1;
     }
-    int rc = persia_batcher_plan(o->stream->w, PLAN_ROWS, r->tables_n, features,
-                                r->tables_n, out);
+    int rc = persia_batcher_plan(o->stream->w, PLAN_ROWS, r->tables_n,
+                                 features, r->tables_n, out);
     free(features);
     return rc;
 }

@@ -9,7 +9,7 @@
 #define TICK_NS ((uint64_t)250000000)
 
 const rpc_methods persia_worker_methods = {WORKER_SERVICE, persia_worker_paths,
-                                         WORKER_METHODS_N, 0};
+                                           WORKER_METHODS_N, 0};
 
 /* ---- answers ------------------------------------------------------------ */
 
@@ -323,7 +323,8 @@ static int start(embedding_worker *s)
     return rc;
 }
 
-int persia_embedding_worker_create(const embedding_worker_config *config, embedding_worker **out)
+int persia_embedding_worker_create(const embedding_worker_config *config,
+                                   embedding_worker **out)
 {
     embedding_worker *s = calloc(1, sizeof *s);
     *out = NULL;
@@ -419,7 +420,8 @@ void persia_embedding_worker_destroy(embedding_worker *s)
     free(s);
 }
 
-void persia_embedding_worker_get_stats(embedding_worker *s, embedding_worker_stats *out)
+void persia_embedding_worker_get_stats(embedding_worker *s,
+                                       embedding_worker_stats *out)
 {
     service_enter(s);
     const uint64_t now = persia_clock_ns();

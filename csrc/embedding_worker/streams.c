@@ -206,7 +206,8 @@ static void learn_done(worker_stream *t, const wire_heartbeat *m)
     window_advance(&t->done);
 }
 
-void stream_learn(embedding_worker *s, worker_stream *t, const wire_heartbeat *m)
+void stream_learn(embedding_worker *s, worker_stream *t,
+                  const wire_heartbeat *m)
 {
     const uint64_t own = m->epoch ? m->epoch : 1;
     if (!stream_is_of(s, t, m->caller.client, m->settled))
@@ -240,7 +241,8 @@ static uint32_t claim_status(const embedding_worker *s, const worker_stream *t,
     return there ? SUBMIT_HELD : SUBMIT_QUEUED;
 }
 
-int stream_claim(embedding_worker *s, const wire_heartbeat *m, uint32_t *status)
+int stream_claim(embedding_worker *s, const wire_heartbeat *m,
+                 uint32_t *status)
 {
     worker_stream *t = stream_named(s, m->stream);
     /* After a begin others have had no time yet to say what they have. */

@@ -101,7 +101,7 @@ static int plan_of(const offer *o, const uint8_t *wanted, uint32_t *out)
         to->trainable = f->trainable;
     }
     int rc = persia_batcher_plan(o->stream->w, PLAN_BAGS,
-                                (uint32_t)o->m.features_n, features, n, out);
+                                 (uint32_t)o->m.features_n, features, n, out);
     free(features);
     return rc;
 }
@@ -253,11 +253,11 @@ static int forward(asking *a, uint32_t plan, const id_batch *b, float *out,
 {
     const offer *o = a->o;
     int rc = persia_batcher_forward(o->stream->w, plan, b, 0, out, width, NULL,
-                                   index);
+                                    index);
     if (client_is_loss(rc)) { /* ranks and loaders find out what is lost */
         (void)is_replaced(a->s, o->stream, rc);
         rc = persia_batcher_forward(o->stream->w, plan, b, 0, out, width, NULL,
-                                   index);
+                                    index);
     }
     return rc;
 }
@@ -569,8 +569,8 @@ static int push(asking *a, const batcher_grad *g, size_t n)
                                   .group = m->group,
                                   .through = o->m.settled,
                                   .t = m->t};
-    int rc = persia_batcher_backward(o->stream->w, g, n, &update, optim, tables,
-                                    &a->counts);
+    int rc = persia_batcher_backward(o->stream->w, g, n, &update, optim,
+                                     tables, &a->counts);
     free(optim);
     return rc;
 }
@@ -617,10 +617,10 @@ static int make_grads(asking *a, returned *r, batcher_grad *out, size_t *n)
     if (m->grads_n) {
         widen_pooled(plan, m, r, o->m.samples);
         *g = (batcher_grad){.plan = o->plan,
-                           .batch = batch_of(o),
-                           .index = r->all ? o->index : NULL,
-                           .grad = r->floats,
-                           .stride = r->width};
+                            .batch = batch_of(o),
+                            .index = r->all ? o->index : NULL,
+                            .grad = r->floats,
+                            .stride = r->width};
         if (!r->all) /* the index is of all features */
             rc = plan_of(o, r->pooled, &g->plan);
         g++;
@@ -628,10 +628,10 @@ static int make_grads(asking *a, returned *r, batcher_grad *out, size_t *n)
     if (ids) {
         widen_rows(plan, m, ids, row_width, r->floats + pooled);
         *g++ = (batcher_grad){.plan = ids->plan,
-                             .batch = row_ids_batch(plan, ids),
-                             .index = ids->index,
-                             .grad = r->floats + pooled,
-                             .stride = row_width};
+                              .batch = row_ids_batch(plan, ids),
+                              .index = ids->index,
+                              .grad = r->floats + pooled,
+                              .stride = row_width};
     }
     *n = (size_t)(g - out);
     return rc;

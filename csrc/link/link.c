@@ -87,8 +87,8 @@ static int wait_for(calling *k, link_answer *out)
     return rc;
 }
 
-int link_call(const worker_client *c, worker_link *l, uint32_t method, wire_out *o,
-              int copies, uint64_t timeout_ns, link_answer *out)
+int link_call(const worker_client *c, worker_link *l, uint32_t method,
+              wire_out *o, int copies, uint64_t timeout_ns, link_answer *out)
 {
     const uint64_t limit = atomic_load(&l->message_limit);
     calling *k = NULL;
@@ -144,8 +144,8 @@ static void sent(void *ctx, int rc, rpc_reply *reply)
     free(k);
 }
 
-void link_send(worker_link *l, uint32_t method, wire_out *o, uint64_t timeout_ns,
-               void (*done)(void *ctx), void *ctx)
+void link_send(worker_link *l, uint32_t method, wire_out *o,
+               uint64_t timeout_ns, void (*done)(void *ctx), void *ctx)
 {
     sending *k = malloc(sizeof *k);
     if (!k) {
@@ -226,7 +226,8 @@ int link_hello(const worker_client *c, worker_link *l, uint64_t timeout_ns)
     return greet_link(c, l, 0, timeout_ns);
 }
 
-int link_hello_again(const worker_client *c, worker_link *l, uint64_t timeout_ns)
+int link_hello_again(const worker_client *c, worker_link *l,
+                     uint64_t timeout_ns)
 {
     return greet_link(c, l, 1, timeout_ns);
 }
@@ -326,9 +327,9 @@ static void *keep(void *arg)
 }
 
 int worker_client_start(worker_client *c, void (*tick)(void *owner),
-                      int (*meet)(void *owner, worker_link *l,
-                                  const wire_hello_reply *m),
-                      void *owner)
+                        int (*meet)(void *owner, worker_link *l,
+                                    const wire_hello_reply *m),
+                        void *owner)
 {
     c->tick = tick;
     c->meet = meet;
@@ -413,9 +414,9 @@ int worker_client_open(const worker_client_config *config, worker_client *out)
 {
     int rc = persia_fork_check("a connection to an embedding worker");
     *out = (worker_client){.rank = config->rank, .world = config->world,
-                         .job = config->job,
-                         .timeout_ns = config->timeout_ns,
-                         .move_ns = config->move_ns};
+                           .job = config->job,
+                           .timeout_ns = config->timeout_ns,
+                           .move_ns = config->move_ns};
     pthread_mutex_init(&out->lock, NULL);
     persia_cond_init(&out->wake);
     memcpy(out->name_space, config->name_space, sizeof out->name_space);
@@ -455,7 +456,8 @@ void worker_client_close(worker_client *c)
 
 /* ---- counters ---- */
 
-static int ask_stats(const worker_client *c, worker_link *l, embedding_worker_stats *out)
+static int ask_stats(const worker_client *c, worker_link *l,
+                     embedding_worker_stats *out)
 {
     const wire_stats m = {.caller = link_caller(c, l)};
     wire_worker_stats_reply reply;
@@ -477,7 +479,8 @@ static int ask_stats(const worker_client *c, worker_link *l, embedding_worker_st
     return rc;
 }
 
-int persia_worker_ask(const worker_client_config *config, embedding_worker_stats *out)
+int persia_worker_ask(const worker_client_config *config,
+                      embedding_worker_stats *out)
 {
     worker_client c;
     int rc = worker_client_open(config, &c);

@@ -97,9 +97,9 @@ typedef struct worker_client {
 int worker_client_open(const worker_client_config *config, worker_client *out);
 /* Starts the thread. */
 int worker_client_start(worker_client *c, void (*tick)(void *owner),
-                      int (*meet)(void *owner, worker_link *l,
-                                  const wire_hello_reply *m),
-                      void *owner);
+                        int (*meet)(void *owner, worker_link *l,
+                                    const wire_hello_reply *m),
+                        void *owner);
 /* Wakes it. */
 void worker_client_wake(worker_client *c);
 /* Ends it; worker_client_close() does so, too. */
@@ -117,12 +117,13 @@ void link_answer_free(link_answer *a);
 /* One message and its answer; waits at most `timeout_ns`.  Takes o over.
  * copies: of its bulk data, so that the wait can be interrupted; without one a
  * message that refers to the caller's memory is waited for to its end. */
-int link_call(const worker_client *c, worker_link *l, uint32_t method, wire_out *o,
-              int copies, uint64_t timeout_ns, link_answer *out);
+int link_call(const worker_client *c, worker_link *l, uint32_t method,
+              wire_out *o, int copies, uint64_t timeout_ns, link_answer *out);
 /* Says Hello (again); then it is not away. */
 int link_hello(const worker_client *c, worker_link *l, uint64_t timeout_ns);
 /* Says it once more: what it holds. */
-int link_hello_again(const worker_client *c, worker_link *l, uint64_t timeout_ns);
+int link_hello_again(const worker_client *c, worker_link *l,
+                     uint64_t timeout_ns);
 /* What its Hello says of a stream of batches; 0: of none.  Only numbers and
  * the ledger are kept. */
 int link_ask(const worker_client *c, worker_link *l, uint64_t stream,
@@ -135,8 +136,8 @@ int link_is_any_there(const worker_client *c);
 /* Sleeps; PERSIA_EINTR. */
 int link_pause(uint64_t ns);
 /* Sends, and does not wait. */
-void link_send(worker_link *l, uint32_t method, wire_out *o, uint64_t timeout_ns,
-               void (*done)(void *ctx), void *ctx);
+void link_send(worker_link *l, uint32_t method, wire_out *o,
+               uint64_t timeout_ns, void (*done)(void *ctx), void *ctx);
 
 /* Whether a call that ended with rc is to be tried again until `until`: waits
  * a little, then says Hello if the worker was started again.  Else rc. */

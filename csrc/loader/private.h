@@ -1,5 +1,8 @@
-/* private.h: what the parts of a data loader's side share.  sender.c sends batches, and keeps
- * them; resume.c: what servers have of them. */
+/* private.h: what the parts of a loader share (private).
+ *
+ *   sender.c  sends batches, and keeps those that are not done
+ *   resume.c  which batches servers have
+ */
 #ifndef PERSIA_LOADER_PRIVATE_H
 #define PERSIA_LOADER_PRIVATE_H
 

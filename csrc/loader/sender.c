@@ -260,7 +260,8 @@ static void tend(loader_sender *s)
 /* ---- signs of life ---- */
 
 /* All that a worker is to know.  The lock is held. */
-static wire_heartbeat beat_of(loader_sender *s, const worker_link *l, int leaves)
+static wire_heartbeat beat_of(loader_sender *s, const worker_link *l,
+                              int leaves)
 {
     wire_heartbeat m = {.caller = link_caller(&s->c, l),
                         .stream = s->stream,
@@ -280,8 +281,8 @@ static wire_heartbeat beat_of(loader_sender *s, const worker_link *l, int leaves
 }
 
 /* claims: see wire_heartbeat; *status is the answer to it. */
-static int beat_as(loader_sender *s, worker_link *l, int leaves, uint64_t claims,
-                   uint32_t *status)
+static int beat_as(loader_sender *s, worker_link *l, int leaves,
+                   uint64_t claims, uint32_t *status)
 {
     wire_submit_reply reply;
     link_answer answer;

@@ -57,7 +57,7 @@ static int wait_for_updates(prefetch *p, batch *b)
 }
 
 int persia_loop_batch_take(loop *s, uint64_t number, uint32_t plan,
-                            void **owner)
+                           void **owner)
 {
     *owner = NULL;
     prefetch *p = loop_prefetch(s);

@@ -146,7 +146,7 @@ static loop *find(uint64_t handle)
 }
 
 int persia_loop_get(uint64_t handle, const char *what, loop **out,
-                     ps_client **client)
+                    ps_client **client)
 {
     int rc = persia_fork_check(what);
     if (rc)
@@ -196,14 +196,14 @@ int persia_loop_is_embedded(const loop *s)
 }
 
 int persia_loop_plan(loop *s, uint32_t kind, uint32_t keys,
-                      const plan_feature *features, uint32_t features_n,
-                      uint32_t *plan)
+                     const plan_feature *features, uint32_t features_n,
+                     uint32_t *plan)
 {
     return persia_batcher_plan(s->w, kind, keys, features, features_n, plan);
 }
 
 int persia_loop_plan_shape(loop *s, uint32_t plan, uint32_t *kind,
-                            uint32_t *keys, uint32_t *width)
+                           uint32_t *keys, uint32_t *width)
 {
     return persia_batcher_plan_shape(s->w, plan, kind, keys, width);
 }
@@ -234,8 +234,8 @@ void persia_loop_keep_index(loop *s, uint64_t ticket, batch_index *index)
 }
 
 int persia_loop_forward(loop *s, uint64_t ticket, uint32_t plan,
-                         const id_batch *batch, float *out, size_t stride,
-                         uint32_t *rows)
+                        const id_batch *batch, float *out, size_t stride,
+                        uint32_t *rows)
 {
     batch_index *index = NULL;
     int plain = prefetch_is_idle(s->p), rc = PERSIA_OK;
@@ -245,14 +245,14 @@ int persia_loop_forward(loop *s, uint64_t ticket, uint32_t plan,
         rc = persia_loop_error(s); /* of an update that it waited for */
     if (!rc)
         rc = persia_batcher_forward(s->w, plan, batch, 0, out, stride, rows,
-                                   ticket ? &index : NULL);
+                                    ticket ? &index : NULL);
     if (!rc)
         persia_loop_keep_index(s, ticket, index);
     return rc;
 }
 
 int persia_loop_read(loop *s, uint64_t batch, uint64_t ticket, uint32_t plan,
-                      const id_batch *ids, float *out, size_t stride)
+                     const id_batch *ids, float *out, size_t stride)
 {
     batch_index *index;
     int rc = prefetch_taken(s->p, batch, 1, &index);
@@ -271,7 +271,7 @@ int persia_loop_read(loop *s, uint64_t batch, uint64_t ticket, uint32_t plan,
 }
 
 int persia_loop_group(loop *s, uint32_t plan, const id_batch *batch,
-                       batcher_group **out)
+                      batcher_group **out)
 {
     return persia_batcher_group(s->w, plan, batch, out);
 }
@@ -281,7 +281,7 @@ int loop_look_up(loop *s, const loop_lookup *l, uint64_t after)
     if (l->take)
         return l->take(l->owner);
     int rc = persia_batcher_forward(s->w, l->plan, &l->batch, after, l->out,
-                                   l->stride, l->hints, l->index);
+                                    l->stride, l->hints, l->index);
     return rc || !l->send ? rc : l->send(l->owner);
 }
 
@@ -293,7 +293,7 @@ void persia_loop_drop_index(loop *s, uint64_t ticket)
 }
 
 int persia_loop_copy_grad(loop *s, loop_grad *g, size_t floats,
-                           size_t offsets)
+                          size_t offsets)
 {
     int rc = copies_make(&s->copies, persia_client_sched(s->c), g, floats,
                          offsets);
@@ -307,7 +307,7 @@ int loop_copy_ids(loop *s, loop_grad *g)
         return PERSIA_OK;
     uint32_t kind, keys, width;
     int rc = persia_batcher_plan_shape(s->w, g->grad.plan, &kind, &keys,
-                                      &width);
+                                       &width);
     size_t offsets = g->grad.batch.bags * keys + 1;
     return rc ? rc
               : copies_ids(&s->copies, persia_client_sched(s->c), g, offsets);
@@ -538,7 +538,7 @@ int loop_run(loop *s, const update *one)
         persia_client_skip(s->c, &one->name);
     else
         rc = persia_batcher_backward(s->w, grads, one->n, &one->name,
-                                    one->optim, one->optim_n, &counts);
+                                     one->optim, one->optim_n, &counts);
     free(grads);
     return rc;
 }
@@ -593,7 +593,7 @@ int loop_pay(loop *s)
 }
 
 int persia_loop_apply(loop *s, enum loop_whose whose,
-                       const optim_args *optim, uint32_t optim_n)
+                      const optim_args *optim, uint32_t optim_n)
 {
     size_t n;
     loop_grad *grads;
@@ -666,7 +666,7 @@ int persia_loop_greet(loop *s, int restored)
 }
 
 int persia_loop_go_on(loop *s, uint64_t stream, uint64_t number,
-                       uint64_t lost)
+                      uint64_t lost)
 {
     int rc = persia_client_go_on(s->c, stream, number, lost);
     if (!rc)

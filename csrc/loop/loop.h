@@ -21,7 +21,7 @@ extern "C" {
 typedef struct loop loop;
 
 enum {
-    LOOP_PENDING_MAX = 16384,      /* gradients that may wait at once */
+    LOOP_PENDING_MAX = 16384,       /* gradients that may wait at once */
     LOOP_TICKET_WINDOW = 1 << 20 /* forwards that may await a backward */
 };
 
@@ -32,7 +32,7 @@ PERSIA_API int persia_loop_open(struct ps_client *client, uint64_t *handle);
 /* Takes a reference, which keeps the client (NULL: not asked for), too.
  * PERSIA_ECLOSED, PERSIA_EFORK; `what` begins the text. */
 PERSIA_API int persia_loop_get(uint64_t handle, const char *what, loop **out,
-                                struct ps_client **client);
+                               struct ps_client **client);
 PERSIA_API void persia_loop_put(loop *s);
 /* The handle ends now, the store with its last reference.  In a forked
  * child nothing is freed: its locks belong to threads that are not there. */
@@ -42,15 +42,15 @@ PERSIA_API int persia_loop_is_embedded(const loop *s);
 
 /* See persia_batcher_plan() and persia_batcher_plan_shape(). */
 PERSIA_API int persia_loop_plan(loop *s, uint32_t kind, uint32_t keys,
-                                 const plan_feature *features,
-                                 uint32_t features_n, uint32_t *plan);
+                                const plan_feature *features,
+                                uint32_t features_n, uint32_t *plan);
 PERSIA_API int persia_loop_plan_shape(loop *s, uint32_t plan, uint32_t *kind,
-                                       uint32_t *keys, uint32_t *width);
+                                      uint32_t *keys, uint32_t *width);
 
 /* See persia_batcher_group(). */
 PERSIA_API int persia_loop_group(loop *s, uint32_t plan,
-                                  const id_batch *batch,
-                                  struct batcher_group **out);
+                                 const id_batch *batch,
+                                 struct batcher_group **out);
 
 /* The number of a new forward, from 1. */
 PERSIA_API uint64_t persia_loop_ticket(loop *s);
@@ -61,13 +61,13 @@ PERSIA_API int persia_loop_take_plain(loop *s);
  * ticket 0: no gradient will be given, and it sees all updates before it; so
  * does every forward outside of all passes, and raises their error. */
 PERSIA_API int persia_loop_forward(loop *s, uint64_t ticket, uint32_t plan,
-                                    const id_batch *batch, float *out,
-                                    size_t stride, uint32_t *rows);
+                                   const id_batch *batch, float *out,
+                                   size_t stride, uint32_t *rows);
 /* Keeps the index of a forward until its gradient is given (the reference is
  * taken over; NULL, or ticket 0: nothing is kept); persia_loop_drop_index():
  * none will be given. */
 PERSIA_API void persia_loop_keep_index(loop *s, uint64_t ticket,
-                                        struct batch_index *index);
+                                       struct batch_index *index);
 PERSIA_API void persia_loop_drop_index(loop *s, uint64_t ticket);
 
 typedef struct loop_grad {
@@ -93,7 +93,7 @@ PERSIA_API int persia_loop_add_grad(loop *s, const loop_grad *g);
  * that g points at (`floats` of grad, `offsets` of the batch) and makes the
  * copy g's owner, to be released where persia_loop_add_grad() refuses it. */
 PERSIA_API int persia_loop_copy_grad(loop *s, loop_grad *g, size_t floats,
-                                      size_t offsets);
+                                     size_t offsets);
 PERSIA_API size_t persia_loop_pending_grads(loop *s, enum loop_whose whose);
 /* Applies what is pending.  Whatever the result, it is not pending after.
  *
@@ -106,7 +106,7 @@ PERSIA_API size_t persia_loop_pending_grads(loop *s, enum loop_whose whose);
  * what they were asked for. PERSIA_EINTR: interrupted while it waited for
  * earlier updates; it is handed over. */
 PERSIA_API int persia_loop_apply(loop *s, enum loop_whose whose,
-                                  const optim_args *optim, uint32_t optim_n);
+                                 const optim_args *optim, uint32_t optim_n);
 /* Waits until every update that was handed over is applied or has failed.
  * PERSIA_ETIMEOUT (timeout_ns; 0: no limit), PERSIA_EINTR, or the error that
  * was kept. */
@@ -130,7 +130,7 @@ PERSIA_API void persia_loop_drop_error(loop *s);
  * persia_loop_go_on(), such updates are refused: PERSIA_EARG. */
 PERSIA_API int persia_loop_greet(loop *s, int restored);
 PERSIA_API int persia_loop_go_on(loop *s, uint64_t stream, uint64_t number,
-                                  uint64_t lost);
+                                 uint64_t lost);
 /* *last: the place of the last batch that a loop took.  Whether the numbers
  * of all updates are places. */
 PERSIA_API int persia_loop_places(loop *s, uint64_t *last);
@@ -144,16 +144,16 @@ PERSIA_API void persia_loop_get_counts(loop *s, loop_counts *out);
 PERSIA_API size_t persia_loop_discard(loop *s, enum loop_whose whose);
 /* Those of n forwards, by their tickets, alone. */
 PERSIA_API size_t persia_loop_discard_of(loop *s, const uint64_t *tickets,
-                                          size_t n);
+                                         size_t n);
 /* Other rows were loaded: forwards so far have no backward any more
  * (PERSIA_ETICKET), and what was looked up ahead is looked up again.  Nothing
  * is pending or in flight. */
 PERSIA_API void persia_loop_forget(loop *s);
 /* persia_batcher_finite() and persia_batcher_sums() of all that is pending. */
 PERSIA_API int persia_loop_finite(loop *s, uint8_t *finite,
-                                   uint32_t finite_n);
+                                  uint32_t finite_n);
 PERSIA_API int persia_loop_sums(loop *s, batcher_sum **out, size_t *n,
-                                 int *finite);
+                                int *finite);
 
 /* ---- look-ahead ----
  *
@@ -185,7 +185,7 @@ enum { LOOP_STALENESS_BUCKETS = 65 };
  * lookup is done by the forward that wants it, and an update by the backward.
  * PERSIA_EINTR. */
 PERSIA_API int persia_loop_pass_open(loop *s, uint64_t staleness, int here,
-                                      uint64_t *pass);
+                                     uint64_t *pass);
 /* Lookups that did not start are cancelled, results that were not taken are
  * dropped, and no batch of the pass is open any more, except updates in
  * flight; gradients of batches that were handed out are still welcome. */
@@ -214,7 +214,7 @@ typedef struct loop_lookup {
 
 /* Adds a lookup (on success the batch owns l->owner). */
 PERSIA_API int persia_loop_batch_lookup(loop *s, uint64_t batch,
-                                         const loop_lookup *l);
+                                        const loop_lookup *l);
 /* All lookups are added: they start when the bound allows. */
 PERSIA_API void persia_loop_batch_ready(loop *s, uint64_t batch);
 
@@ -232,13 +232,13 @@ PERSIA_API void persia_loop_batch_skip(loop *s, uint64_t batch);
 
 /* A forward of `ticket` (0: without gradient) uses this batch. */
 PERSIA_API void persia_loop_batch_bind(loop *s, uint64_t batch,
-                                        uint64_t ticket);
+                                       uint64_t ticket);
 /* Hands over the owner of the looked-up result, once: waits for it, or looks
  * up on this thread what did not start.  *owner is NULL if there is none that
  * is fresh enough: the caller looks up now.
  * Its error is the lookup's, or PERSIA_EINTR. */
 PERSIA_API int persia_loop_batch_take(loop *s, uint64_t batch, uint32_t plan,
-                                       void **owner);
+                                      void **owner);
 
 /* Returns when a batch that is taken from elsewhere is there.  Its error, or
  * PERSIA_EINTR; PERSIA_OK where the batch is none, or has ended. */
@@ -246,8 +246,8 @@ PERSIA_API int persia_loop_batch_wait(loop *s, uint64_t batch);
 /* A forward of such a batch, see persia_batcher_read(); PERSIA_ETICKET if it
  * has ended. */
 PERSIA_API int persia_loop_read(loop *s, uint64_t batch, uint64_t ticket,
-                                 uint32_t plan, const id_batch *ids,
-                                 float *out, size_t stride);
+                                uint32_t plan, const id_batch *ids,
+                                float *out, size_t stride);
 
 /* ---- steps of all ranks ----
  *
@@ -263,7 +263,7 @@ PERSIA_API int persia_loop_read(loop *s, uint64_t batch, uint64_t ticket,
 PERSIA_API int persia_loop_join(loop *s, uint64_t *applied);
 /* Updates are parts of the steps after `last` from now on. */
 PERSIA_API int persia_loop_sync(loop *s, uint64_t last, uint32_t rank,
-                                 uint32_t world);
+                                uint32_t world);
 PERSIA_API int persia_loop_pass_sync(loop *s, uint64_t pass, int by_batch);
 /* Updates are no parts any more, and the other ranks continue without this
  * one: after those that are in flight (`settle`; PERSIA_EINTR), or at once,
@@ -282,7 +282,7 @@ typedef struct loop_prefetch_stats {
     uint64_t staleness[LOOP_STALENESS_BUCKETS];
 } loop_prefetch_stats;
 PERSIA_API void persia_loop_get_prefetch_stats(loop *s,
-                                                loop_prefetch_stats *out);
+                                               loop_prefetch_stats *out);
 
 #ifdef __cplusplus
 }

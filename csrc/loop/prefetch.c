@@ -433,7 +433,7 @@ void prefetch_paid(prefetch *p)
 /* ---- passes ---- */
 
 int persia_loop_pass_open(loop *s, uint64_t staleness, int here,
-                           uint64_t *number)
+                          uint64_t *number)
 {
     prefetch *p = loop_prefetch(s);
     int rc = persia_loop_settle(s);
@@ -540,7 +540,7 @@ int persia_loop_batch_add(loop *s, uint64_t in, uint64_t number)
 }
 
 int persia_loop_batch_lookup(loop *s, uint64_t number,
-                              const loop_lookup *want)
+                             const loop_lookup *want)
 {
     prefetch *p = loop_prefetch(s);
     lookup *l = calloc(1, sizeof *l);

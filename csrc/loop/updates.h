@@ -45,7 +45,7 @@ typedef struct update {
     client_update name; /* number 0: the shard counts */
     uint64_t place;      /* of its batch; 0: not known, or of several */
     int refused;         /* it needs a place, and has none */
-    loop_grad *grads;   /* [n] */
+    loop_grad *grads;    /* [n] */
     size_t n;           /* 0: an empty part of a store */
     const optim_args *optim; /* [optim_n] */
     uint32_t optim_n;

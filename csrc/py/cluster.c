@@ -116,14 +116,14 @@ int py_open_client(unsigned threads, PyObject *dict, ps_client **out)
 /* Runs `call` with a reference `s` to the store, whose client is `c`, without
  * the GIL. */
 #define WITH_STORE(handle, call)                                              \
-    loop *s;                                                                 \
+    loop *s;                                                                  \
     ps_client *c;                                                             \
-    int rc = persia_loop_get((handle), "store", &s, &c);                     \
+    int rc = persia_loop_get((handle), "store", &s, &c);                      \
     (void)c;                                                                  \
     if (rc)                                                                   \
         return py_raise(rc);                                                  \
     Py_BEGIN_ALLOW_THREADS call;                                              \
-    persia_loop_put(s);                                                      \
+    persia_loop_put(s);                                                       \
     Py_END_ALLOW_THREADS if (rc) return py_raise(rc)
 
 static PyObject *py_join(PyObject *module, PyObject *arg)

@@ -6,12 +6,12 @@
 
 /* Runs `call` with a reference `s` to the store, without the GIL. */
 #define WITH_STORE(handle, call)                                              \
-    loop *s;                                                                 \
-    int rc = persia_loop_get((handle), "data loader", &s, NULL);             \
+    loop *s;                                                                  \
+    int rc = persia_loop_get((handle), "data loader", &s, NULL);              \
     if (rc)                                                                   \
         return py_raise(rc);                                                  \
     Py_BEGIN_ALLOW_THREADS call;                                              \
-    persia_loop_put(s);                                                      \
+    persia_loop_put(s);                                                       \
     Py_END_ALLOW_THREADS if (rc) return py_raise(rc)
 
 static PyObject *py_open(PyObject *module, PyObject *args)

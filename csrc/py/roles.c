@@ -134,7 +134,8 @@ static PyObject *service_held(PyObject *self, PyObject *unused)
     (void)unused;
     if (!s->service)
         return py_closed("the worker");
-    return PyFloat_FromDouble((double)persia_embedding_worker_held(s->service) * 1e-9);
+    const uint64_t ns = persia_embedding_worker_held(s->service);
+    return PyFloat_FromDouble((double)ns * 1e-9);
 }
 
 static PyObject *service_interrupt(PyObject *self, PyObject *unused)
@@ -602,7 +603,8 @@ static PyObject *py_worker_stats(PyObject *module, PyObject *dict)
     rc = persia_worker_ask(&config, &stats);
     Py_END_ALLOW_THREADS
     free((void *)(uintptr_t)config.addresses);
-    return rc ? py_raise(rc) : py_of_spec(&persia_embedding_worker_stats_list, &stats, 0);
+    return rc ? py_raise(rc)
+              : py_of_spec(&persia_embedding_worker_stats_list, &stats, 0);
 }
 
 static PyMethodDef functions[] = {

@@ -28,10 +28,10 @@ typedef struct store_object {
 /* Begins a method: `s` is the store, with a reference that END gives back,
  * and `c` its client. */
 #define BEGIN(self, what)                                                     \
-    loop *s;                                                                 \
+    loop *s;                                                                  \
     ps_client *c;                                                             \
-    int rc = persia_loop_get(((store_object *)(self))->handle, what, &s,     \
-                              &c);                                            \
+    int rc = persia_loop_get(((store_object *)(self))->handle, what, &s,      \
+                             &c);                                             \
     (void)c;                                                                  \
     if (rc)                                                                   \
     return py_raise(rc)
@@ -172,7 +172,7 @@ static PyObject *py_store_plan(PyObject *self, PyObject *args)
     loop *s;
     uint32_t plan = 0;
     int rc = persia_loop_get(((store_object *)self)->handle, "Store.plan",
-                              &s, NULL);
+                             &s, NULL);
     if (!rc) {
         rc = persia_loop_plan(s, kind, keys, features, (uint32_t)n, &plan);
         persia_loop_put(s);
@@ -271,7 +271,7 @@ static PyObject *py_store_apply(PyObject *self, PyObject *args)
     }
     loop *s;
     int rc = persia_loop_get(((store_object *)self)->handle, "update", &s,
-                              NULL);
+                             NULL);
     if (!rc) {
         Py_BEGIN_ALLOW_THREADS rc = persia_loop_apply(
             s, all ? LOOP_ALL : LOOP_MINE, optim, (uint32_t)n);
@@ -563,7 +563,7 @@ static PyObject *rows_call(PyObject *self, PyObject *args, int set)
     loop *s;
     ps_client *c;
     int rc = persia_loop_get(((store_object *)self)->handle,
-                              set ? "Store.set_rows" : "Store.rows", &s, &c);
+                             set ? "Store.set_rows" : "Store.rows", &s, &c);
     if (!rc) {
         size_t n = (size_t)ids.len / sizeof(uint64_t);
         Py_BEGIN_ALLOW_THREADS

@@ -638,9 +638,9 @@ int persia_taken_lookup(rank_taken *t, loop *s, ps_client *c,
                         uint64_t batch)
 {
     const loop_lookup l = {.take = run_lookup,
-                            .index = &t->index,
-                            .owner = t,
-                            .release = release_lookup};
+                           .index = &t->index,
+                           .owner = t,
+                           .release = release_lookup};
     t->c = c;
     atomic_fetch_add(&t->references, 1);
     order_enter(t);

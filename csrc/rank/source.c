@@ -334,7 +334,7 @@ static int push(batcher_source *source, const taken_update *u,
     else if (!rc)
         rc = note_trained(t, u, reply.servers);
     *counts = (batcher_counts){reply.created, reply.refused, reply.evicted,
-                              reply.nonfinite, reply.touched};
+                               reply.nonfinite, reply.touched};
     return rc;
 }
 
@@ -398,7 +398,7 @@ static int ask_sums(batcher_source *source, const taken_update *u,
 }
 
 const batcher_source rank_source = {.rows = count_rows,
-                                   .read = read_feature,
-                                   .gather = gather_rows,
-                                   .push = push,
-                                   .sums = ask_sums};
+                                    .read = read_feature,
+                                    .gather = gather_rows,
+                                    .push = push,
+                                    .sums = ask_sums};

@@ -78,7 +78,8 @@ void persia_service_end_snapshot(ps_service *s)
     persia_shard_drop_snapshot(s->shard);
 }
 
-static int make_shard(ps_service *s, tables *tables, const service_config *config)
+static int make_shard(ps_service *s, tables *tables,
+                      const service_config *config)
 {
     shard_config c = {.shard = config->shard,
                       .shards = config->shards,

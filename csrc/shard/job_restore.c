@@ -243,7 +243,8 @@ static int exchange_tables(job *n, uint32_t tables_n)
     for (uint32_t i = 0; i < tables_n && !rc; i++) {
         if (!n->staged[i])
             continue;
-        rc = persia_table_exchange(persia_tables_table(n->s->p, i), n->staged[i]);
+        rc = persia_table_exchange(persia_tables_table(n->s->p, i),
+                                   n->staged[i]);
         if (rc && i) /* back again */
             (void)exchange_tables(n, i);
     }

@@ -67,7 +67,8 @@ int snapshot_cut(job *n)
         rc = persia_tables_between(n->s->p, take_cut, n);
     for (uint32_t i = 0; i < tables && !rc; i++) {
         n->pushes[i] = persia_table_cut_clock(n->cuts[i]);
-        n->configs[i] = *persia_table_get_config(persia_tables_table(n->s->p, i));
+        n->configs[i] =
+            *persia_table_get_config(persia_tables_table(n->s->p, i));
     }
     return rc;
 }

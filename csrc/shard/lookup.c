@@ -128,8 +128,8 @@ static int pull_packed(shard *s, const wire_pull *m, answer *a)
     if (rc || (rc = buffers_take(s->buffers, (size_t)bytes, &a->bulk)))
         return rc;
     place(&p, a->bulk->data);
-    rc = persia_sched_for_rows(persia_tables_sched(s->p), p.first_piece[n], ids,
-                               pull_piece, &p);
+    rc = persia_sched_for_rows(persia_tables_sched(s->p), p.first_piece[n],
+                               ids, pull_piece, &p);
     a->m.pull = (wire_pull_reply){.dtype = m->dtype, .tables = p.out,
                                   .tables_n = n};
     return rc;

@@ -37,7 +37,8 @@ static int config_check(const shard_config *c)
     return PERSIA_OK;
 }
 
-int persia_shard_create(tables *tables, const shard_config *config, shard **out)
+int persia_shard_create(tables *tables, const shard_config *config,
+                        shard **out)
 {
     *out = NULL;
     int rc = config_check(config);

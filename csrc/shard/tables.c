@@ -102,7 +102,7 @@ static int declare_locked(tables *p, const table_config *config, uint32_t *no,
 }
 
 int persia_tables_declare(tables *p, const table_config *config, uint32_t *no,
-                      int *created)
+                          int *created)
 {
     pthread_mutex_lock(&p->declaring);
     int rc = declare_locked(p, config, no, created);
@@ -159,7 +159,7 @@ static int push_started(const push_job *jobs, size_t jobs_n)
 }
 
 int persia_tables_push_noted(tables *p, push_job *jobs, size_t jobs_n,
-                         const tables_note *note)
+                             const tables_note *note)
 {
     if (jobs_n)
         jobs[0].touched = UINT64_MAX;

@@ -32,7 +32,7 @@ PERSIA_API void persia_tables_destroy(tables *p);
  * PERSIA_EMISMATCH, naming the field, if its configuration differs.  The
  * caller leaves config->limit NULL: the shard's own is used. */
 PERSIA_API int persia_tables_declare(tables *p, const table_config *config,
-                                 uint32_t *no, int *created);
+                                     uint32_t *no, int *created);
 /* Tables are numbered from 0 in the order of their declaration. */
 PERSIA_API uint32_t persia_tables_tables(const tables *p);
 /* NULL if there is no such table. */
@@ -62,14 +62,17 @@ typedef struct tables_note {
 } tables_note;
 /* persia_table_push() likewise; one that succeeds counts as one update.  note:
  * or NULL. */
-PERSIA_API int persia_tables_push_noted(tables *p, push_job *jobs, size_t jobs_n,
-                                    const tables_note *note);
+PERSIA_API int persia_tables_push_noted(tables *p, push_job *jobs,
+                                        size_t jobs_n,
+                                        const tables_note *note);
 /* Runs fn(ctx) as an update: what runs between two updates is before it or
  * after it.  Its result is returned. */
-PERSIA_API int persia_tables_change(tables *p, int (*fn)(void *ctx), void *ctx);
+PERSIA_API int persia_tables_change(tables *p, int (*fn)(void *ctx),
+                                    void *ctx);
 /* Runs fn(ctx) between two updates: none is in flight meanwhile.  Its result
  * is returned. */
-PERSIA_API int persia_tables_between(tables *p, int (*fn)(void *ctx), void *ctx);
+PERSIA_API int persia_tables_between(tables *p, int (*fn)(void *ctx),
+                                     void *ctx);
 
 /* Updates applied so far.  Set when a checkpoint is loaded; may be called by
  * persia_tables_between()'s fn. */
@@ -77,8 +80,8 @@ PERSIA_API uint64_t persia_tables_updates(const tables *p);
 PERSIA_API void persia_tables_set_updates(tables *p, uint64_t updates);
 
 /* The highest t (Adam's step, and the key of an update's draws) of an update
- * applied.  persia_tables_note_t(): one of this t is; persia_tables_set_t(): as
- * persia_tables_set_updates(). */
+ * applied.  persia_tables_note_t(): one of this t is applied.
+ * persia_tables_set_t(): as persia_tables_set_updates(). */
 PERSIA_API uint64_t persia_tables_t(const tables *p);
 PERSIA_API void persia_tables_note_t(tables *p, uint64_t t);
 PERSIA_API void persia_tables_set_t(tables *p, uint64_t t);

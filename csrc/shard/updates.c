@@ -556,7 +556,7 @@ static int apply_parts(shard *s, push_call **calls, uint32_t n)
     update u = {.s = s, .calls = calls, .n = n, .step = calls[0]->m->step,
                 .few = few};
     tables_note note = {.before = update_before, .after = update_after,
-                    .ctx = &u, .skips = n == 1 && calls[0]->m->skips};
+                        .ctx = &u, .skips = n == 1 && calls[0]->m->skips};
     char text[1024] = "";
     int rc = build(&u);
     if (!rc)

@@ -152,7 +152,7 @@ pull_to(const Tensor &values, const Optional &offsets, const Optional &weights,
     const int64_t *name = numbers_of(ticket);
     if (auto ahead = ahead_of(s.get(), name[1] > 0 ? name[1] : 0, now)) {
         persia_loop_keep_index(s.get(), static_cast<uint64_t>(name[0]),
-                                std::exchange(ahead->index, nullptr));
+                               std::exchange(ahead->index, nullptr));
         auto *sent = static_cast<Sent *>(ahead.get()); /* the way is ours */
         return {sent->arrive(stream_of(stream)), std::move(sent->rows)};
     }
@@ -259,7 +259,7 @@ distinct(const Tensor &values, const Optional &offsets,
     id_batch batch = batch_of(shape, values, offsets, weights);
     batcher_group *group;
     check(persia_loop_group(s.get(), static_cast<uint32_t>(plan), &batch,
-                             &group));
+                            &group));
     const batcher_group_sizes n = persia_batcher_group_sizes(group);
     auto empty = [&](size_t size, ScalarType type) {
         return torch::stable::new_empty(values, {static_cast<int64_t>(size)},

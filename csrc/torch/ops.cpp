@@ -70,7 +70,7 @@ Tensor ticket(const Tensor &batch, const Tensor &made_in, int64_t store,
     name[1] = of[1] == AGAIN ? -of[0] : anew ? 0 : of[0];
     if (of[1] != AGAIN)
         persia_loop_batch_bind(s.get(), batch_number(of[0]),
-                                static_cast<uint64_t>(name[0]));
+                               static_cast<uint64_t>(name[0]));
     return out;
 }
 
@@ -96,7 +96,7 @@ std::tuple<Tensor, Tensor> pull(const Tensor &values, const Optional &offsets,
     auto number = static_cast<uint64_t>(name[0]);
     if (auto ahead = ahead_of(s.get(), name[1] > 0 ? name[1] : 0, now)) {
         persia_loop_keep_index(s.get(), number,
-                                std::exchange(ahead->index, nullptr));
+                               std::exchange(ahead->index, nullptr));
         return {std::move(ahead->out), std::move(ahead->rows)};
     }
     look_up_now(s.get(), name, now);
@@ -121,9 +121,9 @@ void drop(const Tensor &ticket, int64_t store)
 {
     ::loop *s = nullptr;
     if (persia_loop_get(static_cast<uint64_t>(store), "forward", &s,
-                         nullptr) == PERSIA_OK) {
+                        nullptr) == PERSIA_OK) {
         persia_loop_drop_index(s,
-                                static_cast<uint64_t>(numbers_of(ticket)[0]));
+                               static_cast<uint64_t>(numbers_of(ticket)[0]));
         persia_loop_put(s);
     }
 }

@@ -41,7 +41,7 @@ class Store {
     Store(int64_t handle, const char *what)
     {
         check(persia_loop_get(static_cast<uint64_t>(handle), what, &step_,
-                               nullptr));
+                              nullptr));
     }
     ~Store()
     {
@@ -63,7 +63,7 @@ inline Shape shape_of(loop *s, int64_t plan)
 {
     Shape shape;
     check(persia_loop_plan_shape(s, static_cast<uint32_t>(plan), &shape.kind,
-                                  &shape.keys, &shape.width));
+                                 &shape.keys, &shape.width));
     return shape;
 }
 
@@ -250,7 +250,7 @@ inline std::unique_ptr<Lookup> ahead_of(loop *s, int64_t number,
     if (number & TAKEN) /* see look_up_now() */
         return nullptr;
     check(persia_loop_batch_take(s, static_cast<uint64_t>(number), now.plan,
-                                  &owner));
+                                 &owner));
     std::unique_ptr<Lookup> ahead(static_cast<Lookup *>(owner));
     if (ahead && (ahead->batch.n != now.batch.n ||
                   ahead->height != now.height || ahead->way() != now.way()))
@@ -265,10 +265,10 @@ inline void look_up_now(loop *s, const int64_t *name, Lookup &now)
     now.allocate();
     if (std::abs(name[1]) & TAKEN)
         check(persia_loop_read(s, batch_number(name[1]), number, now.plan,
-                                &now.batch, now.vectors(), now.width));
+                               &now.batch, now.vectors(), now.width));
     else
         check(persia_loop_forward(s, number, now.plan, &now.batch,
-                                   now.vectors(), now.width, now.hints()));
+                                  now.vectors(), now.width, now.hints()));
 }
 
 } // namespace persia_ops

@@ -34,7 +34,8 @@ enum {
     X(SNAPSHOT, Snapshot) X(RESTORE, Restore) X(STATS, Stats)
 
 #define WIRE_SERVICE "persia.v1.ParameterServer"
-extern PERSIA_API const char *const persia_wire_paths[10]; /* of the methods */
+/* Of the methods. */
+extern PERSIA_API const char *const persia_wire_paths[10];
 
 /* Numbers of the methods; X(METHOD, Name). */
 #define WORKER_METHODS(X)                                                     \
@@ -42,7 +43,8 @@ extern PERSIA_API const char *const persia_wire_paths[10]; /* of the methods */
     X(RETURN, Return) X(SUMS, Sums) X(STATS, Stats) X(HEARTBEAT, Heartbeat)
 
 #define WORKER_SERVICE "persia.v1.EmbeddingWorker"
-extern PERSIA_API const char *const persia_worker_paths[8]; /* of the methods */
+/* Of the methods. */
+extern PERSIA_API const char *const persia_worker_paths[8];
 
 /* Requests and replies. */
 #define WIRE_MESSAGES(X)                                                      \

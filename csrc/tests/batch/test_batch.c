@@ -124,8 +124,8 @@ static void rows_of(uint32_t table, float *out)
     uint64_t ids[VOCABULARY];
     for (uint64_t i = 0; i < VOCABULARY; i++)
         ids[i] = i;
-    assert_int_equal(persia_table_get(persia_tables_table(p, table), VOCABULARY,
-                                      ids, out, NULL, NULL),
+    assert_int_equal(persia_table_get(persia_tables_table(p, table),
+                                      VOCABULARY, ids, out, NULL, NULL),
                      PERSIA_OK);
 }
 
@@ -187,12 +187,12 @@ static void check(uint32_t pooling, int single, int weighted)
     }
 
     batcher_grad g = {.plan = plan, .batch = b, .rows = rows, .index = index,
-                     .grad = grad, .stride = WIDTH};
+                      .grad = grad, .stride = WIDTH};
     optim_args optim[2] = {{.kind = OPTIM_SGD, .lr = 0.1f, .grad_scale = 1},
                            {.kind = OPTIM_SGD, .lr = 0.1f, .grad_scale = 1}};
     batcher_counts counts;
-    assert_int_equal(persia_batcher_backward(w, &g, 1, NULL, optim, 2, &counts),
-                     PERSIA_OK);
+    assert_int_equal(
+        persia_batcher_backward(w, &g, 1, NULL, optim, 2, &counts), PERSIA_OK);
     persia_batch_index_put(index);
     assert_int_equal(persia_client_indexes(c)->live, 0);
     for (int t = 0; t < 2; t++) {
@@ -278,7 +278,7 @@ static void bad_batches_write_nothing(void **state)
         for (size_t k = 0; k < sizeof out; k++)
             assert_int_equal(((unsigned char *)out)[k], 0x55);
         batcher_grad g = {.plan = plan, .batch = good, .rows = rows,
-                         .grad = grad, .stride = WIDTH};
+                          .grad = grad, .stride = WIDTH};
         optim_args optim[2] = {{.kind = OPTIM_SGD, .grad_scale = 1},
                                {.kind = OPTIM_SGD, .grad_scale = 1}};
         batcher_counts counts;
@@ -309,7 +309,7 @@ static void sums_and_finite(void **state)
                          features[f].dim + d] +=
                     grad[bag * WIDTH + features[f].column + d];
     batcher_grad g = {.plan = plan, .batch = b, .rows = rows, .grad = grad,
-                     .stride = WIDTH};
+                      .stride = WIDTH};
     assert_int_equal(
         persia_batcher_forward(w, plan, &b, 0, out, WIDTH, rows, NULL),
         PERSIA_OK);
@@ -384,7 +384,7 @@ static void sums_are_the_same_with_an_index(void **state)
             persia_batcher_forward(w, plan, &b, 0, out, WIDTH, rows, &index),
             PERSIA_OK);
         batcher_grad g = {.plan = plan, .batch = b, .grad = grad,
-                         .stride = WIDTH};
+                          .stride = WIDTH};
         for (size_t i = 0; i < BAGS * WIDTH; i++)
             grad[i] = (float)rand() / (float)RAND_MAX - 0.5f;
         batcher_grad two[2] = {g, g};
@@ -433,7 +433,7 @@ static int update_row(int64_t id)
 {
     const float one = 1;
     batcher_grad g = {.plan = adam_plan, .grad = &one, .stride = 1,
-                     .batch = {.n = 1, .bags = 1, .values = &id}};
+                      .batch = {.n = 1, .bags = 1, .values = &id}};
     optim_args adam = {.kind = OPTIM_ADAM, .lr = 1, .eps = 1e-8f,
                        .beta1 = 0.999f, .beta2 = 0.999f, .grad_scale = 1};
     optim_args optim[4] = {{.kind = OPTIM_SGD, .grad_scale = 1}};
@@ -441,7 +441,7 @@ static int update_row(int64_t id)
     for (int i = 1; i < 4; i++)
         optim[i] = adam;
     return persia_batcher_backward(w, &g, 1, NULL, optim,
-                                  persia_client_tables(c), &counts);
+                                   persia_client_tables(c), &counts);
 }
 
 static void *update_rows(void *first)
@@ -463,9 +463,9 @@ static void sorted_rows(uint32_t no, uint64_t first, float *out)
     uint64_t of[OF_ALL];
     for (uint64_t i = 0; i < OF_ALL; i++)
         of[i] = first + i;
-    assert_int_equal(
-        persia_table_get(persia_tables_table(p, no), OF_ALL, of, out, NULL, NULL),
-        PERSIA_OK);
+    assert_int_equal(persia_table_get(persia_tables_table(p, no), OF_ALL, of,
+                                      out, NULL, NULL),
+                     PERSIA_OK);
     qsort(out, OF_ALL, sizeof *out, by_value);
 }
 
@@ -489,7 +489,8 @@ static void every_update_has_a_t_of_its_own(void **state)
                          PERSIA_OK);
         plan_feature f = {.name = "adam", .table = no, .trainable = 1};
         assert_int_equal(
-            persia_batcher_plan(w, PLAN_BAGS, 1, &f, 1, &adam_plan), PERSIA_OK);
+            persia_batcher_plan(w, PLAN_BAGS, 1, &f, 1, &adam_plan),
+            PERSIA_OK);
         persia_client_set_t(c, 0);
         for (int i = 0; i < PUSHERS; i++) {
             void *failed = (void *)(intptr_t)(i * PUSHES);

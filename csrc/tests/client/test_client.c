@@ -562,8 +562,8 @@ static void servers_may_number_tables_differently(void **state)
         table_config t = config_of(i);
         uint32_t no;
         int created;
-        assert_int_equal(persia_tables_declare(c.nodes[1].p, &t, &no, &created),
-                         PERSIA_OK);
+        assert_int_equal(
+            persia_tables_declare(c.nodes[1].p, &t, &no, &created), PERSIA_OK);
     }
     client_config config = cluster_config(&c);
     ps_client *remote = cluster_client(&c, &config);

@@ -38,7 +38,8 @@ static void what_is_lost_on_the_way_is_applied_once(void **state)
     assert_true(n.retries > 0 && n.duplicates > 0);
     assert_int_equal(n.lost, 0);
     for (uint32_t i = 0; i < 3; i++)
-        assert_int_equal(persia_tables_updates(c.nodes[i].p), THREADS * UPDATES);
+        assert_int_equal(persia_tables_updates(c.nodes[i].p),
+                         THREADS * UPDATES);
     assert_int_equal(persia_client_updates(remote), THREADS * UPDATES);
     persia_client_destroy(remote);
     cluster_free(&c);

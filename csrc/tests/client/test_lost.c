@@ -444,7 +444,8 @@ static void who_looks_at_rows_disturbs_nobody(void **state)
     }
     pushers_join(pushers);
     for (uint32_t i = 0; i < 2; i++)
-        assert_int_equal(persia_tables_updates(c.nodes[i].p), THREADS * UPDATES);
+        assert_int_equal(persia_tables_updates(c.nodes[i].p),
+                         THREADS * UPDATES);
     assert_int_equal(counts_of(remote).lost, 0);
     cluster_restart(&c, 1);
     assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);

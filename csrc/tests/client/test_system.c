@@ -172,8 +172,9 @@ static void threads_and_random_numbers_are_those_of_the_system(void **state)
         tables *p;
         ps_service *s;
         const service_config config = {.shards = 1, .message_limit = 1 << 20};
-        assert_int_equal(persia_tables_create(&(tables_config){.threads = 1}, &p),
-                         PERSIA_OK);
+        assert_int_equal(
+            persia_tables_create(&(tables_config){.threads = 1}, &p),
+            PERSIA_OK);
         assert_int_equal(persia_service_create(p, &config, &s), PERSIA_OK);
         boot[i] = simulated.next;
         assert_int_equal(persia_service_destroy(s), 0);

@@ -26,7 +26,7 @@ COUNTED int counted_step_forward(steps *s);
 COUNTED int counted_step_forward(steps *s)
 {
     return persia_batcher_forward(s->w, s->plan, &s->batch, 0, s->out, WIDTH,
-                                 s->rows, &s->index);
+                                  s->rows, &s->index);
 }
 
 COUNTED int counted_step_backward(steps *s);
@@ -37,8 +37,8 @@ COUNTED int counted_step_backward(steps *s)
                              .grad_scale = 1};
     const optim_args optim[2] = {adam, adam};
     const batcher_grad grad = {.plan = s->plan, .batch = s->batch,
-                              .rows = s->rows, .index = s->index,
-                              .grad = s->out, .stride = WIDTH};
+                               .rows = s->rows, .index = s->index,
+                               .grad = s->out, .stride = WIDTH};
     batcher_counts counts;
     int rc = persia_batcher_backward(s->w, &grad, 1, NULL, optim, 2, &counts);
 

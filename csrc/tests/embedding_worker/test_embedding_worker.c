@@ -73,8 +73,8 @@ static void a_batch_comes_with_its_embeddings(void **state)
     assert_string_equal(m.tensors[0].name, "dense");
     assert_memory_equal(m.tensors[0].data, bytes, 5);
     direct d = direct_begin(w, 2);
-    assert_int_equal(persia_batcher_forward(d.w, d.plan, &direct_batch, 0, want,
-                                           WIDTH, NULL, NULL),
+    assert_int_equal(persia_batcher_forward(d.w, d.plan, &direct_batch, 0,
+                                            want, WIDTH, NULL, NULL),
                      PERSIA_OK);
     for (size_t f = 0; f < KEYS; f++)
         for (size_t s = 0; s < SAMPLES; s++)
@@ -114,11 +114,11 @@ static void check_grads(world *w, uint32_t features)
             memcpy(rows + s * features * DIM + f * DIM,
                    grads + (f * SAMPLES + s) * DIM, DIM * sizeof *rows);
     const batcher_grad g = {.plan = d.plan, .batch = direct_batch,
-                           .grad = rows, .stride = features * DIM};
+                            .grad = rows, .stride = features * DIM};
     const client_update update = {.number = 1, .parts = 1, .t = 7};
     optim_args optim = {.hyper = adam(), .step = 1};
     assert_int_equal(persia_batcher_backward(d.w, &g, 1, &update, &optim, 1,
-                                            &counts),
+                                             &counts),
                      PERSIA_OK);
     direct_rows(&d, want);
     direct_end(&d);
@@ -376,9 +376,12 @@ static void what_servers_have_is_not_offered(void **state)
     send_batch(w, 1);
     give_back(w, 1, lease_of(w, 1, 1, &of), RETURN_TRAINED, 2, &status);
     persia_embedding_worker_destroy(w->s);
-    embedding_worker_config role = {.servers = w->servers, .message_limit = 1 << 20,
-                        .queue_limit = 1 << 20, .lease_ns = 60 * SECOND,
-                        .silence_ns = 60 * SECOND, .loaders = 1, .jobs = 2};
+    embedding_worker_config role = {.servers = w->servers,
+                                    .message_limit = 1 << 20,
+                                    .queue_limit = 1 << 20,
+                                    .lease_ns = 60 * SECOND,
+                                    .silence_ns = 60 * SECOND, .loaders = 1,
+                                    .jobs = 2};
     assert_int_equal(persia_embedding_worker_create(&role, &w->s), PERSIA_OK);
     hello(w, 1);
     declare(w, "b");

@@ -77,9 +77,9 @@ static void sums_can_be_interrupted(void **state)
     wire_plan_feature features[] = {{.name = "f"}};
     worker_link link = {.address = (char[]){"w"}};
     rank_taker r = {.c = {.links = &link, .links_n = 1, .timeout_ns = SECOND},
-                   .dtype = WIRE_FP32,
-                   .plan = {.tables = tables, .tables_n = 1,
-                            .features = features, .features_n = 1}};
+                    .dtype = WIRE_FP32,
+                    .plan = {.tables = tables, .tables_n = 1,
+                             .features = features, .features_n = 1}};
     rank_taken t = {.source = rank_source, .r = &r, .from = &link};
     const taken_grad g = {{.name = "f", .table = "a", .dim = WIDE}, grads};
     const taken_update u = {.grads = &g, .n = 1};
@@ -131,8 +131,8 @@ static void a_message_without_a_copy_is_not_left(void **state)
     atomic_store(&interrupts, 1);
     atomic_store(&started, 0);
     assert_int_equal(pthread_create(&thread, NULL, answer_later, NULL), 0);
-    assert_int_not_equal(link_call(&c, &link, WORKER_RETURN, &o, 0, SECOND, &a),
-                         PERSIA_OK);
+    assert_int_not_equal(
+        link_call(&c, &link, WORKER_RETURN, &o, 0, SECOND, &a), PERSIA_OK);
     const int was = atomic_load(&answered);
     pthread_join(thread, NULL);
     persia_interrupt_install(NULL);

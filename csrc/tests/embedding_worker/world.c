@@ -95,12 +95,12 @@ void begin_with(world *w, uint64_t queue_limit, uint64_t lease_ns)
                                  .timeout_ns = 10 * SECOND,
                                  .message_limit = 1 << 20};
     embedding_worker_config role = {.servers = w->servers,
-                        .message_limit = 1 << 20,
-                        .queue_limit = queue_limit,
-                        .lease_ns = lease_ns,
-                        .silence_ns = 60 * SECOND,
-                        .loaders = 1,
-                        .jobs = 2};
+                                    .message_limit = 1 << 20,
+                                    .queue_limit = queue_limit,
+                                    .lease_ns = lease_ns,
+                                    .silence_ns = 60 * SECOND,
+                                    .loaders = 1,
+                                    .jobs = 2};
     assert_int_equal(persia_embedding_worker_create(&role, &w->s), PERSIA_OK);
 }
 

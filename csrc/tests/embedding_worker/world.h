@@ -37,7 +37,7 @@ typedef struct pending {
         wire_out o_;                                                          \
         persia_wire_out_init(&o_);                                            \
         assert_int_equal(persia_wire_put_##message(&o_, m), PERSIA_OK);       \
-        start(s, WORKER_##method, &o_);                                         \
+        start(s, WORKER_##method, &o_);                                       \
     })
 #define DECODE(c, message, to)                                                \
     assert_int_equal(persia_wire_get_##message((c)->data, (c)->n,             \

@@ -112,11 +112,11 @@ static int train(world *w)
     uint32_t rows[N];
     const uint64_t ticket = persia_loop_ticket(w->s);
     int finite = 1, rc = persia_loop_forward(w->s, ticket, w->plan, &b,
-                                              w->out, WIDTH, rows);
+                                             w->out, WIDTH, rows);
     loop_grad g = {.ticket = ticket,
-                    .grad = {.plan = w->plan, .batch = b, .rows = rows,
-                             .grad = w->grad, .stride = WIDTH},
-                    .release = release};
+                   .grad = {.plan = w->plan, .batch = b, .rows = rows,
+                            .grad = w->grad, .stride = WIDTH},
+                   .release = release};
     const optim_args o = {.kind = OPTIM_ADAGRAD, .lr = 1, .eps = 1,
                           .grad_scale = 1, .step = 1};
     const optim_args optim[3] = {o, o, o};
@@ -139,9 +139,9 @@ static int run_copied(world *w)
 {
     const id_batch b = batch_of(w);
     loop_grad g = {.ticket = persia_loop_ticket(w->s),
-                    .grad = {.plan = w->plan, .batch = b, .grad = w->grad,
-                             .stride = WIDTH},
-                    .release = release};
+                   .grad = {.plan = w->plan, .batch = b, .grad = w->grad,
+                            .stride = WIDTH},
+                   .release = release};
     const optim_args o = {.kind = OPTIM_ADAGRAD, .lr = 1, .eps = 1,
                           .grad_scale = 1, .step = 1};
     const optim_args optim[3] = {o, o, o};

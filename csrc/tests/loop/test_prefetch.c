@@ -129,7 +129,7 @@ static int forward(uint64_t batch, uint64_t *ticket)
         m = memory_new();
         id_batch b = batch_of(m);
         assert_int_equal(persia_loop_forward(s, ticket ? *ticket : 0, plan,
-                                              &b, m->out, DIM, m->rows),
+                                             &b, m->out, DIM, m->rows),
                          PERSIA_OK);
     }
     int seen = (int)m->out[0];

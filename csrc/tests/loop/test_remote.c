@@ -170,7 +170,7 @@ static int forward(rank *r, uint64_t batch, uint64_t *ticket)
     if (owner)
         persia_loop_keep_index(r->s, *ticket, m->index);
     else if (persia_loop_forward(r->s, *ticket, r->plan, &b, m->out, DIM,
-                                  m->rows))
+                                 m->rows))
         return -1;
     m->index = NULL;
     int seen = (int)m->out[0];
@@ -637,7 +637,7 @@ static void test_a_take_ends_behind_its_pass(void **state)
     uint64_t stream, batch = persia_loop_batch_number();
     slow_take t = {0};
     loop_lookup l = {.take = take_slowly, .index = &t.index, .owner = &t,
-                      .release = release_slow};
+                     .release = release_slow};
     job_open(&j, 1);
     rank *r = &j.ranks[0];
     assert_int_equal(persia_loop_pass_open(r->s, 1, 0, &stream), PERSIA_OK);

@@ -127,7 +127,8 @@ static void push_embedded(tables *p, part parts[][TABLES], size_t parts_n)
                                     .optim = &optim[t],
                                     .draw = persia_tables_updates(p) + 1};
     }
-    assert_int_equal(persia_tables_push_noted(p, jobs, jobs_n, NULL), PERSIA_OK);
+    assert_int_equal(persia_tables_push_noted(p, jobs, jobs_n, NULL),
+                     PERSIA_OK);
 }
 
 /* The message of one part to one shard: every table that is in any part of

@@ -532,7 +532,8 @@ static uint64_t state_of(world *w)
         ledger_read(w->s->ledger, STREAM + s, &l);
         sum += id_hash(l.watermark + 77 * s) + l.window[0];
     }
-    return sum + id_hash(wait_step(w->s)) + id_hash(persia_tables_updates(w->p));
+    return sum + id_hash(wait_step(w->s)) +
+           id_hash(persia_tables_updates(w->p));
 }
 
 /* How many attempts were refused. */

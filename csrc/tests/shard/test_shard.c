@@ -45,8 +45,8 @@ static void same_name_is_the_same_table(void **state)
     assert_int_equal(no, 0);
     assert_false(created);
     assert_int_equal(persia_tables_tables(p), 2);
-    assert_string_equal(persia_table_get_config(persia_tables_table(p, 1))->name,
-                        "b");
+    assert_string_equal(
+        persia_table_get_config(persia_tables_table(p, 1))->name, "b");
     assert_null(persia_tables_table(p, 2));
     persia_tables_destroy(p);
 }
@@ -58,7 +58,8 @@ static void contradictions_name_the_field(void **state)
     table_config first = config_of("a");
     uint32_t no;
     int created;
-    assert_int_equal(persia_tables_declare(p, &first, &no, &created), PERSIA_OK);
+    assert_int_equal(persia_tables_declare(p, &first, &no, &created),
+                     PERSIA_OK);
     for (int i = 0; i < 7; i++) {
         table_config c = first;
         const char *field = NULL;
@@ -113,7 +114,8 @@ static void updates_count_pushes_that_succeed(void **state)
         pushes++;
     assert_int_equal(rc, PERSIA_ELIMIT);
     assert_int_equal(persia_tables_updates(p), pushes);
-    assert_true(persia_tables_limit(p)->used <= persia_tables_limit(p)->maximum);
+    assert_true(persia_tables_limit(p)->used <=
+                persia_tables_limit(p)->maximum);
     table_stats stats;
     persia_table_get_stats(persia_tables_table(p, 0), &stats);
     assert_int_equal(stats.rows, pushes * 4096);

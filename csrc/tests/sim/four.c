@@ -158,8 +158,8 @@ static void *worker_main(void *arg)
     int rc = persia_embedding_worker_create(&config, &s);
     if (rc)
         die(p, "a worker", rc);
-    net_listen(sim_node_self(), four.addresses[i], persia_embedding_worker_handle, s,
-               method_of_worker);
+    net_listen(sim_node_self(), four.addresses[i],
+               persia_embedding_worker_handle, s, method_of_worker);
     return NULL;
 }
 
@@ -376,11 +376,11 @@ static int train_one(trainer *t)
         ids.n = persia_taken_places(taken, places, ends);
     persia_loop_batch_bind(t->s, batch, ticket);
     TRAIN(t, "a forward", persia_loop_read(t->s, batch, ticket, t->plan, &ids,
-                                            out, DIM));
+                                           out, DIM));
     const loop_grad g = {.ticket = ticket,
-                          .grad = {.plan = t->plan, .batch = ids,
-                                   .grad = minus, .stride = DIM},
-                          .owner = places, .release = free_places};
+                         .grad = {.plan = t->plan, .batch = ids,
+                                  .grad = minus, .stride = DIM},
+                         .owner = places, .release = free_places};
     TRAIN(t, "a gradient", persia_loop_add_grad(t->s, &g));
     const optim_args sgd = {.kind = OPTIM_SGD, .lr = 1, .grad_scale = 1};
     int rc = persia_loop_apply(t->s, LOOP_MINE, &sgd, 1);
