@@ -5,7 +5,6 @@ vocabulary.
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import TYPE_CHECKING, Any
 
 from persia.base.platforms import unsupported
@@ -13,7 +12,6 @@ from persia.base.platforms import unsupported
 if _why := unsupported():
     raise ImportError(_why)
 
-from persia._moved import MOVED, Finder
 from persia.base.lazy import lazily
 
 if TYPE_CHECKING:
@@ -110,10 +108,7 @@ _NAMES = {
     "penalty": "nn.penalties",
     "report": "train.page",
 }
-_get, __dir__ = lazily(
-    __name__, _NAMES, ({*__all__} - {*_NAMES}) | MOVED.keys()
-)
-sys.meta_path.append(Finder(__name__))
+_get, __dir__ = lazily(__name__, _NAMES, {*__all__} - {*_NAMES})
 
 
 def __getattr__(name: str) -> Any:

@@ -205,13 +205,9 @@ class SparseOptimizer(torch.optim.Optimizer):
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         if engine.arguments.update == "backward":
             if found_inf is not None:
-                raise errors.InvalidArgument(
-                    "a GradScaler scales the gradients, but "
-                    'Store(update="backward") applies '
-                    "them before they are unscaled; make the store with "
-                    'update="step"'
-                )
+                engine.unscaled()
             return loss
+        engine.begin_step(found_inf is not None)
         if found_inf is not None:
             self._check_device(found_inf.device)
         if found_inf is not None and float(found_inf) > 0:

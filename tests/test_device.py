@@ -23,7 +23,7 @@ from persia.nn.lookups import Collection as _Collection
 from persia.store.configs import pooling_of
 from persia.store.device import Link
 from persia.store.grouped import Columns, Grouped, pooled
-from persia.train import run
+from persia.train import model
 
 KEYS = ["a", "b"]
 META = torch.device("meta")
@@ -409,7 +409,7 @@ def example() -> Any:
 def chosen(request: pytest.FixtureRequest) -> Callable[[str], torch.device]:
     """What makes a device of the word of ``--device``."""
     function: Callable[[str], torch.device] = (
-        run._device if request.param != "example" else example().device_of
+        model.device_of if request.param != "example" else example().device_of
     )
     return function
 
@@ -449,7 +449,7 @@ def test_each_rank_has_the_gpu_of_its_number(
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(persia.errors.InvalidArgument):
-        run._device("cuda")
+        model.device_of("cuda")
 
 
 def test_one_process_has_the_gpu_that_torch_has(
@@ -457,7 +457,7 @@ def test_one_process_has_the_gpu_that_torch_has(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    assert run._device("auto") == torch.device("cuda")
+    assert model.device_of("auto") == torch.device("cuda")
 
 
 def test_the_example_moves_batches() -> None:

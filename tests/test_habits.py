@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.optim import swa_utils
 
 import persia
@@ -179,6 +180,69 @@ def _(pair: Pair, folder: Path) -> None:
 
 
 @habit(
+    "`vector_to_parameters(vector, model.parameters())`, `p.data = x`",
+    "InvalidArgument",
+)
+def _(pair: Pair, folder: Path) -> None:
+    for p in pair.ours.parameters():  # how torch moves them
+        p.data = p.data.cpu()
+    vector = nn.utils.parameters_to_vector(pair.theirs.parameters())
+    with pytest.raises(errors.InvalidArgument):
+        nn.utils.vector_to_parameters(vector, pair.ours.parameters())
+    for p in pair.ours.parameters():
+        p.data = torch.zeros(p.shape)
+
+
+CALL = torch.func.functional_call
+
+
+@habit(
+    "`functional_call(model, values)` of `torch.func`: own values, their "
+    "clones"
+)
+def _(pair: Pair, folder: Path) -> None:
+    ids = pair.ids()
+    changes: list[Callable[[Any], Any]] = [
+        lambda p: p,
+        lambda p: p.clone(),
+        lambda p: p.detach().requires_grad_(),
+        lambda p: p.data * 1.0,
+    ]
+    for change in changes:
+        for model in map(copy.deepcopy, (pair.ours, pair.theirs)):
+            want = model(ids)
+            own = {n: change(p) for n, p in model.named_parameters()}
+            torch.testing.assert_close(CALL(model, own, (ids,)), want)
+    for model in (pair.ours, pair.theirs):
+        own = dict(model.named_parameters())
+        dense = torch.optim.SGD(own.values(), lr=0.1)
+        CALL(model, own, (ids,)).square().mean().backward()
+        dense.step()
+    same(pair.ours, pair.theirs)
+
+
+@habit(
+    "the same with other values: MAML's inner step, another model's",
+    "InvalidArgument",
+)
+def _(pair: Pair, folder: Path) -> None:
+    ids, model = pair.ids(), copy.deepcopy(pair.ours)
+    own = dict(model.named_parameters())
+    old = {name: p.clone() for name, p in own.items()}
+    train_on(model, pair.ids())
+    for values in (
+        dict(pair.ours.named_parameters()),
+        old,
+        {name: 1.5 * p for name, p in own.items()},
+        {name: p + torch.ones(p.shape) for name, p in own.items()},
+    ):
+        with pytest.raises(errors.InvalidArgument):
+            CALL(copy.deepcopy(model), values, (ids,))
+    fast = {n: p - 0.1 * torch.ones(p.shape) for n, p in own.items()}
+    CALL(pair.ours, fast, (ids,))
+
+
+@habit(
     "`embedding.weight.data.copy_(x)`, `nn.init.*`, `weight[i] = x`",
     "InvalidArgument",
 )
@@ -186,6 +250,16 @@ def _(pair: Pair, folder: Path) -> None:
     one: Any = pair.ours.get_submodule("one")
     with torch.no_grad():
         one.weight[0] = 1.0
+
+
+@habit("`torch.nn.utils.prune` of an embedding", "InvalidArgument")
+def _(pair: Pair, folder: Path) -> None:
+    one = pair.ours.get_submodule("one")
+    before = dict(one.named_parameters())
+    with pytest.raises(errors.InvalidArgument):
+        prune.random_unstructured(one, "weight", amount=0.5)
+    assert dict(one.named_parameters()) == before
+    prune.l1_unstructured(one, "weight", amount=0.5)
 
 
 @habit("`embedding.reset_parameters()`")
@@ -218,6 +292,33 @@ def _(pair: Pair, folder: Path) -> None:
 def _(pair: Pair, folder: Path) -> None:
     pair.ours(pair.ids()).sum().backward()
     nn.utils.clip_grad_norm_(pair.ours.parameters(), 1.0)
+
+
+@habit(
+    "`p.grad.mul_(c)`, `p.grad += noise`, `p.register_hook(f)`",
+    "warns",
+    update="step",
+)
+def _(pair: Pair, folder: Path) -> None:
+    def scale(p: nn.Parameter) -> None:
+        assert p.grad is not None
+        p.grad.mul_(0.5)
+
+    def add(p: nn.Parameter) -> None:
+        assert p.grad is not None
+        p.grad += 1
+
+    def hook(p: nn.Parameter) -> None:
+        p.register_hook(lambda gradient: 0.5 * gradient)
+
+    for change in (scale, add, hook):
+        model = copy.deepcopy(pair.ours)
+        model(pair.ids()).sum().backward()
+        with pytest.warns(UserWarning, match=r"persia\.penalty|clip_grad"):
+            change(next(model.parameters()))
+    pair.ours(pair.ids()).sum().backward()
+    for p in pair.ours.parameters():
+        scale(p)
 
 
 @habit("`persia.clip_grad_norm_(model, c)`", update="step")
@@ -260,7 +361,36 @@ def _(pair: Pair, folder: Path) -> None:
     same(*targets)
 
 
-@habit("the same dict kept over steps", "InvalidArgument")
+def states_of(model: nn.Module) -> tuple[Any, list[Any]]:
+    """Copies that were trained apart, and their states."""
+    models = [copy.deepcopy(model) for _ in range(3)]
+    generator = torch.Generator().manual_seed(9)
+    for one in models:
+        train_on(one, torch.randint(20, (8, 2), generator=generator))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a state holds no rows
+        return models, [one.state_dict() for one in models]
+
+
+@habit("`sum(s[k] for s in states) / n`: soups, federated means")
+def _(pair: Pair, folder: Path) -> None:
+    made = []
+    for model in (pair.ours, pair.theirs):
+        models, states = states_of(model)
+        mean = {k: sum(s[k] for s in states) / 3 for k in states[0]}
+        made.append(copy.deepcopy(models[0]))
+        made[-1].load_state_dict(mean)
+    same(*made)
+
+
+@habit("`torch.stack([s[k] for s in states]).mean(0)`", "InvalidArgument")
+def _(pair: Pair, folder: Path) -> None:
+    _, states = states_of(pair.ours)
+    for key in states[0]:
+        torch.stack([s[key].float() for s in states]).mean(0)
+
+
+@habit("`ema` as a dict that is kept over steps", "InvalidArgument")
 def _(pair: Any, folder: Path) -> None:
     ema = {k: v.clone() for k, v in pair.ours.state_dict().items()}
     pair.train(pair.ours)

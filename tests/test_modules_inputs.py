@@ -259,6 +259,24 @@ def test_offsets_changed_in_place_with_weights() -> None:
             bags(batch)
 
 
+@pytest.mark.parametrize("kind", [torch.nn.Embedding, torch.nn.EmbeddingBag])
+def test_wrong_ids_of_converted_modules(kind: Any) -> None:
+    """Those that torch's own refuses; any integers are ids."""
+    theirs = kind(6, 4)
+    model = torch.nn.ModuleDict({"t": kind(6, 4, _weight=theirs.weight.data)})
+    persia.convert(model, optimizer=persia.optim.SGD(lr=1.0))
+    ids = torch.tensor([[1, 2], [0, 5]])
+    for dtype in (torch.float32, torch.bool, torch.complex64):
+        with pytest.raises(RuntimeError):
+            theirs(ids.to(dtype))
+        with pytest.raises(errors.DtypeError):
+            model["t"](ids.to(dtype))
+    with pytest.raises(errors.DtypeError):
+        model["t"](None)
+    for dtype in (torch.int32, torch.int8, torch.uint8):
+        assert torch.equal(model["t"](ids.to(dtype)), theirs(ids))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int16, torch.bool])
 def test_wrong_dtype_of_ids(dtype: torch.dtype) -> None:
     bags = make_bags()

@@ -239,6 +239,50 @@ def test_grad_scaler(unscale: bool) -> None:
     scaler.update()
 
 
+@pytest.mark.parametrize("rows_first", [False, True])
+@pytest.mark.parametrize("by_scaler", [False, True])
+def test_a_scaler_of_the_dense_optimizer_alone(
+    by_scaler: bool, rows_first: bool
+) -> None:
+    bags = make(persia.optim.SGD(lr=0.1), "step")
+    dense = torch.optim.SGD(bags.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    sparse = bags.store.optimizer
+
+    def step() -> None:
+        scaler.scale(bags(batch()).values().sum()).backward()
+        steps = [lambda: scaler.step(dense), sparse.step]
+        if by_scaler:
+            steps[1] = lambda: scaler.step(sparse)
+        for one in reversed(steps) if rows_first else steps:
+            one()
+        scaler.update()
+        dense.zero_grad()
+
+    if by_scaler:
+        for _ in range(3):
+            step()
+        # Later steps may be without it.
+        bags(batch()).values().sum().backward()
+        sparse.step()
+        return
+    if rows_first:
+        step()  # it shows in the next one
+    before = rows(bags)
+    with pytest.raises(errors.InvalidArgument):
+        step()
+    assert torch.equal(rows(bags), before)
+
+
+def test_a_scaler_of_the_dense_optimizer_needs_update_step() -> None:
+    bags = make(persia.optim.SGD(lr=0.1))
+    dense = torch.optim.SGD(bags.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(bags(batch()).values().sum()).backward()
+    with pytest.raises(errors.InvalidArgument):
+        scaler.step(dense)
+
+
 def test_grad_scaler_sees_overflow_of_the_embeddings_alone() -> None:
     bags = make(persia.optim.SGD(lr=1.0), "step")
     before = rows(bags)

@@ -17,6 +17,7 @@ from persia import _core
 from tests.protobuf import stubs
 from tests.remote import Servers
 from tests.roles import Workers
+from tests.test_roles_failures import wait_for
 
 if not _core.GRPC[0].isdigit():
     pytest.skip("built without gRPC", allow_module_level=True)
@@ -250,6 +251,35 @@ def test_batches_by_place(worker: tuple[Servers, str]) -> None:
     assert other.take(1, 1, place=2).status == pb.TakeReply.DONE
     assert other.take(2, 1, place=4).number == 4
     assert other.take(3, 1, place=6).status == pb.TakeReply.END
+
+
+def test_a_copy_that_its_rank_passed_over() -> None:
+    """Another worker got the batch, too, and its rank had it there: it is no
+    batch without an update."""
+    with (
+        contextlib.closing(Servers(2)) as servers,
+        contextlib.closing(Workers(servers.addresses, 2)) as workers,
+    ):
+        address = workers.addresses[0]
+        rank, loader = Client(address, 1), Client(address, 2)
+        there = Client(workers.addresses[1], 1)
+        again = Client(workers.addresses[1], 2)
+        for one in rank, there:
+            one.hello(2)
+            one.call.Declare(plan_of(servers, one)[1])
+        for one in loader, again:
+            one.hello(0)
+        submit(loader, 1, place=1)
+        submit(loader, 3, place=3)
+        submit(again, 1, place=1, attempt=2)
+        got = there.take(1, place=1)
+        back = pb.ReturnRequest(caller=there.caller, stream=77, number=1)
+        back.lease, back.reason = got.lease, pb.ReturnRequest.SKIPPED
+        assert there.call.Return(back).status == pb.ReturnReply.DONE
+        assert rank.take(2, place=3).number == 3
+        wait_for(lambda: workers.stats("had") == 1)
+        assert not beat(loader).failed
+        assert workers.stats("failed") == workers.stats("given_up") == 0
 
 
 def test_places_that_cannot_be(worker: tuple[Servers, str]) -> None:

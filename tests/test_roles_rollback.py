@@ -14,6 +14,7 @@ import torch
 
 import persia
 from persia import _core
+from persia.cli.feed_loader import Loader
 from persia.data import Sender
 from persia.errors import RowsReplaced
 from tests.remote import Servers
@@ -355,3 +356,42 @@ def test_workers_begin_again_once(
         sender.flush(30)
     assert trainer.counts(20) == [1.0] * 20
     assert workers.stats("restores") == 4
+
+
+class Part:
+    """A data set: of ids from first to last - 1, a batch each."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self.first, self.last = first, last
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[persia.Batch]:
+        for i in range(self.first, self.last):
+            ids = persia.JaggedBatch(["user"], torch.tensor([i]))
+            yield persia.Batch(None, ids, torch.zeros(1))
+
+
+def test_a_part_that_waits_for_one_that_is_sent_again(
+    servers: Servers, tmp_path: Path
+) -> None:
+    """A load undid batches of the second part alone.  The first one waits in
+    the next epoch, which begins when the second has ended this one."""
+    n = 5
+    parts: Any = {"0/2": Part(0, n), "1/2": Part(n, 2 * n)}
+    loader = Loader(epochs=2)
+    with contextlib.closing(Workers(servers.addresses, loaders=2)) as one:
+        trainer = CountingTrainer(servers, one, staleness=0)
+        trainer.most = n
+        fed = in_thread(
+            lambda: loader.send_parts(
+                parts, lambda name: Sender(one.addresses, name=name)
+            )
+        )
+        wait_for(lambda: trainer.batches == n)
+        trainer.store.save(tmp_path / "out")
+        trainer.most = 2 * n - 2
+        wait_for(lambda: loader.counts()["done"] == 2 * n - 2)
+        trainer.store.load(tmp_path / "out")
+        trainer.most = 1 << 62
+        fed()
+        assert trainer.counts(2 * n) == [2.0] * 2 * n

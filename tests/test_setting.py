@@ -66,22 +66,20 @@ def by_from_torch_bag(store: persia.Store, weight: Tensor) -> None:
 
 def by_state(store: persia.Store, weight: Tensor) -> None:
     module = persia.nn.Embedding(N, DIM, name="t", store=store, share=True)
-    nn.ModuleDict({"a": module}).load_state_dict(
-        {"a.weight": weight}, strict=False
-    )
+    nn.ModuleDict({"a": module}).load_state_dict({"a.weight": weight})
 
 
 def by_state_of_bags(store: persia.Store, weight: Tensor) -> None:
     config = persia.EmbeddingBagConfig("t", DIM, ["f"])
     bags = persia.EmbeddingBagCollection([config], store=store, share=True)
     state = {"bags.embedding_bags.t.weight": weight}
-    nn.ModuleDict({"bags": bags}).load_state_dict(state, strict=False)
+    nn.ModuleDict({"bags": bags}).load_state_dict(state)
 
 
 def by_state_of_sequences(store: persia.Store, weight: Tensor) -> None:
     config = persia.EmbeddingConfig("t", DIM, ["f"])
     rows = persia.EmbeddingCollection([config], store=store, share=True)
-    rows.load_state_dict({"embeddings.t.weight": weight}, strict=False)
+    rows.load_state_dict({"embeddings.t.weight": weight})
 
 
 def by_a_way_back(store: persia.Store, weight: Tensor) -> None:

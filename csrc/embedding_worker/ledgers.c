@@ -129,7 +129,7 @@ static void work_settle(void *ctx)
     service_enter(s);
     for (offer *o = s->queue, *next; o && !rc; o = next) {
         next = o->next;
-        if (o->stream != k.stream || o->m.attempt < 2 || o->since >= began)
+        if (o->stream != k.stream || !o->doubted || o->doubted >= began)
             continue;
         o->settled = 1;
         if (!ledger_lists(&ledger, o->m.number))
@@ -147,7 +147,7 @@ void ledger_settle(embedding_worker *s)
 {
     for (const offer *o = s->queue; o; o = o->next) {
         worker_stream *t = o->stream;
-        if (o->m.attempt < 2 || o->settled || t->settling)
+        if (!o->doubted || o->settled || t->settling)
             continue;
         settling *k = malloc(sizeof *k);
         if (!k)

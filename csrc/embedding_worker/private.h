@@ -181,7 +181,9 @@ typedef struct offer {
     unsigned offers;    /* that ended without its gradients */
     uint64_t expired;   /* when its last lease did, whose rank may have it yet;
                            0: it has not */
-    int settled;        /* of attempt 2: servers do not have it */
+    uint64_t doubted;   /* since when another worker may have had it; or 0 */
+    int settled;        /* servers were asked since: they do not list it */
+    int passed;         /* by place: its rank asks for a later one */
     /* Of its lease: */
     uint64_t lease;
     uint64_t client;    /* of the rank */

@@ -146,6 +146,7 @@ static void enqueue(embedding_worker *s, worker_stream *t, offer *o)
     o->stream = t;
     t->offers++;
     o->since = persia_clock_ns();
+    o->doubted = o->m.attempt > 1 ? o->since : 0;
     o->seq = ++s->seq;
     offers_insert(&s->queue, o);
     s->stats.bytes += o->bytes_n;
@@ -368,8 +369,8 @@ static void look_for_place(const worker_job *j, const wire_take *m,
     }
 }
 
-/* Only this rank would take them, and it asks for a later one.  Of what was
- * sent again servers are asked first. */
+/* Only this rank would take them, and it asks for a later one: it has given
+ * them up, or has had them from another worker.  Servers know. */
 static void give_up_earlier(embedding_worker *s, const worker_job *j,
                             const wire_take *m, uint64_t epoch)
 {
@@ -379,8 +380,14 @@ static void give_up_earlier(embedding_worker *s, const worker_job *j,
             (offer_epoch(o) == epoch && o->m.place >= m->place))
             continue;
         if (!j->world || !o->m.place ||
-            (o->m.place - 1) % j->world != m->rank ||
-            (o->m.attempt > 1 && !o->settled))
+            (o->m.place - 1) % j->world != m->rank)
+            continue;
+        if (!o->passed) {
+            o->doubted = persia_clock_ns();
+            o->settled = 0;
+            o->passed = 1;
+        }
+        if (!o->settled)
             continue;
         s->stats.given_up++;
         offer_fail(s, o, PERSIA_ELOST,

@@ -130,16 +130,17 @@ int pass_end(rank_taker *r)
     return over;
 }
 
-int pass_again(rank_taker *r)
+/* The lock is held. */
+static int ask_all_again(rank_taker *r, wire_batch_name lost)
 {
     const uint64_t now = persia_clock_ns();
     int rc = PERSIA_OK;
-    pthread_mutex_lock(&r->lock);
-    const wire_batch_name lost = missing(r);
     for (size_t i = 0; i < r->c.links_n; i++)
         if (!link_is_away(&r->c.links[i]))
             forget(&r->at[i]);
-    if (!r->missing_since)
+    if (!lost.number)
+        r->missing_since = 0;
+    else if (!r->missing_since)
         r->missing_since = now;
     if (lost.number && now - r->missing_since >= r->c.timeout_ns) {
         r->missing_since = 0;
@@ -149,6 +150,25 @@ int pass_again(rank_taker *r)
                             "not sent it again; look at both",
                             (unsigned long long)lost.number);
     }
+    return rc;
+}
+
+int pass_again(rank_taker *r)
+{
+    pthread_mutex_lock(&r->lock);
+    int rc = ask_all_again(r, missing(r));
+    pthread_mutex_unlock(&r->lock);
+    return rc;
+}
+
+int pass_look_again(rank_taken *t)
+{
+    rank_taker *r = t->r;
+    int rc = PERSIA_OK;
+    pthread_mutex_lock(&r->lock);
+    const wire_batch_name lost = missing(r);
+    if (lost.number && t->generation == r->generation)
+        rc = ask_all_again(r, lost);
     pthread_mutex_unlock(&r->lock);
     return rc;
 }
@@ -255,18 +275,6 @@ static void learn_silent(rank_taker *r, const wire_take_reply *m)
     r->silent_epoch = m->epoch;
 }
 
-/* The batch of a place is at none of the workers that have not ended.  It may
- * have been sent again to one that has. */
-static void look_again(rank_taker *r, const rank_taken *t)
-{
-    size_t n = 0;
-    for (size_t i = 0; i < r->c.links_n; i++)
-        n += !has_ended(r, i) && !link_is_away(&r->c.links[i]);
-    for (size_t i = 0; i < r->c.links_n && n && t->tries % n == 0; i++)
-        if (has_ended(r, i))
-            forget(&r->at[i]);
-}
-
 int pass_learn(rank_taken *t)
 {
     rank_taker *r = t->r;
@@ -291,8 +299,6 @@ int pass_learn(rank_taken *t)
         t->tries++;
     else
         t->tries = 0;
-    if (own && t->place && t->m.status == TAKE_EMPTY)
-        look_again(r, t);
     pthread_mutex_unlock(&r->lock);
     return own;
 }

@@ -125,6 +125,9 @@ worker_link *pass_link(rank_taken *t, int *over);
 /* Some of its batches are missing: all are asked again.
  * PERSIA_EUNAVAILABLE: they have been for too long. */
 int pass_again(rank_taker *r);
+/* The same, where a worker that has not ended the epoch has no batch for this
+ * Take: one that is missing may have been sent again to a worker that has. */
+int pass_look_again(rank_taken *t);
 /* The loop has ended.  Whether it had the whole epoch: then the next pass is
  * of the next one.  The rank's lock is held. */
 int pass_end(rank_taker *r);

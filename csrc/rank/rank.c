@@ -488,6 +488,12 @@ static int take_once(rank_taken *t, int *taken)
     if (rc)
         return link_failed(&t->r->c, t->from, rc) ? PERSIA_OK : rc;
     const int own = pass_learn(t);
+    const int none = t->m.status == TAKE_IDLE ||
+                     (t->place && t->m.status == TAKE_EMPTY);
+    if (own && none && (rc = pass_look_again(t))) {
+        t->from = NULL;
+        return rc;
+    }
     if (t->m.status == TAKE_BATCH && !accept(t, own))
         give_back(t, RETURN_UNUSED);
     else if (t->m.status == TAKE_BATCH)

@@ -9,8 +9,9 @@ import base64
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import nbformat
 import pydantic
@@ -51,6 +52,9 @@ VARIABLES = {
     "PERSIA_RUN_ID": "name of the run of `persia launch`: the job of a "
     "`Store`, a `Stream`, a `Sender`, `persia train` and `persia feed` that "
     "name none",
+    "PERSIA_LOG_LEVEL": "the least important lines that a command and the "
+    "processes that it starts write, as with `--log-level`",
+    "PERSIA_LOG_FORMAT": "how they write lines, as with `--log-format`",
     "PERSIA_DEBUG": "`1`: the command shows tracebacks, as with `--debug`",
 }
 
@@ -125,21 +129,40 @@ def commands() -> dict[str, Any]:
 def _default(option: Any) -> str:
     shown = option.show_default
     if isinstance(shown, str):
-        return f"`{shown}`"
+        return _sentence(shown)
     if option.default in (None, False, (), "") or not shown or option.is_flag:
         return ""
     return f"`{option.default}`"
 
 
+def _choices(option: Any) -> str:
+    """The words that it takes, if these are few."""
+    kind = option.type_descriptor.annotation
+    words = get_args(kind) if get_origin(kind) is Literal else ()
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        words = tuple(one.value for one in kind)
+    return ", ".join(f"`{word}`" for word in words) + ": " if words else ""
+
+
 def cli() -> str:
     """All commands with their options."""
-    out = []
-    for name, command in commands().items():
+    from persia.cli.shared import PANEL as ALL
+
+    every = commands()
+    of_all = [
+        (f"`{p.opts[-1]}`", _default(p), _sentence(p.help))
+        for p in every["persia doctor"].params
+        if p.rich_help_panel == ALL
+    ]
+    out = ["## Options of every command\n"]
+    out.append(options(("option", "default", ""), *of_all) + "\n")
+    for name, command in every.items():
         out.append(f"## `{name}`\n")
         paragraphs = (command.help or "").strip().split("\n\n")
         out += [_paragraph(text) + "\n" for text in paragraphs]
         arguments = [p for p in command.params if p.opts[0][0] != "-"]
         flags = [p for p in command.params if p.opts[0][0] == "-"]
+        flags = [p for p in flags if p.rich_help_panel != ALL]
         words = " ".join(
             _word(p) if p.required else f"[{_word(p)}]" for p in arguments
         )
@@ -164,7 +187,7 @@ def cli() -> str:
                         else ""
                     ),
                     _default(o),
-                    _sentence(o.help or ""),
+                    _choices(o) + _sentence(o.help or ""),
                 )
                 for o in some
             ]

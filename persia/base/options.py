@@ -11,7 +11,7 @@ import yaml
 
 from persia import errors
 
-__all__ = ["read_yaml", "seconds_of", "validated"]
+__all__ = ["read_yaml", "seconds_of", "secret", "validated"]
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -21,34 +21,27 @@ _SECRET = re.compile("token|key|secret|password")
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The options in a YAML file, ``batch-size`` or ``batch_size``."""
+def read_yaml(path: Path, option: str = "--config") -> dict[str, Any]:
+    """The options in a YAML file, ``batch-size`` or ``batch_size``.
+
+    Args:
+        path: of the file.
+        option: that names it, for errors.
+    """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as e:
-        raise errors.StorageError(f"--config {path}: {e.strerror or e}") from e
+        raise errors.StorageError(f"{option} {path}: {e.strerror or e}") from e
     except (yaml.YAMLError, UnicodeDecodeError) as e:
         # The rest of what it says shows lines of the file.
         raise errors.InvalidArgument(
-            f"--config {path}: no YAML: {_problem(e)}"
+            f"{option} {path}: no YAML: {_problem(e)}"
         ) from None
     if not isinstance(content, dict):
         raise errors.InvalidArgument(
-            f"--config {path}: need lines 'option: value', such as 'dim: 16'"
+            f"{option} {path}: need lines 'option: value', such as 'dim: 16'"
         )
-    options = {str(k).replace("-", "_"): value for k, value in content.items()}
-    resume = options.get("resume", "")
-    if not isinstance(resume, str):
-        raise errors.InvalidArgument(
-            f"--config {path}: resume is {resume!r}, need the path of a "
-            "checkpoint"
-        )
-    if not isinstance(options.get("overwrite", False), bool):
-        raise errors.InvalidArgument(
-            f"--config {path}: overwrite is {options['overwrite']!r}, need "
-            "true or false"
-        )
-    return options
+    return {str(k).replace("-", "_"): value for k, value in content.items()}
 
 
 def validated(model: type[Model], options: dict[str, Any]) -> Model:
@@ -59,6 +52,11 @@ def validated(model: type[Model], options: dict[str, Any]) -> Model:
         raise errors.InvalidArgument(
             "; ".join(_explain(error, model) for error in e.errors())
         ) from None
+
+
+def secret(name: str) -> bool:
+    """Whether the value of an option of this name is shown to no one."""
+    return _SECRET.search(name) is not None
 
 
 def _problem(error: yaml.YAMLError | UnicodeDecodeError) -> str:
@@ -78,7 +76,7 @@ def _explain(error: Any, model: type[pydantic.BaseModel]) -> str:
         )
         return f"{name}: no such option; there are {', '.join(known)}"
     message = error["msg"].removeprefix("Value error, ")
-    if _SECRET.search(name):
+    if secret(name):
         return f"{name}: {message}"
     return f"{name}: {message}, not {error['input']!r}" if name else message
 

@@ -18,6 +18,7 @@ from persia import errors
 from persia.base.warning import warn
 
 __all__ = [
+    "amp_unscale_",
     "below_autograd",
     "constant_while_tracing",
     "default_key_value_store",
@@ -116,6 +117,12 @@ def without_subclasses() -> contextlib.AbstractContextManager[None]:
     guard: Any = torch._C.DisableTorchFunctionSubclass
     context: contextlib.AbstractContextManager[None] = guard()
     return context
+
+
+def amp_unscale_() -> Any:
+    """What GradScalers unscale gradients with; None: this torch has none."""
+    name = "_amp_foreach_non_finite_check_and_unscale_"
+    return getattr(torch, name, None)
 
 
 def foreach_zero_() -> Any:

@@ -568,6 +568,40 @@ def read_extra(path: str | os.PathLike[str], step: int | None = None) -> Any:
             return read_dense(folder, found, (), None)["extra"]
 
 
+def load_dense(
+    path: str | os.PathLike[str], model: Any, step: int | None = None
+) -> None:
+    """Loads the dense part of a model that was saved, and no rows: those are
+    on servers.
+
+    Args:
+        path: a root, then its LATEST is read, or the folder of a step.
+        model: the module that was given to ``Store.save(model=…)``.
+        step: of the checkpoint in the root; default: LATEST.
+
+    Raises:
+        CorruptFile: a file is truncated or altered.
+        SchemaMismatch: it is the dense part of another model.
+        StorageError: there is no checkpoint, or it cannot be read.
+    """
+    root = files.root_of(path)
+    with _reading(root):
+        found = files.find(root, step)
+        with root.reading(found, [found.manifest.dense]) as folder:
+            state = read_dense(folder, found, ("model",), None)["model"]
+    state = {k: v for k, v in state.items() if not k.endswith("_extra_state")}
+    try:
+        left = model.load_state_dict(state, strict=False)
+    except RuntimeError as error:  # of other shapes
+        raise SchemaMismatch(f"{found.folder}: {error}") from None
+    missing = [k for k in left.missing_keys if not k.endswith("_extra_state")]
+    if missing or left.unexpected_keys:
+        raise SchemaMismatch(
+            f"{found.folder} is of another model: it lacks {missing} and has "
+            f"{left.unexpected_keys}"
+        )
+
+
 def _match(
     found: files.Found, here: Sequence[Mapping[str, Any]], strict: bool
 ) -> tuple[dict[int, manifests.Table], list[str]]:

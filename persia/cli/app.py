@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import threading
@@ -11,41 +12,87 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 import typer.core
-from rich.console import Console
-from rich.text import Text
 
 import persia
 from persia import errors
 from persia.base.arguments import hide_secrets
 from persia.base.environment import drop_links, variable
+from persia.base.logs import error_line
 from persia.base.signals import ended
 from persia.base.version import source_tree
-from persia.cli import (
-    certs,
-    checkpoint,
-    doctor,
-    evaluate,
-    feed,
-    launch,
-    plan,
-    predict,
-    prepare,
-    report,
-    rows,
-    schema,
-    serve,
-    status,
-    torture,
-    train,
-)
 from persia.redaction import shown
 
-__all__ = ["app", "main"]
+__all__ = ["COMMANDS", "app", "main"]
 
 _DEBUG = "PERSIA_DEBUG"
 
 
+#: Commands, which are imported when they are needed, in the order of the
+#: help, and what they do.
+COMMANDS = {
+    "train": "Train a click model, then score it on samples it has not seen.",
+    "evaluate": "Score a saved model: AUC, log loss, calibration.",
+    "predict": "Write the probability of a click for each sample.",
+    "report": "Write an HTML file about a saved model.",
+    "schema": "Print a schema, to edit and pass to persia train --schema.",
+    "prepare": "Sort a log by its timestamps, in bounded memory.",
+    "data": "Check files of samples.",
+    "checkpoint": "List, inspect and verify checkpoints, local or remote.",
+    "rows": "Look at single rows, or erase them.",
+    "serve": "Serve rows, or batches with their embeddings.",
+    "feed": "Send the batches of a data set to embedding workers.",
+    "status": "Show what servers hold and do.",
+    "launch": "Start parameter servers here, and a command that uses them.",
+    "plan": "Work out how many servers a job needs, and their memory.",
+    "certs": "Make a set of certificates and tokens for tests.",
+    "doctor": "Examine this installation and machine.",
+    "torture": "Kill processes of jobs on this machine, to test them.",
+}
+
+
+class _Imported(dict[str, Any]):
+    """The commands by their names; each is imported when it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(dict.fromkeys(COMMANDS))
+
+    def __getitem__(self, name: str) -> Any:
+        found = super().__getitem__(name)
+        if found is None:
+            from persia.cli.shared import made
+
+            module = importlib.import_module(f"persia.cli.{name}")
+            found = self[name] = made(name, module)
+        return found
+
+    def get(self, name: str, default: Any = None) -> Any:
+        if name not in self:
+            return default
+        return self[name]
+
+    def items(self) -> Any:
+        return [(name, self[name]) for name in self]
+
+
 class _Commands(typer.core.TyperGroup):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = _Imported()
+        self._in_brief = False
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if self._in_brief:
+            return typer.core.TyperCommand(cmd_name, help=COMMANDS[cmd_name])
+        return super().get_command(ctx, cmd_name)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self._in_brief = True
+        super().format_help(ctx, formatter)
+        self._in_brief = False
+
     def invoke(self, ctx: Any) -> Any:
         """An error of the command line may quote a URL."""
         try:
@@ -101,33 +148,16 @@ def _persia(
 ) -> None:
     """Recommender models with embedding tables without bounds.
 
-    Each option is also a variable of the environment: PERSIA_TRAIN_DIM=32 is
-    persia train --dim 32. The exit code is 0, 1 after an error of Persia, 2
-    after a wrong option, 130 after Ctrl-C and 143 after SIGTERM.
+    Each option may also be in a file (--config) or a variable of the
+    environment: PERSIA_TRAIN_DIM=32 is persia train --dim 32. The command
+    line overrides the environment, which overrides the file.
+
+    The exit code is 0; 1 after an error; 2 where an option, an argument or
+    the file of --config is wrong; 130 after Ctrl-C and 143 after SIGTERM.
     """
     drop_links()  # before the options of a command look there
     if debug:  # also in the processes that the command starts
         os.environ[_DEBUG] = "1"
-
-
-app.command("train")(train.command)
-app.command("evaluate")(evaluate.command)
-app.command("predict")(predict.command)
-app.command("report")(report.command)
-app.command("schema")(schema.command)
-app.command("prepare")(prepare.command)
-app.add_typer(checkpoint.commands, name="checkpoint")
-app.add_typer(rows.commands, name="rows")
-app.add_typer(serve.commands, name="serve")
-app.command("feed")(feed.command)
-app.command("status")(status.command)
-app.command("torture")(torture.command)
-app.command("plan")(plan.command)
-app.command("certs")(certs.command)
-app.command("doctor")(doctor.command)
-# What follows "--" is another program's.
-_REST = {"allow_interspersed_args": False}
-app.command("launch", context_settings=_REST)(launch.command)
 
 
 def _show_traceback(
@@ -164,10 +194,18 @@ def main() -> None:
 def _fail(error: Exception, text: str) -> NoReturn:
     if (variable(_DEBUG) or "0") != "0":
         raise error
-    console = Console(stderr=True, emoji=False)
-    line = Text(text)
-    line.highlight_regex(r"^persia: error\[\w+\]:", "bold red")
-    console.print(line, soft_wrap=True)  # at once: ranks fail together
+    status = 2 if isinstance(error, errors.InvalidArgument) else 1
+    code = getattr(error, "code", type(error).__name__)
+    if line := error_line(code, text):
+        print(line, file=sys.stderr, flush=True)
+    else:
+        from rich.console import Console
+        from rich.text import Text
+
+        console = Console(stderr=True, emoji=False)
+        words = Text(text)
+        words.highlight_regex(r"^persia: error\[\w+\]:", "bold red")
+        console.print(words, soft_wrap=True)  # at once: ranks fail together
     # As an uncaught error: a rank that failed waits for no other one.
     sys.last_value = error
-    sys.exit(1)
+    sys.exit(status)

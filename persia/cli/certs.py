@@ -9,6 +9,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from persia.cli.options import Json, print_json
+
 __all__ = ["command"]
 
 console = Console(highlight=False)
@@ -25,7 +27,7 @@ _TEXTS = {
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="Where the files go.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for the files.")],
     hosts: Annotated[
         str,
         typer.Option(
@@ -33,11 +35,12 @@ def command(
         ),
     ] = "localhost,127.0.0.1,::1",
     days: Annotated[
-        int, typer.Option(min=1, max=36500, help="How long they are valid.")
+        int, typer.Option(min=1, max=36500, help="Days until they expire.")
     ] = 365,
     force: Annotated[
         bool, typer.Option("--force", help="Replace files that are there.")
     ] = False,
+    json: Json = False,
 ) -> None:
     """Make a set of certificates and tokens for tests.
 
@@ -49,7 +52,11 @@ def command(
     from persia.distributed.certs import write_set
 
     names = [host.strip() for host in hosts.split(",") if host.strip()]
-    for path in write_set(folder, names, days, force):
+    made = write_set(folder, names, days, force)
+    if json:
+        print_json({path.name: str(path) for path in made})
+        return
+    for path in made:
         # Text, as a path may look like markup.
         line = Text.assemble(str(path), "  ", (_TEXTS[path.name], "dim"))
         console.print(line, soft_wrap=True)

@@ -10,21 +10,19 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from persia.cli.options import to_json
+from persia.cli.bars import progress
+from persia.cli.options import Json, Step, print_json
+from persia.cli.shared import Commands
 from persia.errors import CorruptFile, SchemaMismatch, StorageError
 
 __all__ = ["commands"]
 
-commands = typer.Typer(no_args_is_help=True)
+commands = Commands(no_args_is_help=True)
 console = Console(emoji=False, highlight=False, markup=False)
 
 _Root = Annotated[
     str, typer.Argument(help="Checkpoint root, or the folder of a step.")
 ]
-_Step = Annotated[
-    int | None, typer.Option(help="A step of the root (default: latest).")
-]
-_Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
 @commands.callback()
@@ -34,8 +32,10 @@ def _checkpoint() -> None:
 
 @commands.command()
 def ls(
-    root: Annotated[str, typer.Argument(help="Checkpoint root.")],
-    json: _Json = False,
+    root: Annotated[
+        str, typer.Argument(help="Root of the checkpoints, a folder or URI.")
+    ],
+    json: Json = False,
 ) -> None:
     """List the checkpoints of a root, by their steps.
 
@@ -59,7 +59,7 @@ def ls(
     if not found:
         raise StorageError(f"{place} has no checkpoints; give their root")
     if json:
-        print(to_json(found))
+        print_json(found)
         return
     table = _table("step", "saved", "updates", "rows", "bytes", "")
     for one in found:
@@ -77,7 +77,7 @@ def ls(
 
 
 @commands.command()
-def inspect(root: _Root, step: _Step = None, json: _Json = False) -> None:
+def inspect(root: _Root, step: Step = None, json: Json = False) -> None:
     """Show the tables, shards and origin of a checkpoint.
 
     persia checkpoint inspect out --step 20000
@@ -86,7 +86,7 @@ def inspect(root: _Root, step: _Step = None, json: _Json = False) -> None:
 
     one = _described(files.find(files.root_of(root), step))
     if json:
-        print(to_json(one))
+        print_json(one)
         return
     for name in ("step", "id", "saved", "job", "updates", "shards", "torch"):
         console.print(f"{name:<8} {one[name]}")
@@ -104,7 +104,7 @@ def inspect(root: _Root, step: _Step = None, json: _Json = False) -> None:
 
 
 @commands.command()
-def verify(root: _Root, step: _Step = None) -> None:
+def verify(root: _Root, step: Step = None, json: Json = False) -> None:
     """Read every byte of a checkpoint and compare its checksums.
 
     persia checkpoint verify s3://bucket/out
@@ -121,8 +121,12 @@ def verify(root: _Root, step: _Step = None) -> None:
     with (
         place.reading(found, every) as folder,
         files.opened(folder) as descriptor,
+        progress("verifying", sum(entry.bytes for entry in every)) as tell,
     ):
+        done = 0
         for entry in every:
+            tell(done, f"{done:,} bytes")
+            done += entry.bytes
             try:
                 size, crc = _core.ckpt_file_crc(descriptor, entry.name)
             except OSError as error:
@@ -133,12 +137,17 @@ def verify(root: _Root, step: _Step = None) -> None:
                     f"{entry.name}: {size:,} bytes with checksum {crc:08x}, "
                     f"need {entry.bytes:,} with {entry.crc32c}"
                 )
+    if json:
+        print_json(
+            {"path": str(found.folder), "files": len(every), "damaged": wrong}
+        )
     if wrong:
         raise CorruptFile(
             f"{found.folder}: {len(wrong)} of {len(every)} files are damaged: "
             + "; ".join(wrong[:5])
         )
-    console.print(f"{found.folder}: {len(every)} files are whole")
+    if not json:
+        console.print(f"{found.folder}: {len(every)} files are whole")
 
 
 def _described(found: Any) -> dict[str, Any]:

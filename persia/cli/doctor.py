@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
+
+from persia.cli.options import Json
 
 __all__ = ["command"]
 
 
 def command(
-    json: Annotated[
-        bool, typer.Option("--json", help="The findings, as JSON.")
-    ] = False,
+    json: Json = False,
 ) -> None:
     """Examine this installation and machine; a remedy for what is wrong.
 

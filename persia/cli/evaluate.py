@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from persia.cli.options import to_json
+from persia.cli.bars import Counted
+from persia.cli.options import (
+    BatchSize,
+    Device,
+    Json,
+    LiveServers,
+    Namespace,
+    Root,
+    Step,
+    print_json,
+)
 from persia.errors import InvalidArgument
 
 __all__ = ["command"]
 
 
 def command(
-    root: Annotated[
-        str,
-        typer.Argument(
-            help="Checkpoint root of persia train --save, or the folder of a "
-            "step."
-        ),
-    ],
+    root: Root,
     data: Annotated[
         str | None,
         typer.Argument(
@@ -28,37 +32,42 @@ def command(
             "(default: the samples that the training held out)."
         ),
     ] = None,
-    step: Annotated[
-        int | None, typer.Option(help="A step of the root (default: latest).")
-    ] = None,
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Samples a batch.")
-    ] = 4096,
-    json: Annotated[
-        bool, typer.Option("--json", help="The scores as JSON.")
-    ] = False,
+    step: Step = None,
+    servers: LiveServers = None,
+    namespace: Namespace = "default",
+    device: Device = "cpu",
+    batch_size: BatchSize = 4096,
+    json: Json = False,
 ) -> None:
     """Score a saved model: AUC, log loss, normalised entropy, calibration.
 
     Of several labels these are means, and those of each follow. With a group
     in the schema (or --group of the training) there is GAUC, too.
 
+    With --servers the rows are those of the servers, which may be trained at
+    the time, and only the dense part is read from the checkpoint.
+
     Malformed lines are left out and counted. It is an error if no line is
     left.
 
     persia evaluate out day_23.parquet
+
+    persia evaluate out day_23.parquet --servers ps0:8888,ps1:8888 --json
     """
     from persia.train import load
 
-    trained = load(root, step)
-    batches = (
+    trained = load(
+        root, step, servers=servers, namespace=namespace, device=device
+    )
+    batches: Any = (
         trained.held_out() if data is None else trained.read(data, batch_size)
     )
     if batches is None:
         raise InvalidArgument(
             f"the training of {root} held out no samples: name a file"
         )
-    scores = dataclasses.asdict(trained.evaluate(batches))
+    found = trained.evaluate(Counted(batches, "scoring"))
+    scores = dataclasses.asdict(found)
     tasks = scores.pop("tasks")
     for one in (scores, *tasks.values()):
         if one["gauc"] is None:
@@ -67,7 +76,7 @@ def command(
     # Known once all of them were read.
     scores["malformed"] = getattr(batches, "malformed", 0)
     if json:
-        print(to_json(scores | ({"tasks": tasks} if tasks else {})))
+        print_json(scores | ({"tasks": tasks} if tasks else {}))
         return
     _print(scores)
     for task, one in tasks.items():

@@ -12,10 +12,14 @@ import typer
 from pydantic import Field
 
 from persia.base.environment import variable
+from persia.base.logs import say
 from persia.base.memory import keep_memory
 from persia.base.options import validated
 from persia.base.signals import Ending
+from persia.cli.bars import watched
 from persia.cli.flags import positional, with_flags
+from persia.cli.options import DryRun, Json, print_json
+from persia.cli.shared import begin
 from persia.errors import InvalidArgument, MalformedData
 from persia.train.config import TrainConfig, UrlText, of_train, resolve
 
@@ -61,7 +65,7 @@ class FeedConfig(pydantic.BaseModel):
     )
     namespace: str | None = Field(
         None,
-        description="That of the workers, a name of their tables (default: "
+        description="Namespace of the tables of the workers (default: "
         "PERSIA_NAMESPACE, else default).",
     )
     shard: str = Field(
@@ -81,7 +85,7 @@ class FeedConfig(pydantic.BaseModel):
     )
     follow: bool = Field(
         False,
-        description="Of kafka:// with --parts: send messages as they arrive, "
+        description="With kafka:// and --parts: send messages as they arrive, "
         "in one epoch that does not end. Each loader has the parts of its "
         "--shard, and those of loaders that died.",
     )
@@ -116,7 +120,7 @@ class FeedConfig(pydantic.BaseModel):
         "whatever it waits for.",
     )
     metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="Prometheus metrics; 0: any port."
+        None, ge=0, le=65535, description="Port of Prometheus metrics; 0: any."
     )
     metrics_host: str = Field(
         "127.0.0.1",
@@ -155,6 +159,8 @@ def command(
         str | None,
         typer.Argument(help="The same as --data.", metavar="data"),
     ] = None,
+    dry_run: DryRun = False,
+    json: Json = False,
     **flags: Any,
 ) -> None:
     """Send the batches of a data set to embedding workers.
@@ -166,9 +172,10 @@ def command(
 
     persia feed clicks.parquet --workers worker0:8889
     """
-    given = {k: v for k, v in flags.items() if v is not None}
+    given = dict(flags)
     given |= positional(file, given)
     config = validated(FeedConfig, given)
+    begin(config.model_dump(by_alias=True))
     index, count = map(int, config.shard.split("/"))
     if index >= count:
         raise InvalidArgument(
@@ -182,12 +189,26 @@ def command(
         config.parts and config.data.startswith("kafka://")
     ):
         raise InvalidArgument("--follow is for kafka:// with --parts")
+    if dry_run:
+        _try(config, index, count)
+        return
     with Ending(config.grace) as ending:
         ending.what = "what was sent and is not trained is not waited for"
-        _run(config, index, count)
+        _run(config, index, count, json)
 
 
-def _run(config: FeedConfig, index: int, count: int) -> None:
+def _try(config: FeedConfig, index: int, count: int) -> None:
+    """Reads the first batch."""
+    from persia.train.sources import no_sample, open_data
+
+    source, _ = open_data(train_options(config), (index, count))
+    if next(iter(source), None) is None:
+        raise MalformedData(f"nothing to send: {no_sample(source)}")
+    workers = config.workers or variable("PERSIA_WORKERS")
+    say(f"would send {config.data} to embedding workers {workers or '(none)'}")
+
+
+def _run(config: FeedConfig, index: int, count: int, json: bool) -> None:
     keep_memory()
     began = time.monotonic()
     from persia.cli.feed_loader import Loader
@@ -196,41 +217,42 @@ def _run(config: FeedConfig, index: int, count: int) -> None:
     if config.metrics_port is not None:
         _show(loader, config)
     send = _send_parts if config.parts else _send
-    source = send(loader, config, index, count)
+
+    def sent_now() -> str:
+        counts = loader.counts()
+        return f"{counts['sent']:,} batches, {counts['samples']:,} samples"
+
+    with watched("sent", sent_now):
+        source = send(loader, config, index, count)
     sent, epochs = loader.counts(), config.epochs
-    print(
+    say(
         f"sent {sent['sent']:,} batches, {sent['samples']:,} samples, {epochs}"
         f" epoch{'s' if epochs > 1 else ''}, in "
-        f"{time.monotonic() - began:.1f} s",
-        flush=True,
+        f"{time.monotonic() - began:.1f} s"
     )
     if sent["passed"]:
-        print(
+        say(
             f"{sent['passed']:,} of them servers had already: they were not "
-            "sent",
-            flush=True,
+            "sent"
         )
     if not sent["streams"]:
-        print(
+        say(
             "all parts have ended: --epochs is of all runs of the job, so one "
-            "more of it sends what has arrived since, or files again",
-            flush=True,
+            "more of it sends what has arrived since, or files again"
         )
     if sent["lost"]:
-        print(
+        say(
             f"lost: {sent['lost']:,} batches that were trained are not in the "
             "rows of the servers any more: a server was started again without "
             "them"
             + ("" if config.job_name else ", or a checkpoint was loaded")
             + ". Resume the trainer from an earlier checkpoint, then run the "
-            "same command again" + ("" if config.job_name else ", with --job"),
-            flush=True,
+            "same command again" + ("" if config.job_name else ", with --job")
         )
     if sent["failed"]:
-        print(
-            f"failed: {sent['failed']:,} batches ended without an update",
-            flush=True,
-        )
+        say(f"failed: {sent['failed']:,} batches ended without an update")
+    if json:
+        print_json(sent)
     if loader.failure is not None:
         raise type(loader.failure)(
             f"{sent['failed']:,} of {sent['sent']:,} batches ended without an "
@@ -269,7 +291,7 @@ def _show(loader: Loader, config: FeedConfig) -> None:
         config.metrics_port,
         config.metrics_host,
     )
-    print(f"metrics on http://{config.metrics_host}:{port}/metrics")
+    say(f"metrics on http://{config.metrics_host}:{port}/metrics")
 
 
 def train_options(config: FeedConfig) -> TrainConfig:
@@ -302,7 +324,7 @@ def _send(
     from persia.train.sources import open_data
 
     source, _ = open_data(train_options(config), (index, count))
-    print(f"sending {config.data} to embedding workers", flush=True)
+    say(f"sending {config.data} to embedding workers")
     loader.send(source, partial(_sender, config))
     return source if count == 1 else None
 
@@ -317,10 +339,7 @@ def _send_parts(
     source, _ = open_data(train_options(config))
     parts = list(parts_of(source, config.parts or 1).items())
     first, end = (len(parts) * i // count for i in (index, index + 1))
-    print(
-        f"sending {config.data} in {len(parts)} parts to embedding workers",
-        flush=True,
-    )
+    say(f"sending {config.data} in {len(parts)} parts to embedding workers")
     make = partial(_sender, config)
     if config.follow:
         others = parts[end:] + parts[:first]

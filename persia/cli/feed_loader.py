@@ -9,11 +9,11 @@ are passed over then.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 
 from persia import errors
@@ -121,10 +121,14 @@ class _Stream:
         """Whether all batches so far are, or ended without an update."""
         return self.sender.position >= self._last
 
-    def flush(self) -> None:
+    def flush(self, timeout: float | None = None) -> None:
         """Waits until all are trained. Batches that failed are remembered,
-        and do not keep others from being sent."""
-        self._wait(self.sender.flush)
+        and do not keep others from being sent.
+
+        Raises:
+            DeadlineExceeded: none was trained for ``timeout`` seconds.
+        """
+        self._wait(partial(self.sender.flush, timeout))
 
     def _wait(self, call: Callable[[], None]) -> None:
         try:
@@ -182,8 +186,7 @@ class Loader:
             while left or self._open:
                 self._check_replaced(left)
                 if not left:
-                    with self._again(self._open[0], left):
-                        self._close(self._open[0])
+                    self._close_unless_others_wait(self._open[0], left)
                 # Those of a loader that dies are to be had.
                 elif not self._claim(left, sender, self._epochs):
                     time.sleep(_ASK)
@@ -278,7 +281,7 @@ class Loader:
         self._open.append(one)
         return one
 
-    @contextmanager
+    @contextlib.contextmanager
     def _again(self, one: _Stream, left: dict[str, Dataset]) -> Iterator[None]:
         """Where a checkpoint was loaded that lacks batches of a stream, it is
         left to be sent: what servers have is passed over then."""
@@ -310,12 +313,23 @@ class Loader:
         them that this loader is there for more."""
         for one in self._open[:-1]:
             if epochs == self._epochs and one.trained:
-                with self._again(one, left):
-                    self._close(one)
+                self._close_unless_others_wait(one, left)
 
-    def _close(self, one: _Stream) -> None:
-        """Waits until all is trained."""
-        one.flush()
+    def _close_unless_others_wait(
+        self, one: _Stream, left: dict[str, Dataset]
+    ) -> None:
+        """It may be the turn of a stream that is to be sent again: the
+        batches of the next epoch are trained after those of this one."""
+        with (
+            contextlib.suppress(errors.DeadlineExceeded),
+            self._again(one, left),
+        ):
+            self._close(one, _ASK)
+
+    def _close(self, one: _Stream, timeout: float | None = None) -> None:
+        """Waits until all is trained, at most so long without a batch that
+        becomes trained."""
+        one.flush(timeout)
         one.commit()
         self.failure = self.failure or one.failure
         with self._lock:
@@ -339,7 +353,7 @@ class Loader:
                 )
                 one.failure = None
 
-    @contextmanager
+    @contextlib.contextmanager
     def _abandoned(self) -> Iterator[None]:
         """After an error another loader is to have what is open."""
         try:

@@ -8,7 +8,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
 import typer
@@ -29,7 +29,10 @@ def with_flags(
 
     That parameter becomes an option for each field of ``model``, named by the
     field's alias if it has one; those given arrive in ``flags``. What the
-    model does not check the command line leaves as text.
+    command line does not check as text is, the model checks.
+
+    The command validates them and calls :func:`persia.cli.shared.begin` with
+    all of them.
 
     Args:
         model: the configuration; descriptions become the help.
@@ -48,6 +51,8 @@ def with_flags(
             for p in (*own, *options)
         ]
         made: Any = command
+        made.model = model
+        made.fields = [p.name for p in options]
         made.__signature__ = signature.replace(parameters=every)
         made.__annotations__ = {p.name: p.annotation for p in every} | {
             "return": None
@@ -70,29 +75,30 @@ def _parameter(
     name: str, field: FieldInfo, panel: str | None
 ) -> inspect.Parameter:
     required = field.is_required()
+    kind = _kind(field)
     default = None if field.default_factory else field.default
     if isinstance(default, pydantic.ByteSize):
         default = default.human_readable().replace(".0", "")
-    said = "(default: " in (field.description or "")
-    hidden = required or said or default is None or default is False
-    shown = "" if hidden else str(default)
-    option = typer.Option(
-        help=field.description,
-        show_default=shown or False,
-        rich_help_panel=panel,
-    )
-    kind = _kind(field)
+    elif kind is str and default is not None:
+        default = str(default)
+    option = typer.Option(help=field.description, rich_help_panel=panel)
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
-        default=inspect.Parameter.empty if required else None,
-        annotation=Annotated[kind if required else kind | None, option],
+        default=inspect.Parameter.empty if required else default,
+        annotation=Annotated[
+            kind if required or kind is bool else kind | None, option
+        ],
     )
 
 
 def _kind(field: FieldInfo) -> Any:
-    """What typer makes of the word: a number or a path where the field takes
-    nothing else, text else."""
+    """What typer makes of the word: a number, a path or one of a few words
+    where the field takes nothing else, text else."""
+    extra = field.json_schema_extra
+    if isinstance(extra, Mapping) and "choices" in extra:
+        choices: Any = extra["choices"]
+        return Literal[tuple(choices)]
     annotation = field.annotation
     if isinstance(annotation, types.UnionType):
         some = [
@@ -103,6 +109,8 @@ def _kind(field: FieldInfo) -> Any:
         # A number that may be None by a word of its own, such as "async".
         required = field.default is not None
         annotation = some[0] if len(some) == 1 and not required else str
+    if typing.get_origin(annotation) is Literal:
+        return annotation
     for plain in (bool, int, float, Path):
         if annotation is plain:
             return plain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,11 +10,16 @@ from typing import Annotated
 
 import typer
 
+from persia.base.logs import say
 from persia.base.options import read_yaml
 from persia.cli.feed import FeedConfig
-from persia.cli.options import seconds
+from persia.cli.options import DryRun, seconds
+from persia.cli.shared import log_variables
 
-__all__ = ["command"]
+__all__ = ["SETTINGS", "command"]
+
+#: What follows "--" is another program's.
+SETTINGS = {"allow_interspersed_args": False}
 
 # How options of a server begin that its clients must know of.
 _SECURITY = ("tls_", "token", "admin_token", "mutual_tls")
@@ -22,23 +28,29 @@ _SECURITY = ("tls_", "token", "admin_token", "mutual_tls")
 def command(
     command: Annotated[
         list[str],
-        typer.Argument(help="What uses them.", metavar="-- COMMAND..."),
+        typer.Argument(
+            help="The command that uses the servers, and its arguments.",
+            metavar="-- COMMAND...",
+        ),
     ],
     ps: Annotated[
-        int, typer.Option(min=1, max=4096, help="Parameter servers.")
+        int, typer.Option(min=1, max=4096, help="Number of parameter servers.")
     ] = 1,
     workers: Annotated[
         int,
         typer.Option(
             min=0,
             max=256,
-            help="Embedding workers, for the command in PERSIA_WORKERS.",
+            help="Number of embedding workers, whose addresses the command "
+            "finds in PERSIA_WORKERS.",
         ),
     ] = 0,
     loaders: Annotated[
         int,
         typer.Option(
-            min=0, max=256, help="Data loaders: persia feed, to the workers."
+            min=0,
+            max=256,
+            help="Number of data loaders: persia feed, to the workers.",
         ),
     ] = 0,
     parts: Annotated[
@@ -51,15 +63,17 @@ def command(
         ),
     ] = 0,
     data: Annotated[
-        str | None, typer.Option(help="--data of the data loaders.")
+        str | None,
+        typer.Option(help="What the data loaders read: their --data."),
     ] = None,
     feed: Annotated[
         str,
         typer.Option(
-            help="More of their options: '--samples 1000 --epochs 2'."
+            help="More options of the data loaders, such as '--samples 1000 "
+            "--epochs 2'."
         ),
     ] = "",
-    config: Annotated[
+    ps_config: Annotated[
         Path | None,
         typer.Option(
             help="YAML file of options of persia serve ps; its port is not "
@@ -71,7 +85,7 @@ def command(
     ] = None,
     memory_limit: Annotated[
         str | None,
-        typer.Option(help="Of all tables of a server, such as 64GiB."),
+        typer.Option(help="Memory of all tables of a server, such as 64GiB."),
     ] = None,
     checkpoints: Annotated[
         Path | None,
@@ -118,6 +132,7 @@ def command(
             "then is killed.",
         ),
     ] = 30.0,
+    dry_run: DryRun = False,
 ) -> None:
     """Start parameter servers here, and a command that uses them.
 
@@ -133,9 +148,9 @@ def command(
     """
     from persia.distributed.launch import Cluster, run
 
-    file = read_yaml(config) if config is not None else {}
+    file = {} if ps_config is None else read_yaml(ps_config, "--ps-config")
     given = {
-        "--config": config,
+        "--config": ps_config,
         "--threads": threads,
         "--memory-limit": memory_limit,
         "--restore": restore,
@@ -169,6 +184,11 @@ def command(
         start=start_timeout,
         grace=grace,
     )
+    if dry_run:
+        for line in cluster.command_lines():
+            say(f"would start: {shlex.join(line)}")
+        return
+    os.environ.update(log_variables())  # of what it starts, too
     raise typer.Exit(run(cluster))
 
 

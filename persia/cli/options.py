@@ -1,15 +1,29 @@
-"""What the options of several commands share."""
+"""What the options and the results of several commands share."""
 
 from __future__ import annotations
 
-import json
+import json as json_
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-__all__ = ["seconds", "to_json"]
+__all__ = [
+    "BatchSize",
+    "Device",
+    "DryRun",
+    "Json",
+    "LiveServers",
+    "Namespace",
+    "Root",
+    "Servers",
+    "Step",
+    "Timeout",
+    "print_json",
+    "seconds",
+    "to_json",
+]
 
 _SECONDS_MAX = 1e6  # poll() takes an int of milliseconds
 
@@ -24,10 +38,78 @@ def seconds(value: float) -> float:
     return value
 
 
+Root = Annotated[
+    str,
+    typer.Argument(
+        help="Checkpoint root of persia train --save, or the folder of a step."
+    ),
+]
+Step = Annotated[
+    int | None,
+    typer.Option(
+        help="Optimizer step of a checkpoint in the root (default: latest)."
+    ),
+]
+BatchSize = Annotated[int, typer.Option(min=1, help="Samples of a batch.")]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print the result as JSON; all other lines are on stderr.",
+    ),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Check options and inputs, say what would be done, and change "
+        "nothing.",
+    ),
+]
+Servers = Annotated[
+    str | None,
+    typer.Option(
+        help="Addresses of all parameter servers, host:port with commas "
+        "between, such as ps0:8888,ps1:8888.",
+        envvar="PERSIA_SERVERS",
+    ),
+]
+LiveServers = Annotated[
+    str | None,
+    typer.Option(
+        "--servers",
+        help="Take the rows from these parameter servers, host:port with "
+        "commas between, and the dense part alone from the checkpoint.",
+    ),
+]
+Namespace = Annotated[
+    str,
+    typer.Option(
+        help="Namespace of the tables on the servers.",
+        envvar="PERSIA_NAMESPACE",
+    ),
+]
+Timeout = Annotated[
+    float,
+    typer.Option(callback=seconds, help="Seconds that an answer may take."),
+]
+Device = Annotated[
+    Literal["cpu", "cuda", "auto"],
+    typer.Option(
+        help="Where the dense part is; auto: on cuda, if there is one."
+    ),
+]
+
+
+def print_json(value: Any) -> None:
+    """Prints a result, as ``--json`` asks for it: one line."""
+    print(to_json(value), flush=True)
+
+
 def to_json(value: Any) -> str:
-    """What ``--json`` prints: NaN and infinite numbers, which JSON has not,
-    are null."""
-    return json.dumps(_finite(value), allow_nan=False)
+    """A value as JSON: NaN and infinite numbers, which JSON has not, are
+    null."""
+    return json_.dumps(_finite(value), allow_nan=False, default=str)
 
 
 def _finite(value: Any) -> Any:

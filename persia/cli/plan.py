@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pydantic
@@ -11,7 +12,9 @@ from rich.table import Table
 
 from persia.base.options import validated
 from persia.cli.flags import with_flags
-from persia.train.config import of_train
+from persia.cli.options import Json, print_json
+from persia.cli.shared import begin
+from persia.train.config import RowDtype, WireDtype, of_train
 
 if TYPE_CHECKING:
     from persia.distributed.planning import Plan
@@ -33,11 +36,11 @@ class PlanConfig(pydantic.BaseModel):
     )
 
     rows: float = Field(
-        description="Distinct ids of all tables, such as 1e12.",
+        description="Rows of all tables: distinct ids, such as 1e12.",
     )
-    tables: int = Field(1, description="Tables that have them.")
+    tables: int = Field(1, description="Number of tables that have the rows.")
     dim: int = of_train("dim")
-    row_dtype: str = of_train("row_dtype")
+    row_dtype: RowDtype = of_train("row_dtype")
     optimizer: str = of_train("optimizer")
     qps: float = Field(
         0.0, description="Samples a second of all ranks together."
@@ -47,12 +50,13 @@ class PlanConfig(pydantic.BaseModel):
     distinct: float = Field(
         1.0, description="Share of the ids of a batch that differ."
     )
-    wire_dtype: str = of_train("wire_dtype")
+    wire_dtype: WireDtype = of_train("wire_dtype")
     server_memory: pydantic.ByteSize = Field(
-        pydantic.ByteSize(256 * 2**30), description="Memory of a server."
+        pydantic.ByteSize(256 * 2**30),
+        description="Memory of a server, such as 256GiB; a number is bytes.",
     )
     server_network: float = Field(
-        25.0, description="Gbit/s of a server, each way."
+        25.0, description="Network of a server each way, in Gbit/s."
     )
     server_ids: float = Field(
         5e6,
@@ -68,15 +72,15 @@ _PANELS = {"rows": "Tables", "qps": "Traffic", "server_memory": "A server"}
 
 
 @with_flags(PlanConfig, _PANELS)
-def command(**flags: Any) -> None:
+def command(json: Json = False, **flags: Any) -> None:
     """Work out how many servers a job needs, and what each must have.
 
     persia plan --rows 1e12 --qps 1e6 --server-memory 1TiB
     """
     from persia.distributed import planning
 
-    given = {name: value for name, value in flags.items() if value is not None}
-    config = validated(PlanConfig, given)
+    config = validated(PlanConfig, flags)
+    begin(config.model_dump())
     found = planning.plan(
         config.rows,
         config.dim,
@@ -93,6 +97,9 @@ def command(**flags: Any) -> None:
         server_ids=config.server_ids,
         headroom=config.headroom,
     )
+    if json:
+        print_json(dataclasses.asdict(found))
+        return
     table = Table(title="plan", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column(justify="right")

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from pathlib import Path
-from typing import IO, Annotated
+from typing import Annotated
 
 import typer
 
+from persia.base.logs import say
+from persia.cli.bars import Counted
+from persia.cli.options import (
+    BatchSize,
+    Device,
+    DryRun,
+    Json,
+    LiveServers,
+    Namespace,
+    Root,
+    Step,
+    print_json,
+)
 from persia.errors import InvalidArgument, MalformedData
 
 __all__ = ["command"]
 
 
 def command(
-    root: Annotated[
-        str,
-        typer.Argument(
-            help="Checkpoint root of persia train --save, or the folder of a "
-            "step."
-        ),
-    ],
+    root: Root,
     data: Annotated[
         str,
         typer.Argument(
@@ -30,29 +35,49 @@ def command(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="File to write (default: the output).")
+        Path | None,
+        typer.Option(
+            help="File to write: .parquet or .csv with names of columns, "
+            "else text (default: stdout, as text)."
+        ),
     ] = None,
-    step: Annotated[
-        int | None, typer.Option(help="A step of the root (default: latest).")
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            help="Columns of the data to write before the probabilities, "
+            "with commas between, such as user,item; with --out alone."
+        ),
     ] = None,
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Samples a batch.")
-    ] = 4096,
+    step: Step = None,
+    servers: LiveServers = None,
+    namespace: Namespace = "default",
+    device: Device = "cpu",
+    batch_size: BatchSize = 4096,
+    dry_run: DryRun = False,
+    json: Json = False,
 ) -> None:
     """Write the probability of a click for each sample, one a line; of a
     model of several labels those of all, with commas between.
 
-    A malformed line is an error: lines of the output are those of the data.
-    The file of --out appears when it is complete.
+    A .parquet or .csv file has a column "probability", or one named by each
+    label. A malformed line is an error: lines of the output are those of the
+    data. The file of --out appears when it is complete.
 
     persia predict out day_23.parquet --out clicks.txt
+
+    persia predict out day_23.parquet --out clicks.parquet --columns user,item
     """
-    from persia.base.output import new_file
     from persia.checkpoint.files import local_files
     from persia.train import load
+    from persia.train.predictions import check_columns, writer_of
     from persia.train.sources import no_sample
 
-    trained = load(root, step)
+    names = [name.strip() for name in (columns or "").split(",") if name]
+    if json and out is None:
+        raise InvalidArgument("--json is about the file of --out: give that")
+    trained = load(
+        root, step, servers=servers, namespace=namespace, device=device
+    )
     if trained.schema is None:
         raise InvalidArgument(
             f"{root} was trained on generated data or on Criteo's "
@@ -60,17 +85,19 @@ def command(
             "persia.train.load"
         )
     batches = trained.read(data, batch_size, labels=False, strict=True)
+    kept = check_columns(batches, names, out)
+    inputs: list[str | Path] = [*batches.local_paths, *local_files(root)]
+    if dry_run:
+        if next(iter(batches), None) is None:
+            raise MalformedData(no_sample(batches))
+        say(f"would write the probabilities of {data} to {out or 'stdout'}")
+        return
     samples = 0
-    with contextlib.ExitStack() as stack:
-        file: IO[str] = sys.stdout
-        if out is not None:
-            inputs: list[str | Path] = [*batches.local_paths]
-            inputs += local_files(root)
-            file = stack.enter_context(new_file(out, inputs=inputs))
-        for batch in batches:
+    with writer_of(out, trained.tasks, kept, inputs) as write:
+        for batch in Counted(batches, "predicting") if out else batches:
             samples += len(batch)
-            chances = trained.predict(batch).reshape(len(batch), -1)
-            for line in chances.tolist():
-                print(",".join(f"{p:.6g}" for p in line), file=file)
+            write(trained.predict(batch).reshape(len(batch), -1).numpy())
         if not samples:
             raise MalformedData(no_sample(batches))
+    if json:
+        print_json({"out": str(out), "samples": samples})

@@ -6,6 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from persia.base.logs import say
+from persia.cli.bars import progress
+from persia.cli.options import DryRun, Json, print_json
 from persia.errors import InvalidArgument
 
 __all__ = ["command"]
@@ -15,8 +18,8 @@ def command(
     data: Annotated[
         str,
         typer.Argument(
-            help="taobao:FOLDER, avazu:FILE, or a file, glob or URL with "
-            "--schema."
+            help="A log: taobao:FOLDER, avazu:FILE, or a file, glob or URL "
+            "with --schema."
         ),
     ],
     out: Annotated[
@@ -32,6 +35,8 @@ def command(
     file_samples: Annotated[
         int, typer.Option(help="Most samples of a file that is written.")
     ] = 1 << 22,
+    dry_run: DryRun = False,
+    json: Json = False,
 ) -> None:
     """Sort a log by its timestamps, in bounded memory.
 
@@ -45,24 +50,39 @@ def command(
     options: dict[str, Any] = {
         "chunk_rows": chunk_samples,
         "file_rows": file_samples,
+        "dry_run": dry_run,
     }
     name, _, path = data.partition(":")
-    if name == "taobao" and schema is None:
-        made = datasets.prepare_taobao(path, out, **options)
-    elif name == "avazu" and schema is None:
-        made = prepare(path, "avazu", out, **options)
-    elif schema is None:
+    if schema is None and name not in ("taobao", "avazu"):
         raise InvalidArgument(
             f"persia prepare {data}: need --schema with a timestamp, or "
             "taobao:FOLDER or avazu:FILE (Criteo's logs have no times; they "
             "are in order already)"
         )
-    else:
-        made = prepare(data, schema, out, **options)
+    with progress("sorting") as tell:
+        options["tell"] = lambda what, n: tell(n, f"{n:,} samples", what)
+        if name == "taobao" and schema is None:
+            made = datasets.prepare_taobao(path, out, **options)
+        elif schema is None:
+            made = prepare(path, "avazu", out, **options)
+        else:
+            made = prepare(data, schema, out, **options)
     for line in made.malformed_lines[:3]:
-        typer.echo(f"{line} (left out)")
-    typer.echo(
-        f"{made.rows:,} samples in {len(made.files)} files in {out}, "
-        f"{made.malformed:,} malformed left out"
-    )
-    typer.echo(f"persia train '{out}/*.parquet' --schema {made.schema}")
+        say(f"{line} (left out)")
+    if dry_run:
+        say(f"would write the samples of {data} to {out}, in time order")
+    elif json:
+        print_json(
+            {
+                "files": [str(file) for file in made.files],
+                "schema": str(made.schema),
+                "samples": made.rows,
+                "malformed": made.malformed,
+            }
+        )
+    else:
+        print(
+            f"{made.rows:,} samples in {len(made.files)} files in {out}, "
+            f"{made.malformed:,} malformed left out"
+        )
+        print(f"persia train '{out}/*.parquet' --schema {made.schema}")

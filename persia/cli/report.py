@@ -7,17 +7,23 @@ from typing import Annotated
 
 import typer
 
+from persia.cli.bars import Counted
+from persia.cli.options import (
+    BatchSize,
+    Device,
+    Json,
+    LiveServers,
+    Namespace,
+    Root,
+    Step,
+    print_json,
+)
+
 __all__ = ["command"]
 
 
 def command(
-    root: Annotated[
-        str,
-        typer.Argument(
-            help="Checkpoint root of persia train --save, or the folder of a "
-            "step."
-        ),
-    ],
+    root: Root,
     data: Annotated[
         str | None,
         typer.Argument(
@@ -25,7 +31,7 @@ def command(
             "(default: the samples that the training held out)."
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="File to write.")] = Path(
+    out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path(
         "report.html"
     ),
     log: Annotated[
@@ -41,12 +47,12 @@ def command(
             "with the fewest ids).",
         ),
     ] = None,
-    step: Annotated[
-        int | None, typer.Option(help="A step of the root (default: latest).")
-    ] = None,
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Samples a batch.")
-    ] = 4096,
+    step: Step = None,
+    servers: LiveServers = None,
+    namespace: Namespace = "default",
+    device: Device = "cpu",
+    batch_size: BatchSize = 4096,
+    json: Json = False,
 ) -> None:
     """Write an HTML file with scores, calibration by decile, AUC by slice,
     norms and ages of the rows, and curves of a log.
@@ -63,5 +69,12 @@ def command(
         data=data,
         slices=slice or (),
         batch_size=batch_size,
+        servers=servers,
+        namespace=namespace,
+        device=device,
+        watch=lambda batches: Counted(batches, "scoring"),
     )
-    print(f"wrote {path}")
+    if json:
+        print_json({"out": str(path)})
+    else:
+        print(f"wrote {path}")

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from persia.cli.options import seconds, to_json
+from persia.cli.options import (
+    DryRun,
+    Json,
+    Namespace,
+    Servers,
+    Step,
+    Timeout,
+    print_json,
+)
+from persia.cli.shared import Commands
 from persia.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -15,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["commands"]
 
-commands = typer.Typer(no_args_is_help=True)
+commands = Commands(no_args_is_help=True)
 
 _Table = Annotated[str, typer.Argument(help="Name of the table.")]
 _Ids = Annotated[
@@ -25,13 +34,6 @@ _Ids = Annotated[
         "behind --."
     ),
 ]
-_Servers = Annotated[
-    str | None,
-    typer.Option(
-        help="host:port of all servers, with commas between.",
-        envvar="PERSIA_SERVERS",
-    ),
-]
 _Checkpoint = Annotated[
     str | None,
     typer.Option(
@@ -39,22 +41,11 @@ _Checkpoint = Annotated[
         "the table is needed."
     ),
 ]
-_Step = Annotated[
-    int | None, typer.Option(help="A step of the root (default: latest).")
-]
-_Namespace = Annotated[
-    str, typer.Option(help="Of the job.", envvar="PERSIA_NAMESPACE")
-]
-_Timeout = Annotated[
-    float,
-    typer.Option(callback=seconds, help="Seconds that an answer may take."),
-]
-_Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
 @commands.callback()
 def _rows() -> None:
-    """Look at single rows, which do not change.
+    """Look at single rows, or erase them.
 
     TLS and tokens are those of the environment (PERSIA_TLS_CA, PERSIA_TOKEN,
     ...).
@@ -65,12 +56,12 @@ def _rows() -> None:
 def get(
     table: _Table,
     ids: _Ids,
-    servers: _Servers = None,
+    servers: Servers = None,
     checkpoint: _Checkpoint = None,
-    step: _Step = None,
-    namespace: _Namespace = "default",
-    timeout: _Timeout = 10.0,
-    json: _Json = False,
+    step: Step = None,
+    namespace: Namespace = "default",
+    timeout: Timeout = 10.0,
+    json: Json = False,
 ) -> None:
     """Print the vectors of ids, and the state of their optimizer.
 
@@ -93,7 +84,7 @@ def get(
         )
     ]
     if json:
-        print(to_json(rows))
+        print_json(rows)
         return
     for row in rows:
         print(f"{row['id']}{'' if row['present'] else ' (no row)'}")
@@ -106,12 +97,12 @@ def get(
 def explain(
     table: _Table,
     ids: _Ids,
-    servers: _Servers = None,
+    servers: Servers = None,
     checkpoint: _Checkpoint = None,
-    step: _Step = None,
-    namespace: _Namespace = "default",
-    timeout: _Timeout = 10.0,
-    json: _Json = False,
+    step: Step = None,
+    namespace: Namespace = "default",
+    timeout: Timeout = 10.0,
+    json: Json = False,
 ) -> None:
     """Print what is known of ids: the shard, whether there is a row and why
     not, the norms of its vector and state.
@@ -127,10 +118,43 @@ def explain(
         if checkpoint is not None:
             del one["shard"]  # all rows are in this process
     if json:
-        print(to_json(found))
+        print_json(found)
         return
     for one in found:
         print("  ".join(f"{name}={value}" for name, value in one.items()))
+
+
+@commands.command()
+def erase(
+    table: _Table,
+    ids: _Ids,
+    servers: Servers = None,
+    namespace: Namespace = "default",
+    timeout: Timeout = 10.0,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Remove the rows of ids from servers, with the state of their optimizer.
+
+    Their next lookups read initial values, and the next update makes new
+    rows: erase ids that the data has no more. Checkpoints that were saved
+    before still hold the rows. It is an error if a server does not answer;
+    the same command can then be run again.
+
+    persia rows erase user 7 42 --servers ps0:8888,ps1:8888 --dry-run
+    """
+    wanted = _signed(ids)
+    store = _on_servers(table, servers, namespace, timeout, not dry_run)
+    with store as s:
+        if dry_run:
+            found = s.rows_and_state(table, wanted)[2].tolist()
+            rows = len({id for id, has in zip(wanted, found) if has})
+        else:
+            rows = s.erase(table, wanted)
+    if json:
+        print_json({"table": table, "rows": rows, "erased": not dry_run})
+        return
+    print(f"{'would erase' if dry_run else 'erased'} {rows:,} rows of {table}")
 
 
 class _By(StrEnum):
@@ -142,17 +166,20 @@ class _By(StrEnum):
 @commands.command()
 def top(
     table: _Table,
-    checkpoint: Annotated[str, typer.Option(help="Checkpoint root.")],
+    checkpoint: Annotated[
+        str, typer.Option(help="Root of the checkpoint, a folder or URI.")
+    ],
     by: Annotated[
         _By,
         typer.Option(
-            help="norm: of the vector; state: norm of the optimizer's state; "
+            help="What is largest. norm: that of the vector; state: the norm "
+            "of the optimizer's state; "
             "age: updates of the table since the last one of the row."
         ),
     ] = _By.norm,
     count: Annotated[int, typer.Option(min=1, help="Rows to print.")] = 10,
-    step: _Step = None,
-    json: _Json = False,
+    step: Step = None,
+    json: Json = False,
 ) -> None:
     """Print the ids of a checkpoint with the largest norm, state or age.
 
@@ -184,7 +211,7 @@ def top(
         best.sort(key=lambda row: -row[by])
         del best[count:]
     if json:
-        print(to_json(best))
+        print_json(best)
         return
     print(f"{'id':>20} {'norm':>10} {'state':>10} {'age':>10}")
     for row in best:
@@ -215,6 +242,17 @@ def _opened(
     """A store with one table, as servers or a checkpoint have it."""
     if checkpoint is not None:
         return _restored(table, checkpoint, step)
+    return _on_servers(table, servers, namespace, timeout, False)
+
+
+def _on_servers(
+    table: str,
+    servers: str | None,
+    namespace: str,
+    timeout: float,
+    writes: bool,
+) -> Store:
+    """A store with one table, as servers have it."""
     if not servers:
         raise InvalidArgument(
             "no rows to look at: give --servers HOST:PORT or --checkpoint "
@@ -230,7 +268,7 @@ def _opened(
         timeout=timeout,
         rank=0,
         world=1,
-        read_only=True,
+        read_only=not writes,
     )
     try:
         engine = engine_of(store)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from persia.base.urls import Url
+from persia.cli.options import Json, print_json
 
 __all__ = ["command"]
 
@@ -19,7 +20,9 @@ def command(
             "kafka://BROKER:PORT/TOPIC."
         ),
     ],
-    encoding: Annotated[str, typer.Option(help="Of text files.")] = "utf-8",
+    encoding: Annotated[
+        str, typer.Option(help="Encoding of text files.")
+    ] = "utf-8",
     label: Annotated[
         str | None,
         typer.Option(
@@ -31,6 +34,7 @@ def command(
         str | None,
         typer.Option(help="Column of what samples belong to, for GAUC."),
     ] = None,
+    json: Json = False,
 ) -> None:
     """Print a schema, to edit and pass to persia train --schema.
 
@@ -51,6 +55,9 @@ def command(
     else:
         files = Files(data, encoding=encoding, label=labels, group=group)
         found = files.schema
+    if json:
+        print_json(found.model_dump(mode="json", exclude_defaults=True))
+        return
     names = ", ".join(one.column for one in found.labels)
     typer.echo(
         f"# {Url(data)}: {len(found.features)} id features, "

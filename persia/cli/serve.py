@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from persia.base.options import read_yaml, validated
+from persia.base.logs import say
+from persia.base.options import validated
 from persia.cli.flags import with_flags
-from persia.distributed.server import ServeConfig
+from persia.cli.options import DryRun
+from persia.cli.shared import Commands, begin
+from persia.distributed.server import ServeConfig, find_shard
 from persia.distributed.server import serve as run
 from persia.distributed.worker import WorkerConfig, serve_worker
 
 __all__ = ["commands"]
 
-commands = typer.Typer(no_args_is_help=True)
+commands = Commands(no_args_is_help=True)
 
 
 @commands.callback()
@@ -48,13 +48,7 @@ _WORKER_PANELS = {
 
 @commands.command()
 @with_flags(ServeConfig, _PANELS)
-def ps(
-    config: Annotated[
-        Path | None,
-        typer.Option(help="YAML file of these options; flags override it."),
-    ] = None,
-    **flags: Any,
-) -> None:
+def ps(dry_run: DryRun = False, **flags: Any) -> None:
     """Serve one shard of the tables of a job.
 
     It prints a line "serving shard 0 of 2 on 127.0.0.1:8888" when it is
@@ -63,20 +57,22 @@ def ps(
 
     persia serve ps --shard 0/2 --checkpoints /shared/ckpt
     """
-    given = {k: v for k, v in flags.items() if v is not None}
-    file = read_yaml(config) if config is not None else {}
-    run(validated(ServeConfig, file | given))
+    config = validated(ServeConfig, flags)
+    begin(config.model_dump())
+    shard, shards = find_shard(config.shard, config.shards)
+    config.security(config.admin_token_file)  # its files can be read
+    if dry_run:
+        say(
+            f"would serve shard {shard} of {shards} on "
+            f"{config.host}:{config.port}"
+        )
+        return
+    run(config)
 
 
 @commands.command()
 @with_flags(WorkerConfig, _WORKER_PANELS)
-def worker(
-    config: Annotated[
-        Path | None,
-        typer.Option(help="YAML file of these options; flags override it."),
-    ] = None,
-    **flags: Any,
-) -> None:
+def worker(dry_run: DryRun = False, **flags: Any) -> None:
     """Serve an embedding worker: batches of loaders, looked up for ranks.
 
     It prints a line "serving an embedding worker of 2 servers on
@@ -84,6 +80,13 @@ def worker(
 
     persia serve worker --servers ps0:8888,ps1:8888
     """
-    given = {k: v for k, v in flags.items() if v is not None}
-    file = read_yaml(config) if config is not None else {}
-    serve_worker(validated(WorkerConfig, file | given))
+    config = validated(WorkerConfig, flags)
+    begin(config.model_dump())
+    config.security()  # its files can be read
+    if dry_run:
+        say(
+            f"would serve an embedding worker of {config.servers} on "
+            f"{config.host}:{config.port}"
+        )
+        return
+    serve_worker(config)

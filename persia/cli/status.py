@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from persia.base.environment import variable
-from persia.cli.options import seconds, to_json
+from persia.cli.options import Json, Namespace, Timeout, print_json, seconds
 
 if TYPE_CHECKING:
     from persia.distributed.status import (
@@ -49,22 +49,15 @@ def command(
             envvar="PERSIA_WORKERS",
         ),
     ] = None,
-    namespace: Annotated[
-        str, typer.Option(help="Of the job.", envvar="PERSIA_NAMESPACE")
-    ] = "default",
+    namespace: Namespace = "default",
     interval: Annotated[
         float,
-        typer.Option(callback=seconds, help="Seconds over which rates are."),
-    ] = 1.0,
-    timeout: Annotated[
-        float,
         typer.Option(
-            callback=seconds, help="Seconds that an answer may take."
+            callback=seconds, help="Seconds over which rates are measured."
         ),
-    ] = 10.0,
-    json: Annotated[
-        bool, typer.Option("--json", help="All numbers, as JSON.")
-    ] = False,
+    ] = 1.0,
+    timeout: Timeout = 10.0,
+    json: Json = False,
     watch: Annotated[
         bool,
         typer.Option("--watch", help="Look again and again, until Ctrl-C."),
@@ -136,19 +129,14 @@ def _look(
     failed += [(e.address, e.error) for e in between if e.error]
     failed += [(w.url, w.error) for w in trainers if w.error]
     if json:
-        print(
-            to_json(
-                {
-                    "servers": [dataclasses.asdict(s) for s in found],
-                    "tables": [dataclasses.asdict(t) for t in tables],
-                    "embedding_workers": [
-                        dataclasses.asdict(e) for e in between
-                    ],
-                    "workers": [dataclasses.asdict(w) for w in trainers],
-                    "staleness": stale,
-                }
-            ),
-            flush=True,
+        print_json(
+            {
+                "servers": [dataclasses.asdict(s) for s in found],
+                "tables": [dataclasses.asdict(t) for t in tables],
+                "embedding_workers": [dataclasses.asdict(e) for e in between],
+                "workers": [dataclasses.asdict(w) for w in trainers],
+                "staleness": stale,
+            }
         )
     else:
         if clear:

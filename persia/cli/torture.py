@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from persia.cli.options import Json
 
 __all__ = ["command"]
 
@@ -16,14 +18,19 @@ __all__ = ["command"]
 def command(
     minutes: Annotated[
         float,
-        typer.Option(min=0, help="After which no round begins; 0: no limit."),
+        typer.Option(
+            min=0, help="Minutes after which no round begins; 0: no limit."
+        ),
     ] = 5.0,
     rounds: Annotated[
-        int, typer.Option(min=0, help="How many at most; 0: no limit.")
+        int, typer.Option(min=0, help="Most rounds; 0: no limit.")
     ] = 0,
     seed: Annotated[
         int,
-        typer.Option(help="Of the first round, which follows from it alone."),
+        typer.Option(
+            help="Seed of the first round, which follows from it alone; that "
+            "of each later round is one more."
+        ),
     ] = 1,
     short: Annotated[
         bool, typer.Option("--short", help="Few batches, three kills.")
@@ -36,6 +43,7 @@ def command(
             "rounds with a violation, in a new folder)."
         ),
     ] = None,
+    json: Json = False,
 ) -> None:
     """Kill servers, workers, loaders and trainers of jobs on this machine.
 
@@ -54,7 +62,8 @@ def command(
         "short": short,
         "jobs": jobs,
         "logs": None if logs is None else str(logs),
+        "json": json,
     }
     # The processes of a round are forks of one without threads.
-    line = [sys.executable, "-m", "persia.torture", json.dumps(given)]
+    line = [sys.executable, "-m", "persia.torture", dumps(given)]
     raise typer.Exit(subprocess.run(line, check=False).returncode)

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import math
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from persia.base.check import kind
+from persia.base.environment import variable
+from persia.base.logs import say
 from persia.base.memory import keep_memory
-from persia.base.options import read_yaml
 from persia.base.signals import Ended, Ending
+from persia.cli.bars import progress
 from persia.cli.flags import positional, with_flags
+from persia.cli.options import DryRun, Json, print_json
+from persia.cli.shared import begin, layers
 from persia.errors import InvalidArgument, PersiaError
 from persia.train.config import TrainConfig, check_used, give_way, resolve
 
@@ -33,7 +34,6 @@ __all__ = ["command"]
 # Paths are shown as they are: neither markup nor emoji.
 console = Console(emoji=False, highlight=False, markup=False)
 _NAMES = {"auc": "AUC", "logloss": "log loss", "gauc": "GAUC"}
-_EVERY = 5.0  # seconds between lines of progress
 
 
 _PANELS = {  # the first option of each group
@@ -53,16 +53,12 @@ def command(
         str | None,
         typer.Argument(help="The same as --data.", metavar="data"),
     ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(help="YAML file of these options; flags override it."),
-    ] = None,
     resume: Annotated[
         str | None,
         typer.Option(
             help="Checkpoint root, or the folder of a step, to continue from; "
-            "all of its options hold where no flag and no --config says "
-            "otherwise. auto: that of --save if there is one, else begin."
+            "all of its options hold where none is given. auto: that of "
+            "--save if there is one, else begin."
         ),
     ] = None,
     overwrite: Annotated[
@@ -73,6 +69,8 @@ def command(
             "first save of this one; without it they are an error.",
         ),
     ] = False,
+    dry_run: DryRun = False,
+    json: Json = False,
     **flags: Any,
 ) -> None:
     """Train a click model, then score it on samples it has not seen.
@@ -89,17 +87,11 @@ def command(
     from persia.train.run import Run
     from persia.train.saved import saved_options
 
-    flags = {name: value for name, value in flags.items() if value is not None}
     flags |= positional(file, flags)
-    options = read_yaml(config) if config is not None else {}
-    in_file = kind("resume", options.pop("resume", ""), str, "a path or auto")
-    resume = (in_file or None) if resume is None else resume
-    overwrite |= kind(
-        "overwrite", options.pop("overwrite", False), bool, "true or false"
-    )
+    given = layers(flags)
     lines: list[str] = []
     if auto := resume == "auto":
-        root = resolve(options, flags).save
+        root = resolve(*given).save
         if root is None or overwrite:
             raise InvalidArgument(
                 "--resume auto goes with --save, and without --overwrite"
@@ -110,126 +102,141 @@ def command(
     saved: dict[str, Any] = {}
     if resume is not None:
         resume = newest(resume) or resume  # the folder of a step has none
-        saved, more = give_way(saved_options(resume), options | flags)
+        saved, more = give_way(saved_options(resume), flags)
         lines += more
+    settings = resolve(saved, *given)
+    begin(_printed(settings, resume, overwrite))
+    # A file that --print-config has made names every option.
+    file_, *others = given
+    named = {*file_} & settings.changed() | {*others[0], *others[1]}
+    if dry_run:
+        from persia.train.check import check_run
+
+        servers = settings.servers or variable("PERSIA_SERVERS")
+        check_used(settings, named, servers not in (None, "embedded"))
+        say(f"would train {check_run(settings, resume, overwrite)}")
+        return
     keep_memory()
-    settings = resolve(saved, options, flags)
     with Ending(settings.grace, patient=(signal.SIGINT,)) as ending:
         ending.what = "it had not begun to train"
         run = Run(settings, resume, overwrite)
-        _train(run, options | flags, ending, lines, auto and resume is None)
+        _train(run, named, ending, lines, auto and resume is None, json)
+
+
+def _printed(
+    config: TrainConfig, resume: str | None, overwrite: bool
+) -> dict[str, Any]:
+    """All options of a run, for --print-config."""
+    more = {"resume": resume, "overwrite": overwrite or None}
+    return {k: v for k, v in more.items() if v is not None} | config.options()
 
 
 def _train(
     run: Run,
-    given: dict[str, Any],
+    given: Iterable[str],
     ending: Ending,
     lines: list[str],
     first: bool,
+    json: bool,
 ) -> None:
     """The first Ctrl-C or SIGTERM ends the training after its batch; the
     model is saved then.
 
     Args:
         run: the run.
-        given: its options that were given.
+        given: names of its options that were given.
         ending: of this process.
         lines: are printed before.
         first: it found no checkpoint to continue from.
+        json: whether the result is printed so.
     """
     check_used(run.config, given, run.may_be_remote)
-    console.quiet = run.rank > 0
-    console.print(run.describe())
+    told = say if run.rank == 0 else _silent
+    told(run.describe())
     for line in [*lines, *run.roots.lines()]:
-        console.print(line)
+        told(line)
     if first and run.outlived:
         # What is started again after a failure finds the rows changed.
-        console.print(f"saved to {run.save()}")
+        told(f"saved to {run.save()}")
     gc.freeze()  # what was imported need not be searched for garbage again
     was_finished = run.finished
     ending.what = "its batch did not end; nothing was saved"
     at_once, ending.first = ending.first, lambda _: run.trainer.interrupt()
     with _progress(run) as show:
-        finished = run.fit(show, console.print)
+        finished = run.fit(show, told)
     if finished and not was_finished and not run.trainer.rows:
-        console.print("nothing was left to train: the data end before that")
+        told("nothing was left to train: the data end before that")
     failed: PersiaError | None = None
     if run.must_save:
         ending.what = f"the model was not saved to {run.config.save}"
         try:
             run.save()
-            console.print(f"saved to {run.config.save}")
+            told(f"saved to {run.config.save}")
         except PersiaError as error:
             if not finished:
                 raise
             failed = error  # the result is told all the same
     for line in run.losses():
-        console.print(line)
+        told(line)
     ending.what = "all was saved; the scores were not computed"
     if not finished and run.config.save is not None:
-        console.print(f"continue: persia train --resume {run.config.save}")
+        told(f"continue: persia train --resume {run.config.save}")
     if not finished or ending.number is not None:
         if failed is not None:
             raise failed
         raise Ended(ending.number or signal.SIGINT)
     ending.first = at_once
-    console.print(_table(run.result()))
+    result = run.result()
+    if run.rank == 0 and json:
+        print_json(_values(result))
+    elif run.rank == 0:
+        console.print(_table(result))
     run.close()
     if failed is not None:
         raise failed
 
 
+def _silent(text: str) -> None:
+    """What another rank than the first says."""
+
+
 @contextmanager
-def _progress(run: Run) -> Iterator[Callable[[Position], None]]:
-    """A bar in a terminal, else a line now and then."""
-    if console.is_terminal:
-        with _progress_bar(run) as show:
-            yield show
+def _progress(run: Run) -> Iterator[Callable[[Position], object]]:
+    if run.rank > 0:
+        yield _silent_at
         return
-    batches, last = run.batches, time.monotonic()
-
-    def tell(at: Position) -> None:
-        nonlocal last
-        if time.monotonic() - last >= _EVERY:
-            last = time.monotonic()
-            share = f", {at.batch / batches:.0%}" if batches else ""
-            console.print(
-                f"epoch {at.epoch + 1}, batch {at.batch}{share}: "
-                f"{at.rows_per_second:,.0f} samples/s, "
-                f"loss {at.loss:.4f}, AUC {at.auc:.4f}"
-            )
-
-    yield tell
-
-
-@contextmanager
-def _progress_bar(run: Run) -> Iterator[Callable[[Position], None]]:
-    columns = (
-        TextColumn("epoch {task.fields[epoch]}"),
-        BarColumn(bar_width=None),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TextColumn("{task.fields[speed]:>9,.0f} samples/s"),
-        TextColumn("loss {task.fields[loss]:.4f}"),
-        TextColumn("AUC {task.fields[auc]:.4f}"),
-        TimeRemainingColumn(compact=True),
-    )
-    batches = run.batches
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task(
-            "train", total=batches, epoch=1, speed=0.0, loss=0.0, auc=0.0
+    with progress("training", run.batches) as tell:
+        yield lambda at: tell(
+            at.batch,
+            f"{at.rows_per_second:,.0f} samples/s, loss {at.loss:.4f}, "
+            f"AUC {at.auc:.4f}",
+            f"epoch {at.epoch + 1}, batch {at.batch}",
         )
 
-        def show(at: Position) -> None:
-            bar.update(
-                task,
-                completed=at.batch,
-                epoch=at.epoch + 1,
-                speed=at.rows_per_second,
-                loss=at.loss,
-                auc=at.auc,
-            )
 
-        yield show
+def _silent_at(at: Position) -> None:
+    """The progress of another rank than the first."""
+
+
+def _values(result: Result) -> dict[str, Any]:
+    """A result as JSON has it."""
+    found: dict[str, Any] = {
+        "scores": result.scores and dataclasses.asdict(result.scores),
+        "progressive_auc": result.auc,
+        "planted_auc": result.planted_auc,
+        "windows": [dataclasses.asdict(one) for one in result.windows],
+        "malformed": result.malformed,
+        "rows": result.rows,
+        "bytes_a_row": result.bytes_a_row,
+        "samples_per_second": result.samples_per_second,
+    }
+    if result.target is not None:
+        auc, step = result.target
+        found["target"] = {"auc": auc, "step": step}
+    if result.best is not None and result.best.value is not None:
+        one = result.best
+        found["best"] = {one.metric: one.value, "step": one.step}
+    return found
 
 
 def _table(result: Result) -> Table:

@@ -328,11 +328,7 @@ class Encoder:
         else:
             seconds, missing, wrong, column = self.numbers(table, name)
             seconds = seconds / _UNITS[self.schema.time_unit]
-            wrong = wrong | missing
-            if wrong.any() and pa.types.is_string(column.type):
-                said, unknown = _times(column)
-                seconds = np.where(wrong, said, seconds)
-                wrong &= unknown
+            seconds, wrong = _or_times(seconds, wrong | missing, column)
         need = "is neither a time nor a number"
         tell(ok & wrong, column, name, need, report)
         return np.where(wrong, 0.0, seconds), ok & ~wrong
@@ -363,6 +359,8 @@ class Encoder:
             wrong = np.zeros_like(missing)
         else:
             numbers, missing, wrong, column = self.numbers(table, name)
+            if dtype == "float64":
+                numbers, wrong = _or_times(numbers, wrong, column)
         if dtype == "bool":
             wrong = wrong | missing | ((numbers != 0) & (numbers != 1))
         else:
@@ -432,7 +430,7 @@ def measure(
     dense, ids = [], []
     for d in schema.dense:
         if d.standardise is True:
-            x = _known(encoder, table, d.column, where)
+            x = _known(encoder, table, d, where)
             x = np.log(np.maximum(x, 0) + 1) if d.log else x
             std = float(x.std()) or 1.0
             moments = Moments(mean=float(x.mean()), std=std)
@@ -440,7 +438,7 @@ def measure(
         dense.append(d)
     for c in schema.categorical:
         if isinstance(c.buckets, int):
-            x = _known(encoder, table, c.column, where)
+            x = _known(encoder, table, c, where)
             shares = np.arange(1, c.buckets) / c.buckets
             bounds = np.unique(np.quantile(x, shares)).tolist()
             c = c.model_copy(update={"buckets": bounds})
@@ -506,8 +504,10 @@ def _dtype(encoder: Encoder, table: Any, name: str, where: str) -> str | None:
             f"{where}: column {name!r} of the type {kind} cannot be carried "
             f"as numbers; {remedy}"
         )
-    numbers, missing, wrong, _ = encoder.numbers(table, name)
+    numbers, missing, wrong, column = encoder.numbers(table, name)
     if wrong.any():
+        if not _or_times(numbers, wrong, column)[1].any():
+            return "float64"
         raise errors.SchemaMismatch(
             f"{where}: column {name!r} has texts; {remedy}"
         )
@@ -516,12 +516,16 @@ def _dtype(encoder: Encoder, table: Any, name: str, where: str) -> str | None:
 
 
 def _known(
-    encoder: Encoder, table: Any, name: str, where: str
+    encoder: Encoder,
+    table: Any,
+    spec: DenseColumn | CategoricalColumn,
+    where: str,
 ) -> npt.NDArray[np.float64]:
     """The finite numbers of a column, of which there is one at least."""
+    name = spec.column
     if name not in table.schema.names:
         return np.zeros(1)  # told by the check of the columns
-    numbers, missing, wrong, _ = encoder.numbers(table, name)
+    numbers, missing, wrong, _ = encoder.numbers(table, name, spec.decimal)
     known = numbers[~missing & ~wrong]
     if not len(known):
         raise errors.SchemaMismatch(
@@ -627,6 +631,17 @@ def _seconds(column: pa.Array) -> tuple[npt.NDArray[np.float64], Mask]:
     wrong = column.is_null().to_numpy(zero_copy_only=False)
     ticks = pc.fill_null(column.cast(pa.int64()), 0).to_numpy()
     return ticks / _UNITS[column.type.unit], wrong
+
+
+def _or_times(
+    numbers: npt.NDArray[np.float64], wrong: Mask, column: pa.Array
+) -> tuple[npt.NDArray[np.float64], Mask]:
+    """Numbers, in which texts of times are seconds since 1970; and where a
+    value is neither."""
+    if not wrong.any() or not pa.types.is_string(column.type):
+        return numbers, wrong
+    said, unknown = _times(column)
+    return np.where(wrong, said, numbers), wrong & unknown
 
 
 def _times(column: pa.Array) -> tuple[npt.NDArray[np.float64], Mask]:

@@ -35,7 +35,7 @@ __all__ = ["IdEncoder", "is_same_in_versions"]
 # (numbers, where one is missing, where one is wrong, the column) of a column
 # of a table.
 Numbers = Callable[
-    [Any, str], tuple[npt.NDArray[np.float64], Mask, Mask, pa.Array]
+    [Any, str, str], tuple[npt.NDArray[np.float64], Mask, Mask, pa.Array]
 ]
 # (values of a table's column, where they are good), of some of its rows.
 Carried = Callable[
@@ -194,7 +194,9 @@ class IdEncoder:
     def _bucket(
         self, table: Any, spec: CategoricalColumn
     ) -> tuple[pa.Array, Mask]:
-        numbers, missing, wrong, _ = self._numbers(table, spec.column)
+        numbers, missing, wrong, _ = self._numbers(
+            table, spec.column, spec.decimal
+        )
         assert isinstance(spec.buckets, list)
         found = np.searchsorted(spec.buckets, numbers, side="right")
         return pa.array(found, mask=missing), ~wrong
@@ -367,7 +369,12 @@ class IdEncoder:
         column, beside = _plain_lists(column), aligned or {}
         lengths = _lengths(column)
         inner = plain(column.flatten(), self._version)
-        need_text(inner, spec.column)
+        if is_list(inner.type):
+            raise errors.DtypeError(
+                f"column {spec.column!r} has lists of lists, which have no "
+                "ids; need lists of values: flatten the inner ones, or make "
+                "a column of each"
+            )
         offsets = running(lengths.astype(np.int64))
         row = np.repeat(np.arange(len(column)), np.diff(offsets))
         fine = np.ones(len(column), bool)

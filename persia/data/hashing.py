@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -128,14 +129,13 @@ def as_arrays(
 
 def _as_arrow(values: Any) -> Any:
     if hasattr(values, "to_arrow"):  # polars
-        values = values.to_arrow()
+        # Its objects are addresses in Arrow.
+        objects = str(values.dtype) == "Object"
+        values = values.to_list() if objects else values.to_arrow()
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values
     if isinstance(values, torch.Tensor):
-        values = values.detach().cpu()
-        if values.dtype == torch.bfloat16:
-            values = values.float()
-        values = values.numpy()
+        values = _numpy_of(values)
     if isinstance(values, np.ndarray):
         return _of_numpy(values)
     if not hasattr(values, "dtype") and not isinstance(values, list | tuple):
@@ -145,6 +145,14 @@ def _as_arrow(values: Any) -> Any:
     if alone and is_mixed(values, array.type):
         raise pa.ArrowInvalid("values of several types")
     return array
+
+
+def _numpy_of(values: torch.Tensor) -> npt.NDArray[Any]:
+    values = values.detach().cpu()
+    if values.dtype == torch.bfloat16:
+        values = values.float()
+    found: npt.NDArray[Any] = values.numpy()
+    return found
 
 
 def as_array(what: str, values: Any, bad: Bad | None = None) -> pa.Array:
@@ -233,6 +241,16 @@ def _text(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode()
     if type(value) is int:  # of any size
+        return str(value).encode()
+    if isinstance(value, torch.Tensor):
+        value = _numpy_of(value)
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        return _text(value[()])
+    if isinstance(value, np.datetime64 | np.timedelta64) and np.isnat(value):
+        return None
+    if isinstance(value, Decimal) and not value.is_finite():
+        return _text(float(value))
+    if type(value).__name__ == "Period":  # of pandas
         return str(value).encode()
     if isinstance(value, list | tuple | np.ndarray):
         parts = [_text(one) for one in value]

@@ -164,8 +164,11 @@ def inferred(
             )
         # An amount can be a value, too.
         for dense in fields["dense"]:
-            name = dense if isinstance(dense, str) else dense["column"]
+            alone = {"column": dense} if isinstance(dense, str) else dense
+            name = alone["column"]
             one = {"column": name, "name": f"{name}_bucket", "buckets": 32}
+            if "decimal" in alone:
+                one["decimal"] = alone["decimal"]
             fields["categorical"].append(one)
             lines.append(f"{name}: also {one['name']}, one of 32 buckets")
     if group is not None:

@@ -152,6 +152,8 @@ class CategoricalColumn(_Model):
             are malformed. None: texts are texts.
         buckets: the column holds numbers, and their bucket is the value: a
             list of rising bounds, or how many quantiles of the first rows.
+        decimal: the mark of decimals in the texts of these numbers, as of
+            :class:`DenseColumn`.
         hash_salt: another id for the same value, for columns that share a
             table with others but not their vocabulary.
     """
@@ -163,6 +165,7 @@ class CategoricalColumn(_Model):
     hash: bool = True
     type: Literal["number", "boolean", "time"] | None = None
     buckets: Annotated[int, Field(ge=2, le=65536)] | list[Number] | None = None
+    decimal: Literal[".", ","] = "."
     hash_salt: int = Field(default=0, ge=0, lt=2**64)
 
     @property

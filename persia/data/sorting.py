@@ -37,6 +37,7 @@ _PART = re.compile(r"part-[0-9]{5,}\.parquet")
 _TIME, _ROW = "timestamp", "__row"
 
 Join = Callable[[pa.Table], pa.Table]
+Tell = Callable[[str, int], object]
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ def prepare(
     file_rows: int = 1 << 22,
     join: Join | None = None,
     encoding: str | None = "utf-8",
+    tell: Tell | None = None,
+    dry_run: bool = False,
 ) -> Prepared:
     """Writes a log as Parquet files in the order of its timestamps.
 
@@ -84,15 +87,20 @@ def prepare(
         schema: of the log: a :class:`Schema`, the path of a YAML file, or a
             preset. It names a timestamp.
         out: a folder for part-00000.parquet, ... and schema.yaml. Other files
-            in it stay. It must hold none of the files that are read.
+            in it stay. It must hold none of the files that are read, and no
+            such parts without the schema that an earlier call wrote.
         chunk_rows: rows sorted at a time.
         file_rows: most rows of a file that is written.
         join: adds columns to a piece of the log before the schema is applied.
         encoding: of text files.
+        tell: is called with what is done, and the rows that it is done for,
+            to show how far it is.
+        dry_run: check the arguments, read the first rows and write nothing.
+            The files that are returned are none.
 
     Raises:
         InvalidArgument: the schema has no timestamp, or ``out`` holds a file
-            that is read.
+            that is read, or parts of another program.
         SchemaMismatch: a file lacks a column, or labels are no labels.
         MalformedData: no row is well-formed.
         StorageError: a file cannot be read or written.
@@ -105,6 +113,7 @@ def prepare(
         raise errors.InvalidArgument(
             "the schema names no timestamp to sort by; add timestamp: COLUMN"
         )
+    _refuse_parts_of_others(Path(out))
     chunk_rows = whole("chunk_rows", chunk_rows, 1, 2**31)
     file_rows = whole("file_rows", file_rows, 1, 2**31)
     known = schema if join is None else _before_join(schema, join)
@@ -116,13 +125,18 @@ def prepare(
     faults = Faults(False)
     tables = _read(data, schema, join, faults)
     first = list(islice(tables, 1))  # opens the data, or fails
+    if dry_run:
+        return Prepared([], Path(out, SCHEMA), 0, faults.count, faults.lines)
+    told = tell or (lambda what, rows: None)
     with new_folder(out, inputs=inputs, own=_is_own) as folder:
         work = folder / "runs"
         work.mkdir()
-        runs = _runs(chain(first, tables), chunk_rows, work)
+        read = _told(chain(first, tables), "sorting", told)
+        runs = _runs(read, chunk_rows, work)
         while len(runs) > FAN_IN:
             runs = _merge_some(runs, work)
-        names, rows = _write(_merge(runs), folder, file_rows)
+        merged = _told(_merge(runs), "merging", told)
+        names, rows = _write(merged, folder, file_rows)
         shutil.rmtree(work)
         if not rows:
             raise errors.MalformedData(_why_nothing(data, faults))
@@ -130,6 +144,28 @@ def prepare(
         (folder / SCHEMA).write_text(text, encoding="utf-8")
     files = [Path(out, name) for name in names]
     return Prepared(files, Path(out, SCHEMA), rows, faults.count, faults.lines)
+
+
+def _refuse_parts_of_others(out: Path) -> None:
+    """An earlier call left its schema beside them."""
+    if not out.is_dir() or (out / SCHEMA).exists():
+        return
+    parts = sorted(p.name for p in out.iterdir() if _PART.fullmatch(p.name))
+    if parts:
+        raise errors.InvalidArgument(
+            f"{out} has {parts[0]} but no {SCHEMA}, so another program wrote "
+            "it; give another folder, or move these files away"
+        )
+
+
+def _told(
+    tables: Iterator[pa.Table], what: str, tell: Tell
+) -> Iterator[pa.Table]:
+    rows = 0
+    for table in tables:
+        yield table
+        rows += table.num_rows
+        tell(what, rows)
 
 
 def _is_own(name: str) -> bool:

@@ -163,8 +163,8 @@ class Cluster:
             )
         if workers and secured:
             raise InvalidArgument(
-                "--workers with TLS or tokens of --config: embedding workers "
-                "would have none; give --tls in their place"
+                "--workers with TLS or tokens of --ps-config: embedding "
+                "workers would have none; give --tls in their place"
             )
         self.workers = workers
         self.loaders = loaders
@@ -217,6 +217,15 @@ class Cluster:
         if self.parts:
             command += ["--parts", str(self.parts)]
         return [*command, "--shard", f"{loader}/{self.loaders}"]
+
+    def command_lines(self) -> list[list[str]]:
+        """What would be started, for people: ports are chosen then."""
+        return [
+            *(self.server_command(i, 0, []) for i in range(self.servers)),
+            *(self.worker_command(0, []) for _ in range(self.workers)),
+            *(self.loader_command(i) for i in range(self.loaders)),
+            self.command,
+        ]
 
     @contextlib.contextmanager
     def security(self) -> Iterator[tuple[list[str], dict[str, str]]]:
@@ -638,7 +647,7 @@ class _Supervisor:
 
     def _note(self, process: _Process, text: str) -> None:
         """Remembers which servers are ready."""
-        if _SERVING.match(text) and process.name.startswith(("ps", "worker")):
+        if _SERVING.search(text) and process.name.startswith(("ps", "worker")):
             self.serving.add(process.name)
 
     def _reap(self) -> None:

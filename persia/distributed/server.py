@@ -23,6 +23,7 @@ from pydantic import Field
 
 from persia import _core
 from persia.base.environment import variable
+from persia.base.logs import say
 from persia.checkpoint import files
 from persia.checkpoint import manifest as manifests
 from persia.checkpoint.ledgers import Numbers
@@ -31,7 +32,6 @@ from persia.distributed.serving import (
     Listening,
     Signals,
     Stopped,
-    say,
     warn_of,
 )
 from persia.errors import (
@@ -72,8 +72,8 @@ class ServeConfig(Listening):
     )
     memory_limit: pydantic.ByteSize | None = Field(
         None,
-        description="Of all tables, such as 64GiB; beyond it new ids are "
-        "errors (default: none).",
+        description="Memory of all tables, such as 64GiB; beyond it new ids "
+        "are errors (default: no limit).",
     )
     checkpoints: Path | None = Field(
         None,
@@ -99,7 +99,7 @@ class ServeConfig(Listening):
         "root, for --restore of the same name.",
     )
     metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="Prometheus metrics; 0: any port."
+        None, ge=0, le=65535, description="Port of Prometheus metrics; 0: any."
     )
     metrics_host: str = Field(
         "127.0.0.1",

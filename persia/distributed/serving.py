@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ipaddress
 import resource
-import sys
 from pathlib import Path
 from typing import Self
 
@@ -13,6 +12,7 @@ import pydantic
 from pydantic import Field
 
 from persia import _core
+from persia.base.logs import say
 from persia.base.signals import Ending
 from persia.distributed.addresses import MESSAGE_LIMIT, namespace_of
 from persia.distributed.security import Security
@@ -23,7 +23,6 @@ __all__ = [
     "Stopped",
     "core_holes",
     "few_files",
-    "say",
     "warn_of",
 ]
 
@@ -64,8 +63,7 @@ class Listening(pydantic.BaseModel):
         ge=2 << 20,  # what tells of 4,096 tables must fit
         le=(2 << 30) - 1,
         validate_default=True,
-        description="Of a request and of a reply (default: 256MiB; at least "
-        "2MiB).",
+        description="Most bytes of a request and of a reply, at least 2MiB.",
     )
     calls: int = Field(
         256, ge=1, le=65536, description="Requests in hand at once."
@@ -79,7 +77,8 @@ class Listening(pydantic.BaseModel):
     )
     token: pydantic.SecretStr | None = Field(
         None,
-        description="Clients must show it (needs TLS but on the loopback).",
+        description="Token that clients must show; beyond the loopback it "
+        "needs TLS.",
     )
     token_file: Path | None = Field(None, description="File with the token.")
     tls_cert: Path | None = Field(
@@ -130,14 +129,6 @@ class Listening(pydantic.BaseModel):
         )
 
 
-def say(text: str) -> None:
-    print(text, flush=True)
-
-
-def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)
-
-
 def few_files(connections: int) -> str | None:
     """What to tell where the process may open too few files for so many
     connections, and for those that come before they are counted.
@@ -178,14 +169,15 @@ def core_holes(config: Listening, holes: str) -> str | None:
 def warn_of(config: Listening) -> None:
     """Says what is risky about serving so."""
     if config.insecure:
-        _warn(
+        say(
             "--insecure: whoever reaches this port may read and change all "
-            "rows"
+            "rows",
+            "warning",
         )
     if few := few_files(config.connections):
-        _warn(few)
+        say(few, "warning")
     if open_to := core_holes(config, _core.GRPC_HOLES):
-        _warn(open_to)
+        say(open_to, "warning")
 
 
 class Stopped(BaseException):

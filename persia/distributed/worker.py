@@ -10,13 +10,14 @@ import contextlib
 import os
 import threading
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import pydantic
 from pydantic import Field
 
 from persia import _core
 from persia.base.environment import variable
+from persia.base.logs import say
 from persia.base.patience import saying_so, watching
 from persia.distributed.addresses import WIRE_DTYPES, resolve, why_away
 from persia.distributed.security import Security
@@ -24,7 +25,6 @@ from persia.distributed.serving import (
     Listening,
     Signals,
     Stopped,
-    say,
     warn_of,
 )
 from persia.errors import InvalidArgument
@@ -44,15 +44,14 @@ class WorkerConfig(Listening):
     )
     servers: str | None = Field(
         None,
-        description="host:port of all parameter servers, with commas between "
-        "(default: PERSIA_SERVERS). The environment says how to speak with "
-        "them, as it does to other clients.",
+        description="host:port of all parameter servers, with commas "
+        "between. The environment says how to speak with them, as it does to "
+        "other clients (default: PERSIA_SERVERS).",
     )
-    wire_dtype: str = Field(
+    wire_dtype: Literal["fp32", "fp16", "bf16"] = Field(
         "fp32",
-        pattern="^(fp32|fp16|bf16)$",
-        description="Of vectors and gradients between it and the servers: "
-        "fp32, fp16 or bf16.",
+        description="Type of vectors and gradients between it and the "
+        "servers.",
     )
     loaders: int = Field(
         1,
@@ -66,7 +65,7 @@ class WorkerConfig(Listening):
         ge=1 << 20,
         validate_default=True,
         description="Bytes of batches that it keeps, those that ranks have "
-        "taken included; loaders wait (default: 256MiB).",
+        "taken included; then loaders wait.",
     )
     lease: float = Field(
         300.0,
@@ -76,7 +75,7 @@ class WorkerConfig(Listening):
         "again.",
     )
     metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="Prometheus metrics; 0: any port."
+        None, ge=0, le=65535, description="Port of Prometheus metrics; 0: any."
     )
     metrics_host: str = Field(
         "127.0.0.1",

@@ -20,8 +20,19 @@ import torch
 from torch import Tensor, nn
 
 from persia.base.functions import GET_DATA, SET_DATA, answers, ordinary
-from persia.base.torch_private import foreach_zero_, without_subclasses
-from persia.nn.arithmetic import METHODS, Source, run, warn_of_missing
+from persia.base.torch_private import (
+    amp_unscale_,
+    foreach_zero_,
+    without_subclasses,
+)
+from persia.nn.arithmetic import (
+    METHODS,
+    Source,
+    in_torch,
+    run,
+    warn_of_missing,
+    writes,
+)
 from persia.store.engine import WATCHED, Engine, engine_of
 
 if TYPE_CHECKING:
@@ -38,6 +49,9 @@ _MEASURES = (
     *("_foreach_clamp_min_", "_foreach_clamp_max_", "dot"),
 )
 _SAME = (GET_DATA, Tensor.detach)
+_MEASURED = "a norm, or a change, of gradients"
+#: What a GradScaler does to the gradients of an optimizer.
+_UNSCALES = amp_unscale_()
 
 
 class Anchor(nn.Parameter):
@@ -106,6 +120,12 @@ class Anchor(nn.Parameter):
     def owner(self) -> Collection | None:
         """The module whose tables these are; None while it is made."""
         return None if self._module is None else self._module()
+
+    def register_hook(self, hook: Any) -> Any:
+        """As torch's; what the hook gives reaches no row."""
+        if (engine := self.engine()) is not None:
+            warn_of_missing(engine, _MEASURED)
+        return super().register_hook(hook)  # type: ignore[no-untyped-call]
 
     def unwatch(self) -> None:
         """The first backwards have come."""
@@ -199,12 +219,22 @@ class _Gradient(Tensor):
                 continue
             if func in _ZEROES:
                 anchor.zeroed()
-            elif "norm" in func.__name__ or func.__name__ in _MEASURES:
-                warn_of_missing(engine, "a norm of gradients")
+            elif func is _UNSCALES:
+                engine.unscaled()
+            elif (
+                "norm" in func.__name__
+                or func.__name__ in _MEASURES
+                or (_changes(func.__name__) and not in_torch())
+            ):
+                warn_of_missing(engine, _MEASURED)
         anchor = first._anchor if isinstance(first, cls) else None
         if func in _SAME and anchor is not None:
             return cls.of(out, anchor)
         return out
+
+
+def _changes(name: str) -> bool:
+    return writes(name.removeprefix("_foreach_"))
 
 
 def _an_optimizer_steps() -> bool:

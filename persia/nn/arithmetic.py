@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from persia import errors
 from persia.base.functions import (
@@ -37,7 +37,17 @@ if TYPE_CHECKING:
     from persia.nn.lookups import Collection
     from persia.store import Store
 
-__all__ = ["METHODS", "Value", "carry_out", "named", "run", "warn_of_missing"]
+__all__ = [
+    "METHODS",
+    "Value",
+    "carry_out",
+    "check_in_place",
+    "in_torch",
+    "named",
+    "run",
+    "warn_of_missing",
+    "writes",
+]
 
 _ROWS = 1 << 16  # combined in one call
 #: What gives the same values: on another device, without a gradient.
@@ -70,7 +80,8 @@ for _name in ("add", "sub", "subtract", "neg", "negative", "lerp"):
     _KNOWN[f"{_name}_"] = f"{_KNOWN[_name]}_"
 
 
-def _writes(name: str) -> bool:
+def writes(name: str) -> bool:
+    """Whether a function of torch changes its first argument."""
     in_place = name.endswith("_") and not name.startswith("_")
     operator = name.startswith("__i") and name[3:-2] in (
         *("add", "sub", "mul", "matmul", "div", "truediv", "floordiv"),
@@ -84,7 +95,7 @@ def _writes(name: str) -> bool:
 #: Methods of a parameter that come here.
 METHODS = tuple(
     sorted(
-        {n for n in dir(Tensor) if _writes(n)}
+        {n for n in dir(Tensor) if writes(n)}
         | {n for n in (*_SAME, *_COPIES, *_KNOWN) if hasattr(Tensor, n)}
         - {"requires_grad_", "share_memory_", "__deepcopy__", "expand_as"}
         | set("pow __pow__ square abs norm sum mean dot view reshape".split())
@@ -187,12 +198,14 @@ def run(
 ) -> Any:
     """A function of torch, of parameters that stand for rows."""
     name = "data" if func in (GET_DATA, SET_DATA) else func.__name__
-    if torch.compiler.is_compiling() or _in_torch():
+    if torch.compiler.is_compiling() or in_torch():
         return _plain(func, args, kwargs)
     if name.startswith("_foreach_"):
         return _each(func, name.removeprefix("_foreach_"), args, kwargs)
     first = args[0] if args else kwargs.get("tensor", kwargs.get("input"))
     source = _terms_of(first)
+    if name == "stack" and (states := [a for a in _ours(args) if _named(a)]):
+        raise _no_rows("stack()", _source_of(states[0]))
     if func == SET_DATA:
         return _set_data(first, args[1])
     if source is not None and (func == GET_DATA or name in _SAME):
@@ -204,7 +217,7 @@ def run(
         return _copied(first, source)
     known = _KNOWN.get(name)
     terms = None if known is None else _sum(known, args, kwargs)
-    if source is not None and _writes(name):
+    if source is not None and writes(name):
         return _write(name, first, terms)
     if terms is not None and (state := _state_among(args)) is not None:
         return Value.of(_plain(Tensor.clone, (state,), {}), terms)
@@ -222,12 +235,10 @@ def _plain(func: Any, args: Any, kwargs: Any) -> Any:
     return out.as_subclass(Tensor) if type(out) is Value else out
 
 
-def _in_torch() -> bool:
+def in_torch() -> bool:
     """Whether an optimizer writes, itself or by a function beside it, or a
     compiler asks. What a closure of its step does is the user's own."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and _module(frame).startswith("persia."):
-        frame = frame.f_back
+    frame = _outside(3)
     if frame is None:
         return False
     name, above = _module(frame), frame.f_back
@@ -237,7 +248,17 @@ def _in_torch() -> bool:
     return _steps(frame) or beside
 
 
-def _module(frame: FrameType) -> str:
+def _outside(depth: int) -> FrameType | None:
+    """The first of the frames above that is not ours."""
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None and _module(frame).startswith("persia."):
+        frame = frame.f_back
+    return frame
+
+
+def _module(frame: FrameType | None) -> str:
+    if frame is None:
+        return ""
     return str(frame.f_globals.get("__name__", ""))
 
 
@@ -333,6 +354,8 @@ def _sum(
         return None
     if known == "neg":
         return _scaled(mine, -1.0)
+    if known in ("add", "sub") and isinstance(b, int | float) and b == 0:
+        other = ()  # what sum() begins with
     if other is None:
         return None
     if known == "copy":
@@ -412,6 +435,8 @@ def _set_data(target: Any, value: Any) -> None:
     """``parameter.data = value``; also how torch moves a parameter."""
     terms = _terms_of(value)
     source = _source_of(target)
+    if terms is None and not _by_torch():
+        raise _no_rows("data = a tensor", source)
     if isinstance(value, Value) and terms is not None:
         if not (value._alias and terms[0].source.same(source)):
             _assign(source, terms)
@@ -429,21 +454,30 @@ def _written_since(term: Term, source: Source) -> bool:
 
 def _write(name: str, target: Any, terms: tuple[Term, ...] | None) -> Any:
     if terms is None:
-        source = _source_of(target)
-        raise errors.InvalidArgument(
-            f"{name} of a parameter that stands for rows of tables "
-            f"{list(source.tables)} would change none of them. Only sums of "
-            "models' parameters reach rows (averages, target networks: mul_, "
-            "add_, lerp_, copy_). For other values use store.set_rows(), "
-            "reset_parameters() or the init= of the table's config, and leave "
-            "this parameter out: it has no elements (parameter.numel() == 0)"
-        )
+        raise _no_rows(name, _source_of(target))
     if _is_alias(target):
         _assign(_source_of(target), terms)
         terms = _terms_of(target) or ()
     if isinstance(target, Value) and not (target._alias and target._state):
         target._terms, target._state = terms, None
     return target
+
+
+def _by_torch() -> bool:
+    """Whether torch itself gives a parameter its data, as to move it."""
+    name = _module(_outside(3))
+    return name.startswith("torch.") and not name.startswith("torch.nn.utils")
+
+
+def _no_rows(what: str, source: Source) -> errors.PersiaError:
+    return errors.InvalidArgument(
+        f"{what} of a parameter that stands for rows of tables "
+        f"{list(source.tables)} would change none of them. Only sums of "
+        "models' parameters reach rows (averages, target networks: mul_, "
+        "add_, lerp_, copy_). For other values use store.set_rows(), "
+        "reset_parameters() or the init= of the table's config, and leave "
+        "this parameter out: it has no elements (parameter.numel() == 0)"
+    )
 
 
 def _stale(source: Source) -> errors.PersiaError:
@@ -497,6 +531,38 @@ def carry_out(anchor: Anchor, value: Any) -> bool:
         _assign(target, terms)
         anchor.carried = terms, target.version()
     return True
+
+
+def check_in_place(module: Collection, given: Tensor) -> None:
+    """Raises if what is in the place of a module's parameter, as by
+    ``functional_call``, stands for other values than those of its rows."""
+    anchor = _anchor_of(given)
+    if anchor is not None:
+        good = anchor.owner() is module
+    elif isinstance(given, nn.Parameter):  # of a library that wraps them
+        return
+    else:
+        terms = _terms_of(given)
+        good = terms is not None and _is_as_now(terms, Source.of(module))
+    if not good:
+        raise errors.InvalidArgument(
+            "a module with tables "
+            f"{[c.name for c in module.tables]} is called with a parameter "
+            "of other values (torch.func.functional_call): it would look up "
+            "the rows as they are. Call a copy.deepcopy(model) whose "
+            "parameters were given these values"
+        )
+
+
+def _is_as_now(terms: Sequence[Term], own: Source) -> bool:
+    """Whether a sum has the values of rows as they are now."""
+    if len(terms) != 1 or terms[0].factor != 1.0:
+        return False
+    source, version, _ = terms[0]
+    if source.same(own):
+        return version == own.version()
+    mine = engine_of(own.store).has_snapshot(source.store)
+    return mine and source.tables == own.tables
 
 
 def _check_fresh(terms: Sequence[Term]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from persia import errors
-from persia.base.tensors import in_graph
+from persia.base.tensors import in_graph, integers
 from persia.data.jagged import PADDING, JaggedBatch, split_off
 from persia.nn.collections import EmbeddingCollection
 from persia.nn.lookups import Collection
@@ -127,7 +127,7 @@ class _Looked:
 
     def register_parameter(self, name: str, param: Any) -> None:
         """As torch's; the weight is no parameter."""
-        if name == "weight":
+        if name == "weight" or isinstance(param, Weight):  # as to prune it
             raise refuse_write(self.rows, self.rows.tables[0].name)
         super().register_parameter(name, param)  # type: ignore[misc]
 
@@ -151,6 +151,10 @@ class _Looked:
         if isinstance(weight, Tensor):  # a state of torch's own module
             weights = {self.rows.tables[0].name: weight}
             self.rows.set_weights("load_state_dict", weights)
+            del state_dict[f"{prefix}weight"]
+            state_dict[f"{prefix}rows._extra_state"] = (
+                self.rows.get_extra_state()
+            )
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)  # type: ignore[misc]
 
     def reset_parameters(self) -> None:
@@ -218,7 +222,13 @@ class Embedding(_Looked, nn.Embedding):
 
     @leaf
     def forward(self, input: Tensor) -> Tensor:
-        """Vectors of ids of any shape: float32 [..., embedding_dim]."""
+        """Vectors of integer ids of any shape: float32 [...,
+        embedding_dim].
+
+        Raises:
+            DtypeError: they are no integers, as for torch's module.
+        """
+        input = integers("input", input)
         ids = input.reshape(-1)
         shape = (*input.shape, self.embedding_dim)
         padding = self.padding_idx
@@ -306,7 +316,11 @@ class EmbeddingBag(_Looked, nn.EmbeddingBag):
             input: integer ids [bags, n], or [n] with ``offsets`` [bags].
             offsets: where each bag begins.
             per_sample_weights: as ``input``; of mode "sum" alone.
+
+        Raises:
+            DtypeError: ids are no integers, as for torch's module.
         """
+        input = integers("input", input)
         ids = input.reshape(-1)
         count = ids.shape[0]
         # Positions in place of ids, and padding as the position behind all.

@@ -15,7 +15,7 @@ from persia.base.torch_private import constant_while_tracing, jit_traces
 from persia.data.ids import Ids, device_of, unpack
 from persia.data.jagged import JaggedBatch
 from persia.nn.anchor import Anchor
-from persia.nn.arithmetic import carry_out, named
+from persia.nn.arithmetic import carry_out, check_in_place, named
 from persia.nn.tracing import modules, numbers
 from persia.nn.warnings import warn_of_unsaved, warn_once_of_kept
 from persia.optim import SparseOptimizer
@@ -431,6 +431,8 @@ class Collection(nn.Module):
     @property
     def trains(self) -> bool:
         """Whether a lookup with gradient updates rows."""
+        if not torch.compiler.is_compiling() and not jit_traces():
+            check_in_place(self, self.anchor)
         return self._trainable and self.anchor.requires_grad
 
     def _leaves(self) -> tuple[Tensor, ...]:
@@ -485,10 +487,13 @@ class Collection(nn.Module):
         weights = {}
         for name, config in zip(self.names_given, self._configs, strict=True):
             for part in ("embedding_bags", "embeddings"):
-                weight = state_dict.get(f"{prefix}{part}.{name}.weight")
-                if isinstance(weight, Tensor):
-                    weights[config.name] = weight
+                key = f"{prefix}{part}.{name}.weight"
+                if isinstance(state_dict.get(key), Tensor):
+                    weights[config.name] = state_dict.pop(key)
         self.set_weights("load_state_dict", weights)
+        if len(weights) == len(self._configs):  # it has all rows
+            extra = f"{prefix}_extra_state"
+            state_dict.setdefault(extra, self.get_extra_state())
 
     def set_weights(self, what: str, weights: Mapping[str, Tensor]) -> None:
         """Weights, by tables, become rows 0 to n - 1 where there are none

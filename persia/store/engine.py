@@ -193,6 +193,9 @@ class Engine:
         self._waiting = Waiting()
         self._came: dict[int, weakref.ref[object]] = {}
         self._zeroed = False  # all that waited was dropped so
+        # Whether a GradScaler has unscaled dense gradients alone; whether the
+        # latest step was its.
+        self._scaled, self._by_scaler = False, False
         self._accumulation: Accumulation | None = None
         if arguments.update == "backward":
             self._accumulation = Accumulation()
@@ -319,6 +322,30 @@ class Engine:
         dropped = self.core.discard(tickets.numpy())
         self.counts["gradients_discarded"] += dropped
 
+    def unscaled(self) -> None:
+        """A GradScaler has unscaled the gradients of an optimizer that has a
+        module's anchor."""
+        if self.arguments.update == "backward":
+            raise errors.InvalidArgument(
+                "a GradScaler scales the gradients, but "
+                'Store(update="backward") applies those of rows before they '
+                'are unscaled; make the store with update="step", and call '
+                "scaler.step(store.optimizer), too"
+            )
+        self._scaled = bool(self._came) or not self._by_scaler
+
+    def begin_step(self, by_scaler: bool) -> None:
+        """The optimizer steps; by_scaler: a GradScaler calls it."""
+        self._by_scaler = by_scaler
+        scaled, self._scaled = self._scaled, False
+        if scaled and not by_scaler:
+            raise errors.InvalidArgument(
+                "a GradScaler has unscaled the gradients of the dense "
+                "optimizer, and those of the rows are still multiplied by "
+                "its scale; call scaler.step(store.optimizer) in place of "
+                "store.optimizer.step()"
+            )
+
     def drop_unfinished(self) -> None:
         """Drops what a backward left that an exception ended.
 
@@ -380,6 +407,16 @@ class Engine:
         copy = store.copy()
         self._snapshot = now, weakref.ref(copy)
         return copy
+
+    def has_snapshot(self, copy: object) -> bool:
+        """Whether a store is the latest copy, and the rows are as then."""
+        self.core.settle()
+        found = self._snapshot
+        return (
+            found is not None
+            and found[1]() is copy
+            and found[0] == (self.lineage, self.core.updates())
+        )
 
     # ---- tables
 

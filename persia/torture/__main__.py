@@ -28,8 +28,9 @@ def main(given: dict[str, Any]) -> int:
         logs=None if logs is None else Path(logs),
     ):
         found.append(one)
-        print(line(one), flush=True)
-    print(table(found))
+        out = sys.stderr if given["json"] else sys.stdout
+        print(line(one), file=out, flush=True)
+    print(json.dumps(found, default=str) if given["json"] else table(found))
     return int(any(one["wrong"] for one in found))
 
 

@@ -28,7 +28,7 @@ SIGNALS = {
     "TERM": signal.SIGTERM,
     "STOP": signal.SIGSTOP,
 }
-STUCK = 45.0  # seconds without a batch
+STUCK = 75.0  # seconds without a batch; more than roles wait for others
 _GDB = (
     *("-iex", "set auto-solib-add off"),
     *("-x", str(Path(__file__).with_name("state.gdb"))),

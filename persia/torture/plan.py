@@ -131,7 +131,7 @@ def of_seed(seed: int, short: bool) -> Round:
         per_epoch=per_epoch,
         size=16,
         lease=r.choice([2.0, 6.0, 60.0]) if short else r.choice([6, 15, 60]),
-        silence=5.0 if short else r.choice([6.0, 12.0]),
+        silence=12.0 if short else r.choice([15.0, 30.0]),
         fate=fate,
         lost="raise" if fate == ROLLBACK else r.choice(["raise", "continue"]),
         pace=0.02 if short else 0.03,
@@ -177,7 +177,7 @@ def _events(made: Round, r: Random, n: int, killed: bool) -> tuple[Event, ...]:
         signals = set.intersection(*allowed)
         signal = r.choice(sorted(signals) + ["KILL"] * ("KILL" in signals))
         most = 3.0 if signal == "STOP" else 1.0
-        seconds = r.random() * most * (1 if made.silence < 6 else 2.5)
+        seconds = r.random() * most * made.silence / 12
         found.append(Event(at, tuple(sorted(targets)), signal, seconds))
     if made.fate == SNAPSHOTS:
         for _ in range(n):

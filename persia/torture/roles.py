@@ -22,7 +22,7 @@ from persia.distributed.status import ask_embedding
 from persia.torture import data
 from persia.torture.plan import AGAIN, ROLLBACK, Round
 
-TIMEOUT = 25.0
+TIMEOUT = 40.0
 SAVE_EVERY = 20  # batches
 JOB = "chaos"
 

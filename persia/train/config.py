@@ -15,7 +15,9 @@ from persia.base.options import seconds_of, validated
 from persia.base.urls import Url
 
 __all__ = [
+    "RowDtype",
     "TrainConfig",
+    "WireDtype",
     "check_used",
     "columns_in",
     "give_way",
@@ -47,6 +49,8 @@ _PLACES = {
 
 
 UrlText = Annotated[str, pydantic.AfterValidator(Url)]
+RowDtype = Literal["fp32", "bf16", "int8"]
+WireDtype = Literal["fp32", "fp16", "bf16"]
 
 
 class TrainConfig(pydantic.BaseModel):
@@ -87,7 +91,7 @@ class TrainConfig(pydantic.BaseModel):
     samples: int = Field(
         2_000_000,
         ge=1,
-        description="Of an epoch of synthetic data.",
+        description="Samples of an epoch of a made click log.",
     )
     shuffle: int = Field(
         0,
@@ -122,15 +126,14 @@ class TrainConfig(pydantic.BaseModel):
         "dlrm", "deepfm", "dcn", "widedeep", "mmoe", "sharedbottom"
     ] = Field(
         "dlrm",
-        description="dlrm, deepfm, dcn (DCN-v2), widedeep; or of several "
-        "labels: mmoe, sharedbottom.",
+        description="The dense part; mmoe and sharedbottom are for several "
+        "labels, dcn is DCN-v2.",
     )
-    dim: int = Field(
-        16, ge=1, le=4096, description="Elements of an embedding."
-    )
+    dim: int = Field(16, ge=1, le=4096, description="Numbers in an embedding.")
     optimizer: str = Field(
         "adagrad",
-        description=f"Of the embeddings: {', '.join(OPTIMIZERS)}.",
+        description="Optimizer of the embeddings.",
+        json_schema_extra={"choices": list(OPTIMIZERS)},
     )
     lr: float | None = Field(
         None,
@@ -141,17 +144,17 @@ class TrainConfig(pydantic.BaseModel):
     eps: float | None = Field(
         None,
         gt=0,
-        description="Eps of the optimizer of the embeddings (default: that "
-        "of persia.optim). With Adagrad 5e-4, above the gradient of one "
-        "sample, keeps ids that are seen a few times from overfitting.",
+        description="Eps of the optimizer of the embeddings. With Adagrad "
+        "5e-4, above the gradient of one sample, keeps ids that are seen a "
+        "few times from overfitting (default: that of persia.optim).",
     )
     dense_lr: float = Field(
         0.002, gt=0, description="Learning rate of the dense part (Adam)."
     )
-    row_dtype: Literal["fp32", "bf16", "int8"] = Field(
+    row_dtype: RowDtype = Field(
         "fp32",
-        description="Of the embeddings in the tables: fp32, bf16, or int8 "
-        "(with a scale for each row).",
+        description="Type of the embeddings in the tables; int8 has a scale "
+        "for each row.",
     )
     capacity: int | None = Field(
         None,
@@ -181,7 +184,7 @@ class TrainConfig(pydantic.BaseModel):
     )
     precision: Literal["fp32", "bf16"] = Field(
         "fp32",
-        description="Of the dense part: fp32, or bf16 (mixed precision).",
+        description="Type of the dense part; bf16 is mixed precision.",
     )
     warmup: int = Field(
         0,
@@ -191,7 +194,7 @@ class TrainConfig(pydantic.BaseModel):
     decay: Literal["none", "linear", "cosine"] = Field(
         "none",
         description="How --dense-lr then falls to 0 until the last epoch "
-        "ends: none, linear or cosine.",
+        "ends.",
     )
     staleness: int | None = Field(
         1,
@@ -214,14 +217,12 @@ class TrainConfig(pydantic.BaseModel):
     )
     namespace: str | None = Field(
         None,
-        description="That of the servers and workers, a name of their tables; "
-        "those of another one refuse (default: PERSIA_NAMESPACE, else "
-        "default).",
+        description="Namespace of the tables on servers and workers; those "
+        "of another one refuse (default: PERSIA_NAMESPACE, else default).",
     )
-    wire_dtype: Literal["fp32", "fp16", "bf16"] = Field(
+    wire_dtype: WireDtype = Field(
         "fp32",
-        description="Of vectors and gradients on the way to servers: fp32, "
-        "fp16 or bf16.",
+        description="Type of vectors and gradients on the way to servers.",
     )
     workers: str | None = Field(
         None,
@@ -247,10 +248,12 @@ class TrainConfig(pydantic.BaseModel):
         "written there at the end and at Ctrl-C.",
     )
     save_every: int | None = Field(
-        None, ge=1, description="And after each so many optimizer steps."
+        None,
+        ge=1,
+        description="Optimizer steps between two checkpoints on the way.",
     )
     save_minutes: float | None = Field(
-        None, gt=0, description="And after each so many minutes."
+        None, gt=0, description="Minutes between two checkpoints on the way."
     )
     keep: int | None = Field(
         None,
@@ -285,8 +288,8 @@ class TrainConfig(pydantic.BaseModel):
     )
     best_by: Literal["auc", "logloss", "gauc"] = Field(
         "auc",
-        description="The score that decides which model is best: auc, "
-        "logloss, or gauc of data with a group.",
+        description="The score that decides which model is best; gauc is of "
+        "data with a group.",
     )
     log: UrlText | None = Field(
         None,
@@ -298,14 +301,13 @@ class TrainConfig(pydantic.BaseModel):
     )
     device: Literal["cpu", "cuda", "auto"] = Field(
         "cpu",
-        description="Of the dense part: cpu, cuda, or auto (cuda where there "
-        "is one).",
+        description="Where the dense part is; auto: on cuda, if there is one.",
     )
     compile: bool = Field(
         False, description="Run the model through torch.compile."
     )
     seed: int = Field(
-        0, ge=0, lt=2**64, description="Decides all that is random."
+        0, ge=0, lt=2**64, description="Seed of all that is random."
     )
     grace: float = Field(
         30.0,
@@ -437,6 +439,14 @@ class TrainConfig(pydantic.BaseModel):
         from persia.optim import ALGORITHMS  # and torch
 
         return ALGORITHMS[self.optimizer]().defaults
+
+    def changed(self) -> set[str]:
+        """The names of options that do not have their defaults."""
+        return {
+            field.alias or name
+            for name, field in type(self).model_fields.items()
+            if getattr(self, name) != field.default
+        }
 
     def options(self) -> dict[str, Any]:
         """What :func:`resolve` makes this configuration of again. The keys in

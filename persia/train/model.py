@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 
+import torch
 from torch import nn
 
 import persia
 from persia import errors, models, optim
 from persia.train.config import TrainConfig
 
-__all__ = ["MODELS", "make_model", "make_optimizer"]
+__all__ = ["MODELS", "device_of", "make_model", "make_optimizer"]
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "dlrm": models.DLRM,
@@ -69,3 +71,23 @@ def make_model(
         ],
     )
     return MODELS[config.model](bags, dense_features, **options)
+
+
+def device_of(name: str) -> torch.device:
+    """The device of the dense part: "cpu", "cuda" (that of this rank) or
+    "auto".
+
+    Raises:
+        InvalidArgument: "cuda", and there is none.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise errors.InvalidArgument(
+            "--device cuda: torch finds no CUDA device here (persia doctor "
+            "says more)"
+        )
+    if name == "cuda" and "LOCAL_RANK" in os.environ:  # a device a rank
+        name = f"cuda:{int(os.environ['LOCAL_RANK'])}"
+        torch.cuda.set_device(torch.device(name))
+    return torch.device(name)

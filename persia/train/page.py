@@ -6,7 +6,7 @@ from __future__ import annotations
 import html
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,10 @@ def report(
     data: str | None = None,
     slices: Sequence[str] = (),
     batch_size: int = 4096,
+    servers: str | None = None,
+    namespace: str | None = None,
+    device: str = "cpu",
+    watch: Callable[[Any], Any] = lambda batches: batches,
 ) -> Path:
     """Writes one HTML file about what ``persia train --save`` has saved.
 
@@ -86,6 +90,11 @@ def report(
             their most frequent ids. Default: the feature with the fewest
             distinct ids.
         batch_size: samples a batch.
+        servers, namespace, device: where the rows and the dense part are, as
+            for :func:`persia.train.load`. Norms and ages are those of the
+            checkpoint.
+        watch: is called with the batches, and gives what is iterated over in
+            their place, to show how far it is.
 
     Returns:
         The path of the file.
@@ -98,7 +107,9 @@ def report(
         StorageError: something cannot be read or written.
     """
     curves = _curves(Path(log)) if log is not None else ""
-    trained = load(path, step)
+    trained = load(
+        path, step, servers=servers, namespace=namespace, device=device
+    )
     batches = (
         trained.held_out() if data is None else trained.read(data, batch_size)
     )
@@ -109,7 +120,8 @@ def report(
     inputs = [*getattr(batches, "local_paths", ()), *files.local_files(path)]
     inputs += [] if log is None else [log]
     with new_file(out, inputs=inputs) as file:
-        file.write(_page(trained, batches, path, step, slices, curves))
+        seen = watch(batches)
+        file.write(_page(trained, seen, path, step, slices, curves))
     return Path(out)
 
 
@@ -215,8 +227,7 @@ def _scored(
     trained: Trained, batch: Batch, label: torch.Tensor
 ) -> tuple[Array, Array, Array]:
     """Logits and labels [n, tasks], and weights [n]."""
-    with torch.no_grad():
-        logits = matched(trained.model(batch.dense, batch.ids), label)
+    logits = matched(trained.logits(batch), label)
     n = len(batch)
     weights = batch.weight
     return (

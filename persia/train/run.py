@@ -25,9 +25,10 @@ from persia.train import position
 from persia.train.best import METRICS, Best
 from persia.train.config import TrainConfig, resolve
 from persia.train.logs import CSVLog, Log, TensorBoardLog, health
-from persia.train.model import make_model, make_optimizer
+from persia.train.model import device_of, make_model, make_optimizer
 from persia.train.roots import Roots, agreed, best_root
 from persia.train.sources import (
+    check_best,
     check_test,
     no_sample,
     open_data,
@@ -97,6 +98,7 @@ class Run:
         torch.manual_seed(config.seed)
         self.train, self.test = open_data(config, (self.rank, self.ranks))
         check_test(config, self.test)
+        check_best(config, self.train, self.test)
         self.store = persia.Store(
             make_optimizer(config),
             seed=config.seed,
@@ -107,7 +109,7 @@ class Run:
             update="step" if config.accumulate > 1 else "backward",
         )
         prometheus.export(self.store)
-        device = _device(config.device)
+        device = device_of(config.device)
         keys, dense = self.train.keys, self.train.dense_features
         tasks = self.train.tasks
         model = make_model(config, self.store, keys, dense, tasks)
@@ -145,17 +147,6 @@ class Run:
         self._judged: int | None = None  # the step of the last score
         self._gave_up = False  # as no score was better
         self.best = Best(config.best_by, config.early_stop)
-        if config.seeks_best and self.test is None:
-            raise errors.InvalidArgument(
-                "--early-stop and --keep-best need samples held out: give "
-                "--eval-split or --eval-data"
-            )
-        schema = getattr(self.train, "schema", None)
-        if config.best_by == "gauc" and (schema is None or not schema.group):
-            raise errors.InvalidArgument(
-                "--best-by gauc: the data have no group; name its column with "
-                "--group, or in the schema"
-            )
         self._resumed = resume
         if resume is not None:
             self._load(resume)
@@ -656,20 +647,6 @@ def _values(prefix: str, scores: Scores) -> dict[str, float]:
     names = ("auc", "logloss", "normalized_entropy", "calibration", "gauc")
     values = {f"{prefix}/{name}": getattr(scores, name) for name in names}
     return {name: v for name, v in values.items() if v is not None}
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise errors.InvalidArgument(
-            "--device cuda: torch finds no CUDA device here (persia doctor "
-            "says more)"
-        )
-    if name == "cuda" and "LOCAL_RANK" in os.environ:  # a device a rank
-        name = f"cuda:{int(os.environ['LOCAL_RANK'])}"
-        torch.cuda.set_device(torch.device(name))
-    return torch.device(name)
 
 
 def _open_log(path: str | None) -> Log | None:

@@ -12,15 +12,19 @@ from torch import nn
 
 import persia
 from persia import checkpoint, errors
+from persia.checkpoint.saving import load_dense
 from persia.data import Files, Schema
 from persia.data.batch import Batch
 from persia.metrics import Scores, TaskMetrics
 from persia.train.config import TrainConfig, resolve
-from persia.train.model import make_model, make_optimizer
+from persia.train.model import device_of, make_model, make_optimizer
 from persia.train.sources import no_sample, open_data, open_files
 from persia.train.tasks import matched
 
 __all__ = ["Trained", "load", "saved_options"]
+
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -30,11 +34,13 @@ class Trained:
     Attributes:
         model: called as ``model(batch.dense, batch.ids)``, gives logits [B],
             or [B, tasks]; in eval mode.
-        store: its tables, in this process.
+        store: its tables, in this process or on servers; it is read-only
+            there.
         config: the options of its training.
         schema: of the files that it was trained on; None: generated data, or
             Criteo's lines.
         tasks: the names of the labels, where samples have several; else none.
+        device: of the dense part; batches are moved there.
     """
 
     model: nn.Module
@@ -42,6 +48,7 @@ class Trained:
     config: TrainConfig
     schema: Schema | None
     tasks: Sequence[str] = ()
+    device: torch.device = _CPU
 
     def read(
         self,
@@ -72,15 +79,22 @@ class Trained:
         return open_data(self.config)[1]
 
     @torch.no_grad()
+    def logits(self, batch: Batch) -> torch.Tensor:
+        """What the model says of a batch: float32, [B] or [B, tasks], in the
+        memory of the host."""
+        if self.device.type != "cpu":
+            batch = batch.to(self.device)
+        logits: torch.Tensor = self.model(batch.dense, batch.ids)
+        return logits.float().cpu()
+
     def predict(self, batch: Batch) -> torch.Tensor:
         """Probabilities [B] of a click, float32; [B, tasks] where there are
         several."""
-        logits: torch.Tensor = self.model(batch.dense, batch.ids)
+        logits = self.logits(batch)
         if not self.tasks:
             logits = logits.reshape(len(logits))
-        return logits.float().sigmoid()
+        return logits.sigmoid()
 
-    @torch.no_grad()
     def evaluate(self, batches: Any) -> Scores:
         """Scores the model on batches with labels; a sample counts by its
         weight, where the batches have weights.
@@ -93,8 +107,7 @@ class Trained:
         for batch in batches:
             if batch.label is None:
                 raise errors.InvalidArgument("the data have no label")
-            logits = self.model(batch.dense, batch.ids)
-            logits = matched(logits, batch.label)
+            logits = matched(self.logits(batch), batch.label)
             metrics.update(logits, batch.label, batch.weight, batch.group)
         scores = metrics.compute()
         if not scores.rows:
@@ -102,18 +115,37 @@ class Trained:
         return scores
 
 
-def load(path: str | os.PathLike[str], step: int | None = None) -> Trained:
-    """Loads what ``persia train --save`` wrote, into this process.
+def load(
+    path: str | os.PathLike[str],
+    step: int | None = None,
+    *,
+    servers: str | None = None,
+    namespace: str | None = None,
+    device: str = "cpu",
+) -> Trained:
+    """Loads what ``persia train --save`` wrote.
 
     Args:
         path: the checkpoint root, or the folder of a step.
         step: of the checkpoint in the root; default: the latest.
+        servers: take the rows from these parameter servers, ``host:port``
+            with commas between, which may be in training, and the dense part
+            alone from the checkpoint. None: all from the checkpoint, into
+            this process.
+        namespace: of the tables on these servers; default: that of
+            ``PERSIA_NAMESPACE``, else "default".
+        device: of the dense part: "cpu", "cuda", or "auto", which is "cuda"
+            where there is one.
 
     Raises:
         CorruptFile: a file is truncated or altered.
-        SchemaMismatch: it is a checkpoint of something else.
+        InvalidArgument: there is no such device.
+        SchemaMismatch: it is a checkpoint of something else, or the servers
+            have other tables.
         StorageError: there is no checkpoint, or it cannot be read.
+        Unavailable: a server does not answer.
     """
+    place = device_of(device)
     extra = _read(path, step)
     config = resolve(extra["options"])
     if "keys" not in extra:
@@ -123,19 +155,25 @@ def load(path: str | os.PathLike[str], step: int | None = None) -> Trained:
         )
     store = persia.Store(
         seed=config.seed,
-        servers="embedded",
+        servers=servers or "embedded",
+        namespace=namespace,
         rank=0,  # under torchrun, too: this process alone
         world=1,
+        read_only=servers is not None,
         optimizer=make_optimizer(config),
     )
     tasks = extra.get("tasks", [])  # absent in older checkpoints
     model = make_model(
         config, store, extra["keys"], extra["dense_features"], tasks
     )
-    store.load(path, step=step, model=model)
+    if servers is None:
+        store.load(path, step=step, model=model)
+    else:
+        load_dense(path, model, step)
     saved = extra["schema"]
     schema = None if saved is None else Schema.of_checkpoint(saved)
-    return Trained(model.eval(), store, config, schema, tasks)
+    model = model.to(place).eval()
+    return Trained(model, store, config, schema, tasks, place)
 
 
 def saved_options(

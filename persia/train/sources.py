@@ -27,6 +27,7 @@ from persia.train.config import TrainConfig, is_made
 from persia.train.topics import open_topics
 
 __all__ = [
+    "check_best",
     "check_test",
     "no_sample",
     "open_data",
@@ -167,6 +168,22 @@ def check_test(config: TrainConfig, test: Dataset | None) -> None:
         found |= batch is not None
     if not found:
         raise errors.MalformedData(f"--eval-data: {no_sample(part)}")
+
+
+def check_best(config: TrainConfig, data: Dataset, test: Any) -> None:
+    """Raises InvalidArgument unless there are samples that decide which model
+    is best, where one is looked for."""
+    if config.seeks_best and test is None:
+        raise errors.InvalidArgument(
+            "--early-stop and --keep-best need samples held out: give "
+            "--eval-split or --eval-data"
+        )
+    schema = getattr(data, "schema", None)
+    if config.best_by == "gauc" and (schema is None or not schema.group):
+        raise errors.InvalidArgument(
+            "--best-by gauc: the data have no group; name its column with "
+            "--group, or in the schema"
+        )
 
 
 def no_sample(batches: Any) -> str:

@@ -363,6 +363,7 @@ class Taking(Iterator[_core.Taken]):
         self._keys = list(rows | dict.fromkeys(f.name for f in features))
         self._zeros = torch.zeros(0, dtype=torch.int64, device="cpu")
         self.closed = False
+        self._ended = False  # the loop has heard of the end
         self.waits_since = 0.0  # receive() does, or 0
         self._asked: set[_core.Taken] = set()  # and not received
 
@@ -381,6 +382,7 @@ class Taking(Iterator[_core.Taken]):
         _core.taken_wait(self._handle, number)
         self.waits_since = 0.0
         if taken.end:
+            self._ended = True
             self._look()
             self._warn_silent()
             return None
@@ -447,9 +449,12 @@ class Taking(Iterator[_core.Taken]):
         self._rank.again()
 
     def close(self) -> None:
-        """What was not received is offered again."""
+        """What was not received is offered again, and so is a batch in hand
+        that was not trained, also if it was the last one of the epoch."""
         if not self.closed:
             self.closed = True
+            if not self._ended:
+                self._rank.again()
             self._rank.cancel()
             # The traceback of an error may keep them.
             while self._asked:

@@ -178,7 +178,7 @@ class Unsettled:
             self.skipped.append(number)
             self.position = number
 
-    def flush(self) -> None:
+    def flush(self, timeout: float | None = None) -> None:
         self._settle()
 
     def _settle(self) -> None:

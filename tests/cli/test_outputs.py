@@ -36,7 +36,7 @@ def call(*args: object) -> str:
     if isinstance(result.exception, errors.PersiaError):
         raise result.exception
     assert result.exit_code == 0, result.output
-    return result.output
+    return result.stdout
 
 
 def log(path: Path, n: int, first: int = 0) -> Path:
@@ -153,6 +153,16 @@ def test_prepare_replaces_its_own_output_alone(sorted_log: Path) -> None:
     assert sorted_log.stat().st_mode & 0o777 == 0o750
     assert (sorted_log / "notes.txt").read_text() == "mine"
     assert not [p for p in sorted_log.parent.iterdir() if p.name[0] == "."]
+
+
+def test_parts_of_another_program_are_refused(sorted_log: Path) -> None:
+    """They have the names of ours, and no schema is beside them."""
+    (sorted_log / "schema.yaml").unlink()
+    before = contents(sorted_log)
+    source = log(sorted_log.parent / "b.csv", 20, 1000)
+    with pytest.raises(errors.InvalidArgument, match=r"part-00000\.parquet"):
+        prepare(source, sorted_log.parent / "s.yaml", sorted_log)
+    assert contents(sorted_log) == before
 
 
 def test_an_output_that_holds_its_input_is_refused(

@@ -171,8 +171,8 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
             run("--data", str(data), name, value)
     with pytest.raises(errors.InvalidArgument, match="--shuffle"):
         run("--shuffle", "9")
-    broken.write_text("resume: 3")
-    with pytest.raises(errors.InvalidArgument, match="resume is 3"):
+    broken.write_text("resume: [3]")
+    with pytest.raises(errors.InvalidArgument, match="resume"):
         run("--config", str(broken))
     with pytest.raises(errors.InvalidArgument, match="--save"):
         run("--save", "")
@@ -777,7 +777,7 @@ def test_labels_that_are_no_clicks_are_refused_at_the_start(
             run(*options, *schema)
 
 
-@pytest.mark.parametrize("line", ["resume: 3", "overwrite: 'no'"])
+@pytest.mark.parametrize("line", ["resume: [3]", "overwrite: 'no'"])
 def test_what_a_configuration_says_of_checkpoints(
     tmp_path: Path, line: str
 ) -> None:

@@ -125,25 +125,6 @@ def test_the_stub_has_the_names_of_the_module() -> None:
 
 
 @pytest.mark.slow
-def test_every_old_name_of_a_module_is_found() -> None:
-    """With a warning, and as the module itself."""
-    code = """
-import importlib, warnings
-import persia
-from persia import _moved
-for old, new in _moved.MOVED.items():
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        module = importlib.import_module(f"persia.{old}")
-    assert [w.category for w in seen] == [DeprecationWarning], old
-    assert module is importlib.import_module(f"persia.{new}"), old
-    assert module.__spec__.name == f"persia.{new}", module.__spec__
-    assert getattr(persia, old) is module
-"""
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-
-
-@pytest.mark.slow
 def test_a_server_needs_no_torch() -> None:
     code = """
 import sys

@@ -117,6 +117,27 @@ def test_the_rest_of_an_epoch(
             assert missing(counts(servers, EPOCHS * BATCHES)) == 0
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_last_batch_of_an_epoch_that_was_not_trained(workers: int) -> None:
+    """A body that raises before it trains it: the next loop has that batch
+    alone, though the rank knew that all were given to it."""
+    with cluster(workers) as (servers, some):
+        trainer = Trainer(servers, some)
+        with Sender(some.addresses, timeout=8) as sender:
+            for epoch in range(6):
+                send(sender, 3 * epoch, 3 * epoch + 3)
+                sender.end()
+                for n, one in enumerate(loop(trainer, 8)):
+                    if n == 2:
+                        break
+                    trainer.step(one)
+                del one
+                trainer.epoch(8)
+            sender.flush(8)
+        trainer.flush()
+        assert counts(servers, 18) == [(1, 1)] * 18
+
+
 def trainer_is_through(trainer: Trainer, epoch: int) -> bool:
     """Whether it has heard the end of this epoch, from 0."""
     return bool(trainer.stream.stats()["epochs"] > epoch)

@@ -134,6 +134,26 @@ def test_decimal_commas(tmp_path: Path) -> None:
     assert batch.dense.tolist() == [[1234.5], [-2.5]]
 
 
+def test_decimal_commas_are_measured(tmp_path: Path) -> None:
+    """Moments and quantiles of numbers with commas, also where no column is
+    an id."""
+    table = frame(price=[1234.5 + i for i in range(N)])
+    table = table[["price", "click"]]
+    path = csv(tmp_path / "a.csv", table, sep=";", decimal=",")
+    found, plain = Files(path).schema, Table(table).schema
+    assert found.categorical[0].decimal == ","
+    assert found.categorical[0].buckets == plain.categorical[0].buckets
+    (tmp_path / "s.yaml").write_text(found.to_yaml())
+    again = Schema.load(tmp_path / "s.yaml")
+    (batch,), (expected,) = Files(path, again), Table(table, plain)
+    assert batch.ids.values().tolist() == expected.ids.values().tolist()
+    dense = [{"column": "price", "decimal": ",", "standardise": True}]
+    more: Any = {"categorical": ["click"], "delimiter": ";"}
+    data = Files(path, Schema(label="click", dense=dense, **more))
+    moments = data.schema.dense[0].standardise
+    assert moments.mean == pytest.approx(table["price"].mean())
+
+
 @pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
 def test_the_delimiter_by_trial(mark: str, tmp_path: Path) -> None:
     """Quotes hold other marks, more of them than there are fields."""

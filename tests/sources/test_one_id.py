@@ -167,6 +167,9 @@ VALUES: dict[str, list[Any]] = {
         pandas.Series([7], dtype="Int64"),
         ["7"],
         [b"7"],
+        [np.array(7)],
+        [torch.tensor(7)],
+        [torch.tensor(7, dtype=torch.bfloat16)],
     ],
     "18446744073709551615": [
         [2**64 - 1],
@@ -200,7 +203,16 @@ VALUES: dict[str, list[Any]] = {
         pandas.Series([True], dtype="boolean"),
     ],
     str(ONE): [[ONE], pandas.Series([ONE]), [str(ONE)]],
-    "": [[None], [float("nan")], pandas.Series([pandas.NA], dtype="Int64")],
+    "2024-01": [
+        [pandas.Period("2024-01", "M")],
+        pandas.Series([pandas.Period("2024-01", "M")]),
+    ],
+    "inf": [[float("inf")], [Decimal("Infinity")], np.array([np.inf])],
+    "": [
+        *([None], [float("nan")], [pandas.NaT], [Decimal("NaN")]),
+        *([np.datetime64("NaT")], [np.timedelta64("NaT")]),
+        pandas.Series([pandas.NA], dtype="Int64"),
+    ],
 }
 
 
@@ -217,6 +229,27 @@ def test_values_in_memory(text: str) -> None:
             mixed = [*values, "a", 1, None, DAY, True]
             assert hash_ids(mixed).tolist()[0] == expected[0], values
             assert hash_ids(mixed[::-1]).tolist()[-1] == expected[0], values
+
+
+def test_objects_of_polars() -> None:
+    """Which Arrow has as addresses."""
+    polars = pytest.importorskip("polars")
+    column = polars.Series("x", [ONE, DAY, None], dtype=polars.Object)
+    expected = [value_hash(t) for t in (str(ONE), "2024-01-02", "")]
+    assert hash_ids(column).tolist() == expected
+    assert ids_of(Table(polars.DataFrame([column]), S)) == expected
+
+
+def test_lists_of_tensors() -> None:
+    bags = Schema(multivalued=["x"])
+    lists: list[Any] = [[1, 2], [], [3]]
+    for make in (torch.tensor, np.array, tuple):
+        rows = [{"x": make(one)} for one in lists]
+        (batch,) = Records(rows, bags)
+        assert batch.ids.values().tolist() == hash_ids([1, 2, 3]).tolist()
+        assert batch.ids.lengths().tolist() == [2, 0, 1]
+    with pytest.raises(errors.DtypeError):
+        Table({"x": [[[1], [2]]]}, bags)
 
 
 def test_what_a_piece_holds_does_not_matter() -> None:

@@ -202,6 +202,32 @@ def test_no_digit_of_an_integer_of_json_is_lost(tmp_path: Path) -> None:
     np.testing.assert_array_equal(batch["group"], ids)
 
 
+@pytest.mark.parametrize("given", [None, "float64"])
+def test_times_are_carried_as_seconds(given: Any, tmp_path: Path) -> None:
+    """Those of Parquet, and texts of the other formats."""
+    when = pd.date_range("2024-01-01", periods=9, freq="h", tz="Europe/Vienna")
+    table = pd.DataFrame({"a": range(9), "when": when})
+    carried: Any = {"column": "when", "dtype": given}
+    schema = Schema(categorical=["a"], carry=[carried])
+    table.to_parquet(tmp_path / "a.parquet")
+    table.to_csv(tmp_path / "a.csv", index=False)
+    lines: Any = {"orient": "records", "lines": True, "date_format": "iso"}
+    table.to_json(tmp_path / "a.json", **lines)
+    expected = [one.timestamp() for one in when]
+    texts = {"a": range(9), "when": [one.isoformat() for one in when]}
+    for data in (
+        *(
+            Files(tmp_path / f"a.{x}", schema)
+            for x in ("parquet", "csv", "json")
+        ),
+        Table(table, schema),
+        Table(texts, schema),
+    ):
+        (batch,) = data
+        assert batch["when"].dtype == torch.float64
+        assert batch["when"].tolist() == expected
+
+
 def test_texts_are_carried_as_ids_alone() -> None:
     data = pd.DataFrame({"a": ["x", "y"], "c": ["some", "text"]})
     with pytest.raises(errors.SchemaMismatch):

@@ -54,6 +54,12 @@ class Role:
                 return found[1] if found.groups() else line
         raise AssertionError(self.process.communicate(timeout=60)[1])
 
+    def progresses(self) -> None:
+        """Waits for its next line of progress."""
+        assert self.process.stderr is not None
+        if not any("samples/s" in line for line in self.process.stderr):
+            raise AssertionError(self.process.communicate(timeout=60)[0])
+
     def end(self, *numbers: int) -> tuple[int, str]:
         """Its status after these signals, and what it wrote to stderr."""
         for number in numbers:
@@ -215,7 +221,7 @@ def training(*flags: str) -> Iterator[tuple[Role, Role, Role, Role]]:
                     *("--workers", workers, *flags),
                 ) as trainer,
             ):
-                trainer.line("samples/s")
+                trainer.progresses()
                 yield server, worker, loader, trainer
 
 
@@ -248,7 +254,7 @@ def test_a_trainer_saves(tmp_path: Path, number: int, status: int) -> None:
     root = tmp_path / "out"
     flags = ["--samples", "100000000", "--save", str(root)]
     with role("train", "synthetic", *flags) as trainer:
-        trainer.line("samples/s")
+        trainer.progresses()
         assert trainer.end(number)[0] == status
     assert (root / "LATEST").exists()
 
@@ -260,7 +266,7 @@ def test_a_trainer_saves_into_a_folder_that_hangs(
     flags = ["--samples", "100000000", "--save", str(root), "--grace", "2"]
     broken = hangs(shim, "rename", "out/", when)
     with role("train", "synthetic", *flags, **broken) as trainer:
-        trainer.line("samples/s")
+        trainer.progresses()
         when.touch()
         status, messages = trainer.end(signal.SIGTERM)
         assert status == 143

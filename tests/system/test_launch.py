@@ -7,6 +7,7 @@ can misbehave.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import re
@@ -509,7 +510,7 @@ print("all there")
         f'metrics-port: "{metrics}"\nhost: 127.0.0.2\n'
     )
     command = [sys.executable, "-m", "persia", "launch", "--ps", "2", *flags]
-    command += ["--config", str(config)]
+    command += ["--ps-config", str(config)]
     command += ["--save-on-exit", "end", "--", sys.executable, "-c", job]
     # Of other servers, in the shell of the user.
     other = {"PERSIA_TOKEN": "word", "PERSIA_TLS_SERVER_NAME": "ps0"}
@@ -563,7 +564,13 @@ def test_servers_that_restore_are_waited_for_at_their_host(
     config.write_text("host: 127.0.0.2\nport: 1\nor-empty: true\n")
     if not flags:
         config.write_text(config.read_text() + "restore: out\n")
-    flags = ["--config", str(config), "--checkpoints", str(tmp_path), *flags]
+    flags = [
+        "--ps-config",
+        str(config),
+        "--checkpoints",
+        str(tmp_path),
+        *flags,
+    ]
     process = launch(mark, ["--ps", "2", *flags], ["-c", LISTENING])
     output, messages = finish(process, mark)
     assert process.returncode == 0, (output, messages)
@@ -587,3 +594,14 @@ def test_wrong_clusters_are_named() -> None:
         Cluster(["./not-there"])
     with pytest.raises(errors.InvalidArgument, match="at least 1"):
         Cluster([sys.executable], 0)
+
+
+@pytest.mark.skipif(not _core.GRPC[0].isdigit(), reason="without gRPC")
+def test_lines_of_servers_are_json_as_those_of_launch(mark: str) -> None:
+    """And the servers are seen to be ready."""
+    process = launch(mark, ["--log-format", "json"], ["-c", "print(1)"])
+    output, messages = finish(process, mark)
+    assert process.returncode == 0, messages
+    lines = [line for line in output.splitlines() if line.startswith("ps0")]
+    said = [json.loads(line.partition("|")[2])["message"] for line in lines]
+    assert any(text.startswith("serving shard 0 of 1") for text in said)

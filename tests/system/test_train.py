@@ -212,8 +212,8 @@ def test_ctrl_c_saves_on_all_ranks_at_one_batch(
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
-    while "epoch 1, batch" not in process.stdout.readline():
+    assert process.stderr is not None
+    while "epoch 1, batch" not in process.stderr.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
     printed, messages = process.communicate(timeout=120)
