@@ -10,7 +10,7 @@
 
 #include "base/base.h"
 #include "client/client.h"
-#include "server/server.h"
 #include "loop/loop.h"
+#include "server/server.h"
 
 #endif

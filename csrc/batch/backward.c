@@ -5,10 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "pool/pool.h"
-#include "simd/simd.h"
 #include "batch/plan.h"
 #include "batch/taken.h"
+#include "pool/pool.h"
+#include "simd/simd.h"
 
 /* What one feature of one gradient becomes: a part of its table's push. */
 typedef struct piece {

@@ -1,10 +1,10 @@
-/* worker.h: the embedding worker: whole batches of ids in, pooled embeddings
- * out, gradients of the output back to the tables.
+/* batch.h: whole batches of ids in, pooled embeddings out, gradients of the
+ * output back to the tables.  A batcher does this on the tables of a client.
  *
  * A plan describes once what a module wants of the batches it is given: for
  * each feature its place among the keys of the batch, its table, its pooling
  * and its columns of the output.  Plans are immutable and live as long as
- * the worker; equal plans are one.
+ * the batcher; equal plans are one.
  *
  *   PLAN_BAGS  output [bags, width]: feature f fills its `dim` columns
  *   PLAN_ROWS  output [n, width]: row i is the vector of id i (columns
@@ -45,7 +45,7 @@ typedef struct id_batch {
     const float *weights;   /* [n], or NULL: all 1 */
 } id_batch;
 
-/* The client must outlive the worker. */
+/* The client must outlive the batcher. */
 PERSIA_API int persia_batcher_create(struct ps_client *c, batcher **out);
 PERSIA_API void persia_batcher_destroy(batcher *w);
 

@@ -1,8 +1,8 @@
 /* forward.c: ids of a batch to its embeddings. */
 #include <string.h>
 
-#include "pool/pool.h"
 #include "batch/taken.h"
+#include "pool/pool.h"
 
 enum { BAGS_A_CHUNK = 512 };
 

@@ -1,13 +1,13 @@
-/* plan.h: private to the worker: a plan and a batch that was checked. */
+/* plan.h (private): a plan and a batch that was checked. */
 #ifndef PERSIA_BATCH_PLAN_H
 #define PERSIA_BATCH_PLAN_H
 
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "mem/mem.h"
-#include "client/client.h"
 #include "batch/batch.h"
+#include "client/client.h"
+#include "mem/mem.h"
 
 enum { BATCHER_PLANS_MAX = 65536 };
 

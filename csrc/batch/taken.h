@@ -1,4 +1,4 @@
-/* taken.h: private to the worker: batches whose ids are elsewhere. */
+/* taken.h (private): batches whose ids are elsewhere. */
 #ifndef PERSIA_BATCH_TAKEN_H
 #define PERSIA_BATCH_TAKEN_H
 

@@ -1,12 +1,12 @@
 /* client.h: the tables of a store, wherever their shards are.
  *
- * The worker, store and py know tables by number through this object alone.
- * It knows shards by references (see ops.h): of a server, of this process, or
- * both.  A call finds the distinct ids of each table in the batch, sends every
- * shard its own in one message for all tables (lookups of megabytes: in a
- * few), and puts the answers where the jobs want them.  An *embedded* client
- * has the one shard of its store, which is given the jobs as they are.  Same
- * jobs, same bits.
+ * The batcher, the loop and py know tables by number through this object
+ * alone.  It knows shards by references (see ops.h): of a server, of this
+ * process, or both.  A call finds the distinct ids of each table in the batch,
+ * sends every shard its own in one message for all tables (lookups of
+ * megabytes: in a few), and puts the answers where the jobs want them.  An
+ * *embedded* client has the one shard of its store, which is given the jobs as
+ * they are.  Same jobs, same bits.
  *
  * All functions may be called from any thread; persia_client_destroy() must be
  * last. Calls wait at most `timeout_ns` in all, retries included, poll

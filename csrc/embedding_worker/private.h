@@ -17,9 +17,9 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "batch/batch.h"
 #include "embedding_worker/embedding_worker.h"
 #include "link/link.h"
-#include "batch/batch.h"
 
 enum {
     WORKER_STREAMS = 256, /* of loaders at once */

@@ -2,8 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "pool/pool.h"
 #include "embedding_worker/private.h"
+#include "pool/pool.h"
 
 /* ---- the plan ---- */
 

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "pool/pool.h"
 #include "embedding_worker/private.h"
+#include "pool/pool.h"
 
 _Static_assert(POOL_SUM == (int)WORKER_POOL_SUM &&
                    POOL_MEAN == (int)WORKER_POOL_MEAN &&

@@ -1,5 +1,5 @@
-/* batches.h: private to the store: batches of data loaders, the state of
- * each, and which of them makes the lookups of another wait.
+/* batches.h (private): batches of the look-ahead, the state of each, and which
+ * of them makes the lookups of another wait.
  *
  * Nothing here locks: prefetch.c holds its lock around every call.
  *
@@ -19,8 +19,8 @@
 #ifndef PERSIA_LOOP_BATCHES_H
 #define PERSIA_LOOP_BATCHES_H
 
-#include "sched/sched.h"
 #include "loop/loop.h"
+#include "sched/sched.h"
 
 enum batch_state {
     BATCH_FILLING,  /* lookups are being added */

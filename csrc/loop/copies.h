@@ -1,12 +1,12 @@
-/* copies.h: private to the store: copies of gradients that wait, in blocks
- * that are used again: fresh memory costs more than the copy. */
+/* copies.h (private): copies of gradients that wait, in blocks that are used
+ * again: fresh memory costs more than the copy. */
 #ifndef PERSIA_LOOP_COPIES_H
 #define PERSIA_LOOP_COPIES_H
 
 #include <pthread.h>
 
-#include "sched/sched.h"
 #include "loop/loop.h"
+#include "sched/sched.h"
 
 typedef struct copies {
     pthread_mutex_t lock; /* guards all below */

@@ -1,4 +1,4 @@
-/* store.c: numbered forwards, pending gradients, one update; and the registry
+/* loop.c: numbered forwards, pending gradients, one update; and the registry
  * of handles. */
 #include "loop/loop.h"
 
@@ -8,8 +8,8 @@
 #include <stdlib.h>
 
 #include "client/client.h"
-#include "loop/prefetch.h"
 #include "loop/copies.h"
+#include "loop/prefetch.h"
 #include "loop/updates.h"
 
 enum { STORES_MAX = 4096 };

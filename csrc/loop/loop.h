@@ -1,9 +1,9 @@
-/* store.h: the side of the training loop: numbered forwards, gradients that
+/* loop.h: the side of the training loop: numbered forwards, gradients that
  * wait for the end of the backward (or for the optimizer's step), one update.
  *
- * A store object is what a persia.Store owns.  Other languages know it by a
- * handle: a number with a generation, so that a handle that outlives its store
- * is an error and never a wild pointer.
+ * A loop is the object that a persia.Store owns; comments call both the store.
+ * Other languages know a loop by a handle: a number with a generation, so that
+ * a handle that outlives its store is an error and never a wild pointer.
  *
  * Life of a forward: persia_loop_ticket() gives it a number, its gradient is
  * given once to persia_loop_add_grad(), and persia_loop_apply() applies all

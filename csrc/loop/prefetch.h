@@ -1,5 +1,5 @@
-/* prefetch.h: private to the store: lookups of the next batches, as store.c
- * and updates.c see them. */
+/* prefetch.h (private): lookups of the next batches, as loop.c and updates.c
+ * see them. */
 #ifndef PERSIA_LOOP_PREFETCH_H
 #define PERSIA_LOOP_PREFETCH_H
 
@@ -54,7 +54,7 @@ void prefetch_paid(prefetch *p);
 int prefetch_taken(prefetch *p, uint64_t batch, int reads,
                    struct batch_index **index);
 
-/* From store.c: */
+/* From loop.c: */
 prefetch *loop_prefetch(loop *s);
 /* persia_batcher_forward() of a lookup. */
 int loop_look_up(loop *s, const loop_lookup *l, uint64_t after);

@@ -1,5 +1,5 @@
-/* updates.h: private to the store: updates that threads of the store apply
- * while the training loop runs.
+/* updates.h (private): updates that threads of the store apply while the
+ * training loop runs.
  *
  * They begin in the order in which they were added; with one thread they end
  * so.  The memory of their gradients may be Python's: it is released by
@@ -94,7 +94,7 @@ void updates_drop_errors(updates *u);
 void updates_tidy(updates *u);
 void updates_get_counts(updates *u, loop_counts *out);
 
-/* From store.c: applies the gradients. */
+/* From loop.c: applies the gradients. */
 int loop_run(loop *s, const update *one);
 /* Copies the ids of a gradient that may change. */
 int loop_copy_ids(loop *s, loop_grad *g);

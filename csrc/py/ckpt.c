@@ -8,8 +8,8 @@
 
 #include "ckpt/ckpt.h"
 #include "client/client.h"
-#include "py/peer.h"
 #include "loop/loop.h"
+#include "py/peer.h"
 
 /* ---- tables as data ----------------------------------------------------- */
 

@@ -4,11 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ids/ids.h"
 #include "client/client.h"
-#include "server/server.h"
-#include "py/peer.h"
+#include "ids/ids.h"
 #include "loop/loop.h"
+#include "py/peer.h"
+#include "server/server.h"
 
 /* ---- opening ---- */
 

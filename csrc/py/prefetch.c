@@ -1,8 +1,8 @@
 /* prefetch.c: the look-ahead of persia.DataLoader, as functions of a store's
  * handle.  All but the counting ones leave the GIL: they may wait, or free
  * tensors. */
-#include "py/py.h"
 #include "loop/loop.h"
+#include "py/py.h"
 
 /* Runs `call` with a reference `s` to the store, without the GIL. */
 #define WITH_STORE(handle, call)                                              \

@@ -411,7 +411,7 @@ static PyObject *rank_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     worker_client_config config = {0};
     PyObject *dict;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O", words, &dict) ||
-        py_role_client(dict, &config))
+        py_worker_client(dict, &config))
         return NULL;
     rank_object *self = py_new_object(type);
     PyObject *core = self ? PyImport_ImportModule("persia._core") : NULL;
@@ -597,7 +597,7 @@ static PyObject *py_worker_stats(PyObject *module, PyObject *dict)
     embedding_worker_stats stats;
     int rc;
     (void)module;
-    if (py_role_client(dict, &config))
+    if (py_worker_client(dict, &config))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
     rc = persia_worker_ask(&config, &stats);

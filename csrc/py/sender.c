@@ -50,7 +50,7 @@ PyObject *py_closed(const char *what)
 
 /* ---- configuration of clients ---- */
 
-int py_role_client(PyObject *dict, worker_client_config *out)
+int py_worker_client(PyObject *dict, worker_client_config *out)
 {
     static char *words[] = {"addresses", "namespace",     "rank",
                             "world",     "timeout",       "message_limit",
@@ -102,7 +102,7 @@ static PyObject *sender_new(PyTypeObject *type, PyObject *args,
     worker_client_config config = {0};
     PyObject *dict;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O", words, &dict) ||
-        py_role_client(dict, &config))
+        py_worker_client(dict, &config))
         return NULL;
     sender_object *self = py_new_object(type);
     int rc = 0;

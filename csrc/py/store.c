@@ -8,12 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "batch/batch.h"
+#include "client/client.h"
+#include "loop/loop.h"
 #include "optim/optim.h"
 #include "pool/pool.h"
-#include "client/client.h"
 #include "py/py.h"
-#include "loop/loop.h"
-#include "batch/batch.h"
 
 enum { FIELDS_MAX = 32 };
 

@@ -1,4 +1,4 @@
-/* passes.c: see rank.h.
+/* passes.c: see private.h.
  *
  * A pass of a rank is an epoch of the loaders; the first one is what the first
  * worker says that knows.  The pass is over when all workers that are there

@@ -1,8 +1,8 @@
 /* tables.h: the tables of a shard, by name; they share threads, a memory
  * limit and a count of updates.
  *
- * Its callers (worker, step) use jobs of ids, rows and gradients only, so a
- * shard in another process is another body behind the same calls.
+ * Its callers use jobs of ids, rows and gradients only, so a shard in another
+ * process is another body behind the same calls.
  *
  * All functions may be called from any thread; persia_tables_destroy() must be
  * last.

@@ -82,7 +82,7 @@ inline void expect(const Tensor &t, const char *name, ScalarType dtype,
     }
 }
 
-/* The tensors of a batch seen as the worker's struct. */
+/* The tensors of a batch seen as the struct of room batch. */
 inline id_batch batch_of(const Shape &shape, const Tensor &values,
                   const Optional &offsets, const Optional &weights)
 {

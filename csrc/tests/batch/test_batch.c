@@ -11,10 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "pool/pool.h"
-#include "client/client.h"
-#include "server/server.h"
 #include "batch/batch.h"
+#include "client/client.h"
+#include "pool/pool.h"
+#include "server/server.h"
 
 enum { KEYS = 4, BAGS = 700, VOCABULARY = 50, DIM_A = 3, DIM_B = 5 };
 

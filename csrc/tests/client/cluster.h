@@ -1,7 +1,7 @@
 /* cluster.h: shards of this process behind references whose calls are answered
  * on other threads, and go wrong as the tests want it. */
-#ifndef PERSIA_TESTS_PS_CLUSTER_H
-#define PERSIA_TESTS_PS_CLUSTER_H
+#ifndef PERSIA_TESTS_CLIENT_CLUSTER_H
+#define PERSIA_TESTS_CLIENT_CLUSTER_H
 
 #include <pthread.h>
 #include <stdatomic.h>

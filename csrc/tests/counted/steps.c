@@ -2,8 +2,8 @@
  * forward and backward.  The only file here that knows more than tables. */
 #include "tests/counted/counted.h"
 
-#include "client/client.h"
 #include "batch/batch.h"
+#include "client/client.h"
 
 #include <stdio.h>
 

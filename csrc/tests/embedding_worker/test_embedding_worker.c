@@ -1,9 +1,9 @@
 /* The embedding worker behind calls that need no network, over a shard in
  * this process: what it looks up and applies is what a client of that shard
  * looks up and applies. */
+#include "batch/batch.h"
 #include "pool/pool.h"
 #include "tests/embedding_worker/world.h"
-#include "batch/batch.h"
 
 /* ---- what a client of the shard does ---- */
 
@@ -376,13 +376,14 @@ static void what_servers_have_is_not_offered(void **state)
     send_batch(w, 1);
     give_back(w, 1, lease_of(w, 1, 1, &of), RETURN_TRAINED, 2, &status);
     persia_embedding_worker_destroy(w->s);
-    embedding_worker_config role = {.servers = w->servers,
-                                    .message_limit = 1 << 20,
-                                    .queue_limit = 1 << 20,
-                                    .lease_ns = 60 * SECOND,
-                                    .silence_ns = 60 * SECOND, .loaders = 1,
-                                    .jobs = 2};
-    assert_int_equal(persia_embedding_worker_create(&role, &w->s), PERSIA_OK);
+    embedding_worker_config config = {.servers = w->servers,
+                                      .message_limit = 1 << 20,
+                                      .queue_limit = 1 << 20,
+                                      .lease_ns = 60 * SECOND,
+                                      .silence_ns = 60 * SECOND, .loaders = 1,
+                                      .jobs = 2};
+    assert_int_equal(persia_embedding_worker_create(&config, &w->s),
+                     PERSIA_OK);
     hello(w, 1);
     declare(w, "b");
     send_batch(w, 1); /* the loader does not know that it was done */

@@ -164,14 +164,14 @@ static void a_full_queue_has_room_for_an_earlier_epoch(void **state)
     m.epoch = 2;
     m.first = 1;
     assert_int_equal(persia_wire_put_submit(&o, &m), PERSIA_OK);
-    embedding_worker_config role = {.servers = w.servers,
-                                    .message_limit = 1 << 20,
-                                    .queue_limit = o.bytes + 8,
-                                    .lease_ns = SECOND,
-                                    .silence_ns = 60 * SECOND, .loaders = 1,
-                                    .jobs = 2};
+    embedding_worker_config config = {.servers = w.servers,
+                                      .message_limit = 1 << 20,
+                                      .queue_limit = o.bytes + 8,
+                                      .lease_ns = SECOND,
+                                      .silence_ns = 60 * SECOND, .loaders = 1,
+                                      .jobs = 2};
     persia_wire_out_free(&o);
-    assert_int_equal(persia_embedding_worker_create(&role, &w.s), PERSIA_OK);
+    assert_int_equal(persia_embedding_worker_create(&config, &w.s), PERSIA_OK);
     send_as(&w, &m);
     m.number = 1;
     m.epoch = 1;

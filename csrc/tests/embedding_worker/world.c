@@ -79,11 +79,11 @@ static const char *const own = "own";
 
 void begin_with(world *w, uint64_t queue_limit, uint64_t lease_ns)
 {
-    tables_config config = {.threads = 2};
+    tables_config shared = {.threads = 2};
     service_config service = {.name_space = "test", .shards = 1,
                               .message_limit = 1 << 20};
     *w = (world){0};
-    assert_int_equal(persia_tables_create(&config, &w->tables), PERSIA_OK);
+    assert_int_equal(persia_tables_create(&shared, &w->tables), PERSIA_OK);
     assert_int_equal(persia_service_create(w->tables, &service, &w->shard),
                      PERSIA_OK);
     w->servers = (client_config){.threads = 1,
@@ -94,14 +94,15 @@ void begin_with(world *w, uint64_t queue_limit, uint64_t lease_ns)
                                  .world = 1,
                                  .timeout_ns = 10 * SECOND,
                                  .message_limit = 1 << 20};
-    embedding_worker_config role = {.servers = w->servers,
-                                    .message_limit = 1 << 20,
-                                    .queue_limit = queue_limit,
-                                    .lease_ns = lease_ns,
-                                    .silence_ns = 60 * SECOND,
-                                    .loaders = 1,
-                                    .jobs = 2};
-    assert_int_equal(persia_embedding_worker_create(&role, &w->s), PERSIA_OK);
+    embedding_worker_config config = {.servers = w->servers,
+                                      .message_limit = 1 << 20,
+                                      .queue_limit = queue_limit,
+                                      .lease_ns = lease_ns,
+                                      .silence_ns = 60 * SECOND,
+                                      .loaders = 1,
+                                      .jobs = 2};
+    assert_int_equal(persia_embedding_worker_create(&config, &w->s),
+                     PERSIA_OK);
 }
 
 int begin(void **state)

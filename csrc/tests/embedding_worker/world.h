@@ -1,7 +1,7 @@
 /* world.h: an embedding worker over one shard in this process, and requests
  * to it that need no network. */
-#ifndef PERSIA_TESTS_ROLE_WORLD_H
-#define PERSIA_TESTS_ROLE_WORLD_H
+#ifndef PERSIA_TESTS_EMBEDDING_WORKER_WORLD_H
+#define PERSIA_TESTS_EMBEDDING_WORKER_WORLD_H
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -15,8 +15,8 @@
 #include "ckpt/ckpt.h"
 #include "client/client.h"
 #include "ids/ids.h"
-#include "pool/pool.h"
 #include "loop/loop.h"
+#include "pool/pool.h"
 #include "tests/fault.h"
 
 enum { KEYS = 2, BAGS = 40, N = 2 * KEYS * BAGS, DIM = 4, WIDTH = 2 * DIM };

@@ -13,10 +13,10 @@
 #include <string.h>
 #include <time.h>
 
-#include "pool/pool.h"
 #include "client/client.h"
-#include "loop/prefetch.h"
 #include "loop/loop.h"
+#include "loop/prefetch.h"
+#include "pool/pool.h"
 
 enum { DIM = 4, IDS = 3 };
 
@@ -399,7 +399,7 @@ static void test_close_frees_and_welcomes_late_gradients(void **state)
     persia_loop_batch_skip(s, batch[6]);
 }
 
-static void test_store_closes_with_lookups_under_way(void **state)
+static void test_loop_closes_with_lookups_under_way(void **state)
 {
     (void)state;
     for (int round = 0; round < 50; round++) {
@@ -731,7 +731,7 @@ int main(void)
         TEST(test_forwards_of_a_batch_share_its_permit),
         TEST(test_dropped_gradients_free_the_permit),
         TEST(test_close_frees_and_welcomes_late_gradients),
-        TEST(test_store_closes_with_lookups_under_way),
+        TEST(test_loop_closes_with_lookups_under_way),
         TEST(test_a_bad_batch_fails_its_forward),
         TEST(test_waits_for_an_update_and_can_be_interrupted),
         TEST(test_an_update_that_failed_is_told_at_once),

@@ -14,10 +14,10 @@
 #include <string.h>
 #include <time.h>
 
-#include "pool/pool.h"
 #include "client/client.h"
-#include "server/server.h"
 #include "loop/loop.h"
+#include "pool/pool.h"
+#include "server/server.h"
 
 enum { DIM = 4, IDS = 3, RANKS = 3 };
 

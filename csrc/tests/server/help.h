@@ -1,7 +1,7 @@
 /* help.h: what the tests of the service share: a shard behind calls
  * that need no network, and requests as functions. */
-#ifndef PERSIA_TESTS_PS_SERVICE_HELP_H
-#define PERSIA_TESTS_PS_SERVICE_HELP_H
+#ifndef PERSIA_TESTS_SERVER_HELP_H
+#define PERSIA_TESTS_SERVER_HELP_H
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,12 +1,12 @@
 /* four.c: embedding workers, a loader and ranks; see four.h. */
 #include "tests/sim/four.h"
 
-#include "ids/ids.h"
-#include "pool/pool.h"
 #include "embedding_worker/embedding_worker.h"
+#include "ids/ids.h"
 #include "loader/loader.h"
-#include "rank/rank.h"
 #include "loop/loop.h"
+#include "pool/pool.h"
+#include "rank/rank.h"
 
 #include <assert.h>
 #include <stdio.h>
