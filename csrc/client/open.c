@@ -157,7 +157,7 @@ static int open_ref(const client_config *config, size_t i, shard_ref **out)
                             .message_limit = config->message_limit,
                             .keepalive_ns = KEEPALIVE_NS,
                             .security = config->security,
-                            .methods = &persia_service_methods};
+                            .methods = &persia_shard_methods};
     return config->own && i == config->own_at
                ? persia_shard_direct(config->own, out)
                : persia_shard_connect(&c, out);

@@ -26,7 +26,6 @@
 
 #include "client/client.h"
 #include "client/sums.h"
-#include "server/server.h"
 #include "shard/shard.h"
 
 /* ---- a server ---- */

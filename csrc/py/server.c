@@ -150,7 +150,7 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args,
 {
     static char *words[] = {"address", "security", "message_limit",
                             "timeout", NULL};
-    rpc_channel_config config = {.methods = &persia_service_methods};
+    rpc_channel_config config = {.methods = &persia_shard_methods};
     unsigned long long limit;
     double timeout;
     uint64_t timeout_ns;
@@ -355,7 +355,7 @@ static PyObject *server_start(PyObject *self, PyObject *args,
                             "connections", "message_limit", "security",
                             NULL};
     server_object *s = server_open(self);
-    rpc_server_config config = {.methods = &persia_service_methods,
+    rpc_server_config config = {.methods = &persia_shard_methods,
                                 .handler = persia_service_handle,
                                 .denied = persia_service_denied};
     unsigned long long message;

@@ -58,15 +58,6 @@ static const struct {
 #undef SHARD_OP
 };
 
-const rpc_methods persia_service_methods = {
-    WIRE_SERVICE, persia_wire_paths, WIRE_METHODS_N, 0
-#define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
-    | ((flags) & OP_ADMIN ? 1u << WIRE_##upper : 0)
-    SHARD_OPS(SHARD_OP)
-#undef SHARD_OP
-};
-_Static_assert(WIRE_METHODS_N <= 32, "a bit a method");
-
 /* ---- lines of the log --------------------------------------------------- */
 
 enum { PEER = 128 };

@@ -10,6 +10,8 @@
  *   rows.c     whole rows
  *   job.c      snapshots and restores: states and requests; job_snapshot.c
  *              writes, job_restore.c reads and exchanges
+ *   ends.c     waiting for the threads of snapshots and restores at the end
+ *   ops.c      the methods
  *   buffers.c  memory of packed answers
  *
  * Order of locks: that of the jobs, the tables' gate, wait_lock, the ledger's.

@@ -29,7 +29,7 @@ from pathlib import Path
 ROOMS = (
     *("base", "simd", "data", "spec", "mem", "sched", "ids", "pool", "cuda"),
     *("optim", "evict", "admit", "table", "ckpt", "wire", "rpc", "shard"),
-    *("server", "client", "batch", "loop", "link", "loader", "rank"),
+    *("client", "server", "batch", "loop", "link", "loader", "rank"),
     *("embedding_worker", "py", "torch"),
 )
 

@@ -34,7 +34,7 @@ static void shard_start(shard *s, uint32_t i, int port)
                                 .threads = 2,
                                 .message_limit = 64 << 20,
                                 .calls_max = 64,
-                                .methods = &persia_service_methods,
+                                .methods = &persia_shard_methods,
                                 .handler = persia_service_handle};
     assert_int_equal(persia_tables_create(&config, &s->p), PERSIA_OK);
     assert_int_equal(persia_service_create(s->p, &service, &s->service),

@@ -1,5 +1,5 @@
 /* ends.c: waiting for the threads of a shard's jobs. */
-#include "server/server.h"
+#include "shard/shard.h"
 
 /* How long the end of a shard waits for threads that were stopped. */
 static const uint64_t END_NS = 2000000000;
