@@ -1,5 +1,6 @@
 /* persia.h: the public C interface: clients (a table's rows in this process or
- * on servers), stores on them (lookups, updates), servers, codes of errors.
+ * on servers), loops on them (lookups, updates; a loop is what a persia.Store
+ * owns), servers, codes of errors.
  *
  * Every function that libpersia.so exports begins with persia_.  Calls return
  * a code of base/base.h; persia_err_text() has the text of the last error of
@@ -10,7 +11,7 @@
 
 #include "base/base.h"
 #include "client/client.h"
+#include "loop/loop.h"
 #include "server/server.h"
-#include "store/store.h"
 
 #endif

@@ -9,7 +9,7 @@ if(PERSIA_SANITIZE MATCHES "thread")
 endif()
 
 # Tests that take seconds: make check leaves them out.
-set(slow bits client_faults rpc_foreign shard_oom store_oom table_limit table_memory)
+set(slow bits client_faults rpc_foreign shard_oom loop_oom table_limit table_memory)
 
 # A file test_*.c has a main() and makes one binary; other files of the
 # folder are helpers that each of its binaries gets.
@@ -45,9 +45,9 @@ if(PERSIA_TESTS)
     foreach(room IN LISTS rooms ITEMS data)
         add_room_tests(${room})
     endforeach()
-    target_link_options(test_role_link PRIVATE -Wl,--wrap=persia_rpc_start)
+    target_link_options(test_embedding_worker_link PRIVATE -Wl,--wrap=persia_rpc_start)
     # Memory runs out: tests/fault.h.
-    foreach(test shard_oom store_oom)
+    foreach(test shard_oom loop_oom)
         foreach(call malloc calloc realloc aligned_alloc mmap mremap)
             target_link_options(test_${test} PRIVATE -Wl,--wrap=${call})
         endforeach()

@@ -1,12 +1,12 @@
 /* client.h: the tables of a store, wherever their shards are.
  *
- * The worker, store and py know tables by number through this object alone.
- * It knows shards by references (see ops.h): of a server, of this process, or
- * both.  A call finds the distinct ids of each table in the batch, sends every
- * shard its own in one message for all tables (lookups of megabytes: in a
- * few), and puts the answers where the jobs want them.  An *embedded* client
- * has the one shard of its store, which is given the jobs as they are.  Same
- * jobs, same bits.
+ * The batcher, the loop and py know tables by number through this object
+ * alone.  It knows shards by references (see ops.h): of a server, of this
+ * process, or both.  A call finds the distinct ids of each table in the batch,
+ * sends every shard its own in one message for all tables (lookups of
+ * megabytes: in a few), and puts the answers where the jobs want them.  An
+ * *embedded* client has the one shard of its store, which is given the jobs as
+ * they are.  Same jobs, same bits.
  *
  * All functions may be called from any thread; persia_client_destroy() must be
  * last. Calls wait at most `timeout_ns` in all, retries included, poll
@@ -28,9 +28,9 @@ typedef struct ps_client ps_client;
 
 /* An embedded client, with a shard of its own over these tables, which must
  * outlive it. */
-PERSIA_API int persia_client_embedded(ps *tables, ps_client **out);
+PERSIA_API int persia_client_embedded(tables *tables, ps_client **out);
 /* The same with tables of its own. */
-PERSIA_API int persia_client_create_embedded(const ps_config *config,
+PERSIA_API int persia_client_create_embedded(const tables_config *config,
                                              ps_client **out);
 
 /* What to do about updates that a server had acknowledged and then lost (it
@@ -72,7 +72,7 @@ PERSIA_API int persia_client_is_embedded(const ps_client *c);
 PERSIA_API sched *persia_client_sched(const ps_client *c);
 PERSIA_API uint32_t persia_client_shards(const ps_client *c);
 
-/* See persia_ps_declare(). */
+/* See persia_tables_declare(). */
 PERSIA_API int persia_client_declare(ps_client *c, const table_config *config,
                                      uint32_t *no, int *created);
 PERSIA_API uint32_t persia_client_tables(const ps_client *c);

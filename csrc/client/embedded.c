@@ -8,7 +8,7 @@ static void job_ended(void *ctx)
     persia_job_ends_add(&((embedded *)ctx)->ends);
 }
 
-int embedded_create(ps *tables, embedded **out)
+int embedded_create(tables *tables, embedded **out)
 {
     embedded *e = calloc(1, sizeof *e);
     *out = NULL;

@@ -157,7 +157,7 @@ static int open_ref(const client_config *config, size_t i, shard_ref **out)
                             .message_limit = config->message_limit,
                             .keepalive_ns = KEEPALIVE_NS,
                             .security = config->security,
-                            .methods = &persia_service_methods};
+                            .methods = &persia_shard_methods};
     return config->own && i == config->own_at
                ? persia_shard_direct(config->own, out)
                : persia_shard_connect(&c, out);
@@ -181,7 +181,7 @@ static int open_server(ps_client *r, const client_config *config, size_t i,
     }
     to->ref = ref;
     to->address = strdup(config->addresses[i]);
-    to->numbers = calloc(PS_TABLES_MAX, sizeof *to->numbers);
+    to->numbers = calloc(TABLES_MAX, sizeof *to->numbers);
     pthread_mutex_init(&to->lock, NULL);
     persia_cond_init(&to->greeted);
     numbers_init(&to->acked, 0);
@@ -257,7 +257,7 @@ static int make(const client_config *config, embedded *own, ps_client **out)
     r->owner = config->owner;
     r->embedded = own;
     if (own)
-        r->s = persia_ps_sched(persia_shard_tables(own->shard));
+        r->s = persia_tables_sched(persia_shard_tables(own->shard));
     r->servers = calloc(config->addresses_n, sizeof *r->servers);
     if (!rc && !r->servers)
         rc = persia_err_set(PERSIA_ENOMEM, "no memory for %zu servers",
@@ -304,7 +304,7 @@ int persia_client_create(const client_config *config, ps_client **out)
     return create(config, NULL, NULL, out);
 }
 
-int persia_client_embedded(ps *tables, ps_client **out)
+int persia_client_embedded(tables *tables, ps_client **out)
 {
     embedded *e;
     const char *address = "this process";
@@ -327,21 +327,21 @@ int persia_client_embedded(ps *tables, ps_client **out)
 
 static void release_tables(void *tables)
 {
-    persia_ps_destroy(tables);
+    persia_tables_destroy(tables);
 }
 
-int persia_client_create_embedded(const ps_config *config, ps_client **out)
+int persia_client_create_embedded(const tables_config *config, ps_client **out)
 {
-    ps *tables;
+    tables *tables;
     *out = NULL;
     int rc = persia_fork_check("a new store");
     if (!rc)
-        rc = persia_ps_create(config, &tables);
+        rc = persia_tables_create(config, &tables);
     if (rc)
         return rc;
     rc = persia_client_embedded(tables, out);
     if (rc) {
-        persia_ps_destroy(tables);
+        persia_tables_destroy(tables);
         return rc;
     }
     (*out)->owner = tables;

@@ -26,7 +26,6 @@
 
 #include "client/client.h"
 #include "client/sums.h"
-#include "server/server.h"
 #include "shard/shard.h"
 
 /* ---- a server ---- */
@@ -57,7 +56,7 @@ typedef struct server {
     numbers_set first;
     uint64_t step;          /* the last sync step that it has answered, since
                                this rank joined; 0: none */
-    uint32_t *numbers;      /* [PS_TABLES_MAX] its number of each table */
+    uint32_t *numbers;      /* [TABLES_MAX] its number of each table */
 } server;
 
 /* ---- a call ---- */
@@ -165,7 +164,7 @@ typedef struct embedded {
     job_ends ends;
 } embedded;
 
-int embedded_create(ps *tables, embedded **out);
+int embedded_create(tables *tables, embedded **out);
 /* See persia_job_ends_wait(). */
 int embedded_end_jobs(embedded *e);
 /* When its refs are closed and its jobs have ended. */
@@ -206,9 +205,9 @@ struct ps_client {
 
     persia_turn declaring; /* one new table at a time */
     /* Slots below tables_n never change: readers need no lock. */
-    table_config *tables[PS_TABLES_MAX];
+    table_config *tables[TABLES_MAX];
     _Atomic(uint32_t) tables_n;
-    _Atomic(uint8_t) dropped[PS_TABLES_MAX]; /* set under `declaring` */
+    _Atomic(uint8_t) dropped[TABLES_MAX]; /* set under `declaring` */
 
     pthread_mutex_t lock;      /* guards all below */
     uint32_t tables_declared;  /* tables_n, or one more */

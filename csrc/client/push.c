@@ -305,7 +305,7 @@ static void push_ended(call *k)
 /* Checks the jobs, and lists their tables. */
 static int check_jobs(pushing *p)
 {
-    uint64_t seen[PS_TABLES_MAX / 64] = {0};
+    uint64_t seen[TABLES_MAX / 64] = {0};
     int rc = persia_mem_buffer_need(
         &p->k->lists,
         p->units * (sizeof(table_config *) + p->shards * sizeof *p->tables) +
@@ -507,7 +507,7 @@ int persia_client_push(ps_client *r, const client_update *update,
     if (rc)
         return rc;
     r->counts.pushes++;
-    rc = jobs_n > PS_TABLES_MAX
+    rc = jobs_n > TABLES_MAX
              ? persia_err_set(PERSIA_EARG, "%zu tables in one push", jobs_n)
              : prepare(&p);
     rc = rc ? refuse(&p, rc) : send_all(&p);

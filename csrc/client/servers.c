@@ -368,7 +368,7 @@ static int greet(ps_client *r, server *to, uint64_t deadline,
 {
     wire_hello_reply m;
     uint32_t shard = to->shard;
-    uint32_t *numbers = calloc(PS_TABLES_MAX, sizeof *numbers);
+    uint32_t *numbers = calloc(TABLES_MAX, sizeof *numbers);
     if (!numbers)
         return persia_err_set(PERSIA_ENOMEM,
                               "no memory for a server's tables");
@@ -414,7 +414,7 @@ static int greet(ps_client *r, server *to, uint64_t deadline,
         to->foreign |= other && *top;
         if (reason != GREET_REPAIR)
             server_begin(to, &m);
-        memcpy(to->numbers, numbers, PS_TABLES_MAX * sizeof *numbers);
+        memcpy(to->numbers, numbers, TABLES_MAX * sizeof *numbers);
         pthread_mutex_unlock(&to->lock);
         if (changed && r->shared)
             forget_settled(r);

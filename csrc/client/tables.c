@@ -54,11 +54,11 @@ static int declare_all(ps_client *r, const table_config *config, uint32_t no,
 static int declare_new(ps_client *r, const table_config *config, uint32_t no,
                        int *created)
 {
-    if (no == PS_TABLES_MAX)
+    if (no == TABLES_MAX)
         return persia_err_set(PERSIA_ELIMIT,
                               "table %s: a store has at most %d "
                               "tables; let features share tables",
-                              config->name, PS_TABLES_MAX);
+                              config->name, TABLES_MAX);
     table_config *own = malloc(sizeof *own);
     if (!own)
         return persia_err_set(PERSIA_ENOMEM, "no memory for a table");

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "client/client.h"
-#include "role/role.h"
+#include "embedding_worker/embedding_worker.h"
 #include "server/server.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -62,7 +62,7 @@ static int next_call(const uint8_t **data, size_t *size, fuzz_call *c,
     c->answers = 0;
     c->to_worker = head[1] >> 2 & 1;
     c->call = (rpc_call){
-        .method = head[0] % ((c->to_worker ? (int)ROLE_METHODS_N
+        .method = head[0] % ((c->to_worker ? (int)WORKER_METHODS_N
                                            : (int)WIRE_METHODS_N) + 1),
         .request = *memory,
         .request_n = n,
@@ -73,18 +73,18 @@ static int next_call(const uint8_t **data, size_t *size, fuzz_call *c,
     return 1;
 }
 
-static role_service *start_worker(ps_service *s)
+static embedding_worker *start_worker(ps_service *s)
 {
     static const char *const own = "own";
-    role_service *out;
-    const role_config config = {
+    embedding_worker *out;
+    const embedding_worker_config config = {
         .servers = {.threads = 1, .addresses = &own, .addresses_n = 1,
                     .own = persia_service_shard(s), .name_space = "fuzz",
                     .world = 1, .timeout_ns = 1000000000,
                     .message_limit = 1 << 20},
         .message_limit = 1 << 20, .queue_limit = 1 << 20,
         .lease_ns = 1000000, .loaders = 1, .jobs = 1};
-    if (persia_role_create(&config, &out))
+    if (persia_embedding_worker_create(&config, &out))
         abort();
     return out;
 }
@@ -94,25 +94,25 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     static fuzz_call calls[CALLS];
     void *memory[CALLS];
     size_t n = 0;
-    ps *p;
+    tables *p;
     ps_service *s;
-    ps_config config = {.threads = 1, .memory_limit = 64 << 20};
+    tables_config config = {.threads = 1, .memory_limit = 64 << 20};
     service_config service = {.name_space = "fuzz", .shards = 1,
                               .message_limit = 1 << 20};
-    if (persia_ps_create(&config, &p) ||
+    if (persia_tables_create(&config, &p) ||
         persia_service_create(p, &service, &s))
         abort();
-    role_service *w = start_worker(s);
+    embedding_worker *w = start_worker(s);
     while (n < CALLS && next_call(&data, &size, &calls[n], &memory[n])) {
         fuzz_call *c = &calls[n++];
         if (c->to_worker)
-            persia_role_handle(w, &c->call);
+            persia_embedding_worker_handle(w, &c->call);
         else
             persia_service_handle(s, &c->call);
     }
-    persia_role_destroy(w);
+    persia_embedding_worker_destroy(w);
     persia_service_destroy(s);
-    persia_ps_destroy(p);
+    persia_tables_destroy(p);
     for (size_t i = 0; i < n; i++) {
         if (calls[i].answers != 1)
             abort();

@@ -8,8 +8,8 @@
 
 #include "ckpt/ckpt.h"
 #include "client/client.h"
+#include "loop/loop.h"
 #include "py/peer.h"
-#include "store/store.h"
 
 /* ---- tables as data ----------------------------------------------------- */
 
@@ -43,12 +43,12 @@ static PyObject *ckpt_describe(PyObject *module, PyObject *args,
 static PyObject *ckpt_tables(PyObject *module, PyObject *args)
 {
     unsigned long long handle;
-    store *owner;
+    loop *owner;
     ps_client *c;
     (void)module;
     if (!PyArg_ParseTuple(args, "K", &handle))
         return NULL;
-    int code = persia_store_get(handle, "checkpoint", &owner, &c);
+    int code = persia_loop_get(handle, "checkpoint", &owner, &c);
     if (code)
         return py_raise(code);
     PyObject *list = PyList_New(0);
@@ -61,7 +61,7 @@ static PyObject *ckpt_tables(PyObject *module, PyObject *args)
             Py_CLEAR(list);
         Py_XDECREF(one);
     }
-    persia_store_put(owner);
+    persia_loop_put(owner);
     return list;
 }
 
@@ -69,7 +69,7 @@ static PyObject *ckpt_tables(PyObject *module, PyObject *args)
 
 /* One shard of a store, while it is asked. */
 typedef struct asked {
-    store *owner;
+    loop *owner;
     ps_client *client;
     uint32_t shard;
     py_peer peer;
@@ -86,7 +86,7 @@ static int ask(void *ctx, uint32_t method, const void *arguments,
 static void asked_end(asked *a)
 {
     Py_XDECREF(a->rest);
-    persia_store_put(a->owner);
+    persia_loop_put(a->owner);
 }
 
 /* (handle, shard, ...); -1 with an exception set. */
@@ -98,7 +98,7 @@ static int asked_begin(asked *a, PyObject *args)
     Py_XDECREF(head);
     if (!ok)
         return -1;
-    int code = persia_store_get(handle, "checkpoint", &a->owner, &a->client);
+    int code = persia_loop_get(handle, "checkpoint", &a->owner, &a->client);
     if (code) {
         py_raise(code);
         return -1;
@@ -151,12 +151,12 @@ static PyObject *ckpt_restore_(PyObject *module, PyObject *args)
 static PyObject *ckpt_shards(PyObject *module, PyObject *arg)
 {
     unsigned long long handle = PyLong_AsUnsignedLongLong(arg);
-    store *owner;
+    loop *owner;
     ps_client *c;
     (void)module;
     if (PyErr_Occurred())
         return NULL;
-    int code = persia_store_get(handle, "checkpoint", &owner, &c);
+    int code = persia_loop_get(handle, "checkpoint", &owner, &c);
     if (code)
         return py_raise(code);
     PyObject *list = PyList_New(0);
@@ -166,7 +166,7 @@ static PyObject *ckpt_shards(PyObject *module, PyObject *arg)
             Py_CLEAR(list);
         Py_XDECREF(address);
     }
-    persia_store_put(owner);
+    persia_loop_put(owner);
     return list;
 }
 
@@ -174,16 +174,16 @@ static PyObject *ckpt_greet(PyObject *module, PyObject *args)
 {
     unsigned long long handle;
     int restored;
-    store *owner;
+    loop *owner;
     (void)module;
     if (!PyArg_ParseTuple(args, "Kp", &handle, &restored))
         return NULL;
-    int code = persia_store_get(handle, "load", &owner, NULL);
+    int code = persia_loop_get(handle, "load", &owner, NULL);
     if (code)
         return py_raise(code);
     Py_BEGIN_ALLOW_THREADS code =
-        persia_store_greet(owner, restored);
-    persia_store_put(owner);
+        persia_loop_greet(owner, restored);
+    persia_loop_put(owner);
     Py_END_ALLOW_THREADS
     return code ? py_raise(code) : Py_NewRef(Py_None);
 }
@@ -192,49 +192,49 @@ static PyObject *ckpt_loading(PyObject *module, PyObject *args)
 {
     unsigned long long handle;
     int loading;
-    store *owner;
+    loop *owner;
     ps_client *c;
     (void)module;
     if (!PyArg_ParseTuple(args, "Kp", &handle, &loading))
         return NULL;
-    int code = persia_store_get(handle, "load", &owner, &c);
+    int code = persia_loop_get(handle, "load", &owner, &c);
     if (code)
         return py_raise(code);
     persia_client_set_loading(c, loading);
-    persia_store_put(owner);
+    persia_loop_put(owner);
     Py_RETURN_NONE;
 }
 
 static PyObject *ckpt_go_on(PyObject *module, PyObject *args)
 {
     unsigned long long handle, stream, number, lost;
-    store *owner;
+    loop *owner;
     (void)module;
     if (!PyArg_ParseTuple(args, "KKKK", &handle, &stream, &number, &lost))
         return NULL;
-    int code = persia_store_get(handle, "load", &owner, NULL);
+    int code = persia_loop_get(handle, "load", &owner, NULL);
     if (code)
         return py_raise(code);
     Py_BEGIN_ALLOW_THREADS code =
-        persia_store_go_on(owner, stream, number, lost);
-    persia_store_put(owner);
+        persia_loop_go_on(owner, stream, number, lost);
+    persia_loop_put(owner);
     Py_END_ALLOW_THREADS
     return code ? py_raise(code) : Py_NewRef(Py_None);
 }
 
 static PyObject *ckpt_place(PyObject *module, PyObject *arg)
 {
-    store *owner;
+    loop *owner;
     uint64_t last;
     (void)module;
     unsigned long long handle = PyLong_AsUnsignedLongLong(arg);
     if (PyErr_Occurred())
         return NULL;
-    int code = persia_store_get(handle, "save", &owner, NULL);
+    int code = persia_loop_get(handle, "save", &owner, NULL);
     if (code)
         return py_raise(code);
-    Py_BEGIN_ALLOW_THREADS code = persia_store_places(owner, &last);
-    persia_store_put(owner);
+    Py_BEGIN_ALLOW_THREADS code = persia_loop_places(owner, &last);
+    persia_loop_put(owner);
     Py_END_ALLOW_THREADS
     return code ? PyLong_FromUnsignedLongLong(last) : Py_NewRef(Py_None);
 }

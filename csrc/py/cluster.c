@@ -4,11 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ids/ids.h"
 #include "client/client.h"
-#include "server/server.h"
+#include "ids/ids.h"
+#include "loop/loop.h"
 #include "py/peer.h"
-#include "store/store.h"
+#include "server/server.h"
 
 /* ---- opening ---- */
 
@@ -116,14 +116,14 @@ int py_open_client(unsigned threads, PyObject *dict, ps_client **out)
 /* Runs `call` with a reference `s` to the store, whose client is `c`, without
  * the GIL. */
 #define WITH_STORE(handle, call)                                              \
-    store *s;                                                                 \
+    loop *s;                                                                  \
     ps_client *c;                                                             \
-    int rc = persia_store_get((handle), "store", &s, &c);                     \
+    int rc = persia_loop_get((handle), "store", &s, &c);                      \
     (void)c;                                                                  \
     if (rc)                                                                   \
         return py_raise(rc);                                                  \
     Py_BEGIN_ALLOW_THREADS call;                                              \
-    persia_store_put(s);                                                      \
+    persia_loop_put(s);                                                       \
     Py_END_ALLOW_THREADS if (rc) return py_raise(rc)
 
 static PyObject *py_join(PyObject *module, PyObject *arg)
@@ -133,7 +133,7 @@ static PyObject *py_join(PyObject *module, PyObject *arg)
     uint64_t applied = 0;
     if (PyErr_Occurred())
         return NULL;
-    WITH_STORE(handle, rc = persia_store_join(s, &applied));
+    WITH_STORE(handle, rc = persia_loop_join(s, &applied));
     return PyLong_FromUnsignedLongLong(applied);
 }
 
@@ -144,7 +144,7 @@ static PyObject *py_sync(PyObject *module, PyObject *args)
     unsigned rank, world;
     if (!PyArg_ParseTuple(args, "KKII", &handle, &last, &rank, &world))
         return NULL;
-    WITH_STORE(handle, rc = persia_store_sync(s, last, rank, world));
+    WITH_STORE(handle, rc = persia_loop_sync(s, last, rank, world));
     Py_RETURN_NONE;
 }
 
@@ -155,7 +155,7 @@ static PyObject *py_sync_stream(PyObject *module, PyObject *args)
     int by_batch;
     if (!PyArg_ParseTuple(args, "KKp", &handle, &stream, &by_batch))
         return NULL;
-    WITH_STORE(handle, rc = persia_store_pass_sync(s, stream, by_batch));
+    WITH_STORE(handle, rc = persia_loop_pass_sync(s, stream, by_batch));
     Py_RETURN_NONE;
 }
 
@@ -166,13 +166,13 @@ static PyObject *py_leave(PyObject *module, PyObject *args)
     int settle;
     if (!PyArg_ParseTuple(args, "Kp", &handle, &settle))
         return NULL;
-    store *s;
+    loop *s;
     /* A store that was closed is not in any step. */
-    if (persia_store_get(handle, "store", &s, NULL) != PERSIA_OK)
+    if (persia_loop_get(handle, "store", &s, NULL) != PERSIA_OK)
         Py_RETURN_NONE;
     int rc;
-    Py_BEGIN_ALLOW_THREADS rc = persia_store_leave(s, settle);
-    persia_store_put(s);
+    Py_BEGIN_ALLOW_THREADS rc = persia_loop_leave(s, settle);
+    persia_loop_put(s);
     Py_END_ALLOW_THREADS
     if (rc)
         return py_raise(rc);
@@ -182,15 +182,15 @@ static PyObject *py_leave(PyObject *module, PyObject *args)
 static PyObject *py_take_plain(PyObject *module, PyObject *arg)
 {
     (void)module;
-    store *s;
+    loop *s;
     uint64_t handle = PyLong_AsUnsignedLongLong(arg);
     if (PyErr_Occurred())
         return NULL;
-    int rc = persia_store_get(handle, "store", &s, NULL);
+    int rc = persia_loop_get(handle, "store", &s, NULL);
     if (rc)
         return py_raise(rc);
-    int plain = persia_store_take_plain(s);
-    Py_BEGIN_ALLOW_THREADS persia_store_put(s);
+    int plain = persia_loop_take_plain(s);
+    Py_BEGIN_ALLOW_THREADS persia_loop_put(s);
     Py_END_ALLOW_THREADS
     return PyBool_FromLong(plain);
 }
@@ -275,7 +275,7 @@ static PyObject *py_shard(PyObject *module, PyObject *args)
 
 /* One shard of a store, as peer.h asks it. */
 typedef struct shard_of {
-    store *s;
+    loop *s;
     ps_client *c;
     uint32_t shard;
 } shard_of;
@@ -294,7 +294,7 @@ static PyObject *py_shard_stats(PyObject *module, PyObject *args)
     shard_of of;
     if (!PyArg_ParseTuple(args, "KI", &handle, &of.shard))
         return NULL;
-    int rc = persia_store_get(handle, "Store.stats", &of.s, &of.c);
+    int rc = persia_loop_get(handle, "Store.stats", &of.s, &of.c);
     if (rc)
         return py_raise(rc);
     const ps_client *c = of.c;
@@ -307,7 +307,7 @@ static PyObject *py_shard_stats(PyObject *module, PyObject *args)
     } else {
         PyErr_Format(PyExc_IndexError, "there is no shard %u", of.shard);
     }
-    persia_store_put(of.s);
+    persia_loop_put(of.s);
     return out;
 }
 

@@ -1,17 +1,17 @@
 /* prefetch.c: the look-ahead of persia.DataLoader, as functions of a store's
  * handle.  All but the counting ones leave the GIL: they may wait, or free
  * tensors. */
+#include "loop/loop.h"
 #include "py/py.h"
-#include "store/store.h"
 
 /* Runs `call` with a reference `s` to the store, without the GIL. */
 #define WITH_STORE(handle, call)                                              \
-    store *s;                                                                 \
-    int rc = persia_store_get((handle), "data loader", &s, NULL);             \
+    loop *s;                                                                  \
+    int rc = persia_loop_get((handle), "data loader", &s, NULL);              \
     if (rc)                                                                   \
         return py_raise(rc);                                                  \
     Py_BEGIN_ALLOW_THREADS call;                                              \
-    persia_store_put(s);                                                      \
+    persia_loop_put(s);                                                       \
     Py_END_ALLOW_THREADS if (rc) return py_raise(rc)
 
 static PyObject *py_open(PyObject *module, PyObject *args)
@@ -23,8 +23,8 @@ static PyObject *py_open(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "KLp", &handle, &staleness, &here))
         return NULL;
     uint64_t stream = 0;
-    uint64_t bound = staleness < 0 ? STORE_ASYNC : (uint64_t)staleness;
-    WITH_STORE(handle, rc = persia_store_pass_open(s, bound, here, &stream));
+    uint64_t bound = staleness < 0 ? LOOP_ASYNC : (uint64_t)staleness;
+    WITH_STORE(handle, rc = persia_loop_pass_open(s, bound, here, &stream));
     return PyLong_FromUnsignedLongLong(stream);
 }
 
@@ -34,12 +34,12 @@ static PyObject *py_close(PyObject *module, PyObject *args)
     unsigned long long handle, stream;
     if (!PyArg_ParseTuple(args, "KK", &handle, &stream))
         return NULL;
-    store *s;
+    loop *s;
     /* A store that was closed has closed its streams; a forked child has
      * none. */
-    if (persia_store_get(handle, "data loader", &s, NULL) == PERSIA_OK) {
-        Py_BEGIN_ALLOW_THREADS persia_store_pass_close(s, stream);
-        persia_store_put(s);
+    if (persia_loop_get(handle, "data loader", &s, NULL) == PERSIA_OK) {
+        Py_BEGIN_ALLOW_THREADS persia_loop_pass_close(s, stream);
+        persia_loop_put(s);
         Py_END_ALLOW_THREADS
     }
     Py_RETURN_NONE;
@@ -49,7 +49,7 @@ static PyObject *py_number(PyObject *module, PyObject *unused)
 {
     (void)module;
     (void)unused;
-    return PyLong_FromUnsignedLongLong(persia_store_batch_number());
+    return PyLong_FromUnsignedLongLong(persia_loop_batch_number());
 }
 
 static PyObject *py_batch(PyObject *module, PyObject *args)
@@ -58,7 +58,7 @@ static PyObject *py_batch(PyObject *module, PyObject *args)
     unsigned long long handle, stream, number;
     if (!PyArg_ParseTuple(args, "KKK", &handle, &stream, &number))
         return NULL;
-    WITH_STORE(handle, rc = persia_store_batch_add(s, stream, number));
+    WITH_STORE(handle, rc = persia_loop_batch_add(s, stream, number));
     Py_RETURN_NONE;
 }
 
@@ -68,7 +68,7 @@ static PyObject *py_ready(PyObject *module, PyObject *args)
     unsigned long long handle, number;
     if (!PyArg_ParseTuple(args, "KK", &handle, &number))
         return NULL;
-    WITH_STORE(handle, persia_store_batch_ready(s, number));
+    WITH_STORE(handle, persia_loop_batch_ready(s, number));
     Py_RETURN_NONE;
 }
 
@@ -79,7 +79,7 @@ static PyObject *py_next(PyObject *module, PyObject *args)
     int reading;
     if (!PyArg_ParseTuple(args, "KKp", &handle, &number, &reading))
         return NULL;
-    WITH_STORE(handle, rc = persia_store_batch_next(s, number, reading));
+    WITH_STORE(handle, rc = persia_loop_batch_next(s, number, reading));
     Py_RETURN_NONE;
 }
 
@@ -89,7 +89,7 @@ static PyObject *py_skip(PyObject *module, PyObject *args)
     unsigned long long handle, number;
     if (!PyArg_ParseTuple(args, "KK", &handle, &number))
         return NULL;
-    WITH_STORE(handle, persia_store_batch_skip(s, number));
+    WITH_STORE(handle, persia_loop_batch_skip(s, number));
     Py_RETURN_NONE;
 }
 
@@ -97,7 +97,7 @@ static PyObject *py_skip(PyObject *module, PyObject *args)
 static PyObject *histogram(const uint64_t *count)
 {
     PyObject *out = PyDict_New();
-    for (long k = 0; out && k < STORE_STALENESS_BUCKETS; k++) {
+    for (long k = 0; out && k < LOOP_STALENESS_BUCKETS; k++) {
         if (!count[k])
             continue;
         PyObject *key = PyLong_FromLong(k);
@@ -116,8 +116,8 @@ static PyObject *py_stats(PyObject *module, PyObject *arg)
     unsigned long long handle = PyLong_AsUnsignedLongLong(arg);
     if (PyErr_Occurred())
         return NULL;
-    store_prefetch_stats t;
-    WITH_STORE(handle, persia_store_get_prefetch_stats(s, &t));
+    loop_prefetch_stats t;
+    WITH_STORE(handle, persia_loop_get_prefetch_stats(s, &t));
     PyObject *staleness = histogram(t.staleness);
     if (!staleness)
         return NULL;
@@ -137,7 +137,7 @@ static PyObject *py_flush(PyObject *module, PyObject *arg)
     unsigned long long handle = PyLong_AsUnsignedLongLong(arg);
     if (PyErr_Occurred())
         return NULL;
-    WITH_STORE(handle, rc = persia_store_flush(s, 0));
+    WITH_STORE(handle, rc = persia_loop_flush(s, 0));
     Py_RETURN_NONE;
 }
 

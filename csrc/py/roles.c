@@ -9,7 +9,7 @@
 
 typedef struct service_object {
     PyObject_HEAD
-    role_service *service; /* NULL: closed */
+    embedding_worker *service; /* NULL: closed */
     rpc_server *rpc;       /* NULL: it does not listen */
     PyObject *servers;     /* keeps the texts of its configuration */
     const char **addresses;
@@ -17,17 +17,17 @@ typedef struct service_object {
 
 static void service_close(service_object *s)
 {
-    role_service *service = s->service;
+    embedding_worker *service = s->service;
     rpc_server *rpc = s->rpc;
     s->service = NULL;
     s->rpc = NULL;
     if (!service || persia_fork_check("an embedding worker"))
         return;
     Py_BEGIN_ALLOW_THREADS
-    persia_role_close(service);
+    persia_embedding_worker_close(service);
     if (rpc)
         persia_rpc_server_stop(rpc, 0);
-    persia_role_destroy(service);
+    persia_embedding_worker_destroy(service);
     Py_END_ALLOW_THREADS
 }
 
@@ -46,7 +46,7 @@ static PyObject *service_new(PyTypeObject *type, PyObject *args,
     static char *words[] = {"servers", "threads", "message_limit",
                             "queue_limit", "lease", "silence",
                             "loaders", NULL};
-    role_config config = {0};
+    embedding_worker_config config = {0};
     PyObject *servers, *own;
     unsigned threads;
     unsigned long long message, queue;
@@ -71,7 +71,7 @@ static PyObject *service_new(PyTypeObject *type, PyObject *args,
     self->servers = Py_NewRef(servers);
     int rc;
     Py_BEGIN_ALLOW_THREADS
-    rc = persia_role_create(&config, &self->service);
+    rc = persia_embedding_worker_create(&config, &self->service);
     Py_END_ALLOW_THREADS
     if (!rc)
         return (PyObject *)self;
@@ -87,8 +87,8 @@ static PyObject *service_start(PyObject *self, PyObject *args,
                             "connections", "message_limit", "security",
                             NULL};
     service_object *s = (service_object *)self;
-    rpc_server_config config = {.methods = &persia_role_methods,
-                                .handler = persia_role_handle,
+    rpc_server_config config = {.methods = &persia_worker_methods,
+                                .handler = persia_embedding_worker_handle,
                                 .ctx = s->service};
     unsigned long long message;
     PyObject *security;
@@ -120,7 +120,7 @@ static PyObject *service_stop(PyObject *self, PyObject *arg)
     s->rpc = NULL;
     if (s->service) {
         Py_BEGIN_ALLOW_THREADS
-        persia_role_close(s->service);
+        persia_embedding_worker_close(s->service);
         if (rpc)
             persia_rpc_server_stop(rpc, grace);
         Py_END_ALLOW_THREADS
@@ -134,7 +134,8 @@ static PyObject *service_held(PyObject *self, PyObject *unused)
     (void)unused;
     if (!s->service)
         return py_closed("the worker");
-    return PyFloat_FromDouble((double)persia_role_held(s->service) * 1e-9);
+    const uint64_t ns = persia_embedding_worker_held(s->service);
+    return PyFloat_FromDouble((double)ns * 1e-9);
 }
 
 static PyObject *service_interrupt(PyObject *self, PyObject *unused)
@@ -142,19 +143,19 @@ static PyObject *service_interrupt(PyObject *self, PyObject *unused)
     service_object *s = (service_object *)self;
     (void)unused;
     if (s->service)
-        persia_role_interrupt(s->service);
+        persia_embedding_worker_interrupt(s->service);
     Py_RETURN_NONE;
 }
 
 static PyObject *service_stats(PyObject *self, PyObject *unused)
 {
     service_object *s = (service_object *)self;
-    role_stats stats;
+    embedding_worker_stats stats;
     (void)unused;
     if (!s->service)
         return py_closed("the worker");
-    persia_role_get_stats(s->service, &stats);
-    return py_of_spec(&persia_role_stats_list, &stats, 0);
+    persia_embedding_worker_get_stats(s->service, &stats);
+    return py_of_spec(&persia_embedding_worker_stats_list, &stats, 0);
 }
 
 static PyObject *service_py_close(PyObject *self, PyObject *unused)
@@ -203,7 +204,7 @@ static PyType_Spec service_spec = {
 
 typedef struct taken_object {
     PyObject_HEAD
-    role_taken *taken;
+    rank_taken *taken;
 } taken_object;
 
 static void taken_dealloc(PyObject *self)
@@ -218,15 +219,15 @@ static PyObject *taken_lookup(PyObject *self, PyObject *args)
 {
     const taken_object *t = (taken_object *)self;
     unsigned long long handle, batch;
-    store *s;
+    loop *s;
     ps_client *c;
     if (!PyArg_ParseTuple(args, "KK", &handle, &batch))
         return NULL;
-    int rc = persia_store_get(handle, "data loader", &s, &c);
+    int rc = persia_loop_get(handle, "data loader", &s, &c);
     if (rc)
         return py_raise(rc);
     rc = persia_taken_lookup(t->taken, s, c, batch);
-    persia_store_put(s);
+    persia_loop_put(s);
     return rc ? py_raise(rc) : Py_NewRef(Py_None);
 }
 
@@ -278,7 +279,7 @@ static PyObject *bytes_of(const void *from, size_t n)
 
 static PyObject *taken_places(PyObject *self, PyObject *arg)
 {
-    const role_taken *t = ((taken_object *)self)->taken;
+    const rank_taken *t = ((taken_object *)self)->taken;
     const wire_take_reply *m = persia_taken_reply(t);
     const size_t keys = PyLong_AsSize_t(arg);
     if (PyErr_Occurred())
@@ -391,7 +392,7 @@ static PyType_Spec taken_spec = {
 
 typedef struct rank_object {
     PyObject_HEAD
-    role_rank *rank;
+    rank_taker *rank;
     PyObject *taken; /* the type of its batches */
 } rank_object;
 
@@ -407,10 +408,10 @@ static void rank_dealloc(PyObject *self)
 static PyObject *rank_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *words[] = {"config", NULL};
-    role_client_config config = {0};
+    worker_client_config config = {0};
     PyObject *dict;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O", words, &dict) ||
-        py_role_client(dict, &config))
+        py_worker_client(dict, &config))
         return NULL;
     rank_object *self = py_new_object(type);
     PyObject *core = self ? PyImport_ImportModule("persia._core") : NULL;
@@ -576,15 +577,15 @@ static PyObject *py_taken_wait(PyObject *module, PyObject *args)
 {
     (void)module;
     unsigned long long handle, batch;
-    store *s;
+    loop *s;
     if (!PyArg_ParseTuple(args, "KK", &handle, &batch))
         return NULL;
-    int rc = persia_store_get(handle, "data loader", &s, NULL);
+    int rc = persia_loop_get(handle, "data loader", &s, NULL);
     if (rc)
         return py_raise(rc);
     Py_BEGIN_ALLOW_THREADS
-    rc = persia_store_batch_wait(s, batch);
-    persia_store_put(s);
+    rc = persia_loop_batch_wait(s, batch);
+    persia_loop_put(s);
     Py_END_ALLOW_THREADS
     return rc ? py_raise(rc) : Py_NewRef(Py_None);
 }
@@ -592,17 +593,18 @@ static PyObject *py_taken_wait(PyObject *module, PyObject *args)
 /* The counters of a worker elsewhere. */
 static PyObject *py_worker_stats(PyObject *module, PyObject *dict)
 {
-    role_client_config config = {0};
-    role_stats stats;
+    worker_client_config config = {0};
+    embedding_worker_stats stats;
     int rc;
     (void)module;
-    if (py_role_client(dict, &config))
+    if (py_worker_client(dict, &config))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    rc = persia_role_ask(&config, &stats);
+    rc = persia_worker_ask(&config, &stats);
     Py_END_ALLOW_THREADS
     free((void *)(uintptr_t)config.addresses);
-    return rc ? py_raise(rc) : py_of_spec(&persia_role_stats_list, &stats, 0);
+    return rc ? py_raise(rc)
+              : py_of_spec(&persia_embedding_worker_stats_list, &stats, 0);
 }
 
 static PyMethodDef functions[] = {

@@ -3,8 +3,10 @@
 #define PERSIA_PY_ROLES_H
 
 #include "client/client.h"
+#include "embedding_worker/embedding_worker.h"
+#include "loader/loader.h"
 #include "py/py.h"
-#include "role/role.h"
+#include "rank/rank.h"
 
 /* A number of seconds, from 0.  Here and below -1 or NULL: an exception is
  * set. */
@@ -15,7 +17,7 @@ void py_free_object(PyObject *self);
 PyObject *py_closed(const char *what);
 /* The dict of persia.loop.stream; the array of addresses is the caller's to
  * free. */
-int py_role_client(PyObject *dict, role_client_config *out);
+int py_worker_client(PyObject *dict, worker_client_config *out);
 /* Adds the type Sender. */
 int py_add_sender(PyObject *module);
 

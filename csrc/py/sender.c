@@ -50,7 +50,7 @@ PyObject *py_closed(const char *what)
 
 /* ---- configuration of clients ---- */
 
-int py_role_client(PyObject *dict, role_client_config *out)
+int py_worker_client(PyObject *dict, worker_client_config *out)
 {
     static char *words[] = {"addresses", "namespace",     "rank",
                             "world",     "timeout",       "message_limit",
@@ -83,7 +83,7 @@ int py_role_client(PyObject *dict, role_client_config *out)
 
 typedef struct sender_object {
     PyObject_HEAD
-    role_sender *sender; /* NULL: closed */
+    loader_sender *sender; /* NULL: closed */
     unsigned busy;       /* calls that run; guarded by the GIL */
 } sender_object;
 
@@ -99,10 +99,10 @@ static PyObject *sender_new(PyTypeObject *type, PyObject *args,
                             PyObject *kwargs)
 {
     static char *words[] = {"config", NULL};
-    role_client_config config = {0};
+    worker_client_config config = {0};
     PyObject *dict;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O", words, &dict) ||
-        py_role_client(dict, &config))
+        py_worker_client(dict, &config))
         return NULL;
     sender_object *self = py_new_object(type);
     int rc = 0;
@@ -257,7 +257,7 @@ static PyObject *sender_send(PyObject *self, PyObject *args)
 
 /* One that may wait. */
 static PyObject *sender_call(PyObject *self,
-                             int (*call)(role_sender *, uint64_t),
+                             int (*call)(loader_sender *, uint64_t),
                              uint64_t value)
 {
     sender_object *s = (sender_object *)self;
@@ -272,7 +272,7 @@ static PyObject *sender_call(PyObject *self,
     return rc ? py_raise(rc) : Py_NewRef(Py_None);
 }
 
-static int end_epoch(role_sender *s, uint64_t unused)
+static int end_epoch(loader_sender *s, uint64_t unused)
 {
     (void)unused;
     return persia_sender_end(s);
@@ -351,7 +351,7 @@ static PyObject *sender_close(PyObject *self, PyObject *arg)
         PyErr_SetString(PyExc_RuntimeError, "a batch is being sent");
         return NULL;
     }
-    role_sender *sender = s->sender;
+    loader_sender *sender = s->sender;
     s->sender = NULL;
     Py_BEGIN_ALLOW_THREADS
     persia_sender_close(sender, leaves);

@@ -150,7 +150,7 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args,
 {
     static char *words[] = {"address", "security", "message_limit",
                             "timeout", NULL};
-    rpc_channel_config config = {.methods = &persia_service_methods};
+    rpc_channel_config config = {.methods = &persia_shard_methods};
     unsigned long long limit;
     double timeout;
     uint64_t timeout_ns;
@@ -223,7 +223,7 @@ static PyType_Spec channel_spec = {
  * this process that calls the shard directly. */
 struct py_served {
     atomic_uint users;
-    ps *p;
+    tables *p;
     ps_service *service;
     ckpt_root *root;
 };
@@ -237,7 +237,7 @@ void py_served_drop(py_served *s)
         return;
     if (persia_service_destroy(s->service))
         return; /* a thread hangs in a file, and needs them */
-    persia_ps_destroy(s->p);
+    persia_tables_destroy(s->p);
     persia_ckpt_root_close(s->root);
     free(s);
 }
@@ -270,7 +270,7 @@ py_served *py_server_served(PyObject *server, struct ps_service **service)
     return s;
 }
 
-static int served_create(const ps_config *shard, service_config *config,
+static int served_create(const tables_config *shard, service_config *config,
                          const char *checkpoints, py_served **out)
 {
     py_served *s = calloc(1, sizeof *s);
@@ -280,7 +280,7 @@ static int served_create(const ps_config *shard, service_config *config,
     if (!rc && checkpoints)
         rc = persia_ckpt_root_set(s->root, checkpoints);
     if (!rc)
-        rc = persia_ps_create(shard, &s->p);
+        rc = persia_tables_create(shard, &s->p);
     if (rc)
         goto fail;
     config->files = persia_ckpt_root_places(s->root);
@@ -291,7 +291,7 @@ static int served_create(const ps_config *shard, service_config *config,
     *out = s;
     return PERSIA_OK;
 fail:
-    persia_ps_destroy(s->p);
+    persia_tables_destroy(s->p);
     persia_ckpt_root_close(s->root);
     free(s);
     return rc;
@@ -306,7 +306,7 @@ static PyObject *server_new(PyTypeObject *type, PyObject *args,
                             "threads",       "memory_limit", "lineage",
                             "message_limit", "checkpoints", "log", NULL};
     const char *name_space, *checkpoints;
-    ps_config shard = {0};
+    tables_config shard = {0};
     service_config config = {0};
     unsigned long long memory, lineage, message;
     if (!PyArg_ParseTupleAndKeywords(
@@ -355,7 +355,7 @@ static PyObject *server_start(PyObject *self, PyObject *args,
                             "connections", "message_limit", "security",
                             NULL};
     server_object *s = server_open(self);
-    rpc_server_config config = {.methods = &persia_service_methods,
+    rpc_server_config config = {.methods = &persia_shard_methods,
                                 .handler = persia_service_handle,
                                 .denied = persia_service_denied};
     unsigned long long message;
@@ -372,7 +372,7 @@ static PyObject *server_start(PyObject *self, PyObject *args,
     }
     config.message_limit = message;
     config.ctx = s->served->service;
-    config.s = persia_ps_sched(s->served->p);
+    config.s = persia_tables_sched(s->served->p);
     persia_service_set_calls(s->served->service, config.calls_max);
     int rc = persia_rpc_server_start(&config, &s->rpc);
     if (rc) {

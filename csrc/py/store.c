@@ -8,12 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "batch/batch.h"
+#include "client/client.h"
+#include "loop/loop.h"
 #include "optim/optim.h"
 #include "pool/pool.h"
-#include "client/client.h"
 #include "py/py.h"
-#include "store/store.h"
-#include "worker/worker.h"
 
 enum { FIELDS_MAX = 32 };
 
@@ -28,14 +28,14 @@ typedef struct store_object {
 /* Begins a method: `s` is the store, with a reference that END gives back,
  * and `c` its client. */
 #define BEGIN(self, what)                                                     \
-    store *s;                                                                 \
+    loop *s;                                                                  \
     ps_client *c;                                                             \
-    int rc = persia_store_get(((store_object *)(self))->handle, what, &s,     \
-                              &c);                                            \
+    int rc = persia_loop_get(((store_object *)(self))->handle, what, &s,      \
+                             &c);                                             \
     (void)c;                                                                  \
     if (rc)                                                                   \
     return py_raise(rc)
-#define END() persia_store_put(s)
+#define END() persia_loop_put(s)
 
 static int py_store_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
@@ -63,7 +63,7 @@ static int py_store_init(PyObject *self, PyObject *args, PyObject *kwargs)
     if (!o->algorithm || !o->betas)
         return -1;
     ps_client *client;
-    const ps_config embedded = {.threads = threads, .memory_limit = limit};
+    const tables_config embedded = {.threads = threads, .memory_limit = limit};
     int rc = PERSIA_OK;
     if (remote != Py_None) {
         if (py_open_client(threads, remote, &client))
@@ -72,7 +72,7 @@ static int py_store_init(PyObject *self, PyObject *args, PyObject *kwargs)
         rc = persia_client_create_embedded(&embedded, &client);
     }
     if (!rc)
-        rc = persia_store_open(client, &o->handle);
+        rc = persia_loop_open(client, &o->handle);
     if (!rc)
         return 0;
     py_raise(rc);
@@ -85,7 +85,7 @@ static PyObject *py_store_close(PyObject *self, PyObject *unused)
     store_object *o = (store_object *)self;
     uint64_t handle = o->handle;
     if (handle) {
-        Py_BEGIN_ALLOW_THREADS persia_store_close(handle);
+        Py_BEGIN_ALLOW_THREADS persia_loop_close(handle);
         Py_END_ALLOW_THREADS
     }
     Py_RETURN_NONE;
@@ -97,7 +97,7 @@ static void py_store_dealloc(PyObject *self)
     PyTypeObject *type = Py_TYPE(self);
     if (o->handle) {
         Py_BEGIN_ALLOW_THREADS /* updates may be on their way to servers */
-            persia_store_close(o->handle);
+            persia_loop_close(o->handle);
         Py_END_ALLOW_THREADS
     }
     for (int i = 0; i < FIELDS_MAX; i++)
@@ -169,13 +169,13 @@ static PyObject *py_store_plan(PyObject *self, PyObject *args)
             return NULL;
         }
     }
-    store *s;
+    loop *s;
     uint32_t plan = 0;
-    int rc = persia_store_get(((store_object *)self)->handle, "Store.plan",
-                              &s, NULL);
+    int rc = persia_loop_get(((store_object *)self)->handle, "Store.plan",
+                             &s, NULL);
     if (!rc) {
-        rc = persia_store_plan(s, kind, keys, features, (uint32_t)n, &plan);
-        persia_store_put(s);
+        rc = persia_loop_plan(s, kind, keys, features, (uint32_t)n, &plan);
+        persia_loop_put(s);
     }
     free(features);
     return rc ? py_raise(rc) : PyLong_FromUnsignedLong(plan);
@@ -188,7 +188,7 @@ static PyObject *py_store_plan_shape(PyObject *self, PyObject *arg)
         return NULL;
     BEGIN(self, "Store.plan_shape");
     uint32_t kind, keys, width;
-    rc = persia_store_plan_shape(s, (uint32_t)plan, &kind, &keys, &width);
+    rc = persia_loop_plan_shape(s, (uint32_t)plan, &kind, &keys, &width);
     END();
     return rc ? py_raise(rc) : Py_BuildValue("(III)", kind, keys, width);
 }
@@ -269,13 +269,13 @@ static PyObject *py_store_apply(PyObject *self, PyObject *args)
             optim[i].grad_scale = (float)scale;
         }
     }
-    store *s;
-    int rc = persia_store_get(((store_object *)self)->handle, "update", &s,
-                              NULL);
+    loop *s;
+    int rc = persia_loop_get(((store_object *)self)->handle, "update", &s,
+                             NULL);
     if (!rc) {
-        Py_BEGIN_ALLOW_THREADS rc = persia_store_apply(
-            s, all ? STORE_ALL : STORE_MINE, optim, (uint32_t)n);
-        persia_store_put(s);
+        Py_BEGIN_ALLOW_THREADS rc = persia_loop_apply(
+            s, all ? LOOP_ALL : LOOP_MINE, optim, (uint32_t)n);
+        persia_loop_put(s);
         Py_END_ALLOW_THREADS
     }
     free(optim);
@@ -309,7 +309,7 @@ static PyObject *py_store_flush(PyObject *self, PyObject *arg)
     if (read_timeout(arg, &timeout))
         return NULL;
     BEGIN(self, "Store.flush");
-    Py_BEGIN_ALLOW_THREADS rc = persia_store_flush(s, timeout);
+    Py_BEGIN_ALLOW_THREADS rc = persia_loop_flush(s, timeout);
     END();
     Py_END_ALLOW_THREADS
     if (rc)
@@ -329,8 +329,8 @@ static PyObject *py_store_flush(PyObject *self, PyObject *arg)
         Py_END_ALLOW_THREADS                                                  \
         return rc ? py_raise(rc) : Py_NewRef(Py_None);                        \
     }
-WAITING_METHOD(finish, "Store.close", persia_store_finish(s))
-WAITING_METHOD(settle, "Store", persia_store_settle(s))
+WAITING_METHOD(finish, "Store.close", persia_loop_finish(s))
+WAITING_METHOD(settle, "Store", persia_loop_settle(s))
 WAITING_METHOD(look, "Store.save", persia_client_look(c))
 WAITING_METHOD(check_lost, "Store.flush", persia_client_check_lost(c))
 
@@ -338,8 +338,8 @@ static PyObject *py_store_counts(PyObject *self, PyObject *unused)
 {
     (void)unused;
     BEGIN(self, "Store.counts");
-    store_counts counts;
-    persia_store_get_counts(s, &counts);
+    loop_counts counts;
+    persia_loop_get_counts(s, &counts);
     END();
     return Py_BuildValue("(KKK)", (unsigned long long)counts.applied,
                          (unsigned long long)counts.failed,
@@ -352,7 +352,7 @@ static PyObject *py_store_held(PyObject *self, PyObject *arg)
     if (all < 0)
         return NULL;
     BEGIN(self, "Store");
-    size_t n = persia_store_pending_grads(s, all ? STORE_ALL : STORE_MINE);
+    size_t n = persia_loop_pending_grads(s, all ? LOOP_ALL : LOOP_MINE);
     END();
     return PyLong_FromSize_t(n);
 }
@@ -365,9 +365,9 @@ static PyObject *py_store_discard(PyObject *self, PyObject *arg)
     int whose = PyBool_Check(arg);
     int bad = !whose && PyObject_GetBuffer(arg, &of, PyBUF_SIMPLE);
     if (whose) {
-        n = persia_store_discard(s, arg == Py_True ? STORE_ALL : STORE_MINE);
+        n = persia_loop_discard(s, arg == Py_True ? LOOP_ALL : LOOP_MINE);
     } else if (!bad) {
-        n = persia_store_discard_of(s, of.buf, (size_t)of.len / 8);
+        n = persia_loop_discard_of(s, of.buf, (size_t)of.len / 8);
         PyBuffer_Release(&of);
     }
     END();
@@ -378,7 +378,7 @@ static PyObject *py_store_drop_error(PyObject *self, PyObject *unused)
 {
     (void)unused;
     BEGIN(self, "Store.drop_error");
-    persia_store_drop_error(s);
+    persia_loop_drop_error(s);
     END();
     Py_RETURN_NONE;
 }
@@ -387,7 +387,7 @@ static PyObject *py_store_forget(PyObject *self, PyObject *unused)
 {
     (void)unused;
     BEGIN(self, "Store.forget");
-    persia_store_forget(s);
+    persia_loop_forget(s);
     END();
     Py_RETURN_NONE;
 }
@@ -400,7 +400,7 @@ static PyObject *py_store_finite(PyObject *self, PyObject *unused)
     uint8_t *finite = malloc(n + 1);
     if (finite) {
         memset(finite, 1, n);
-        Py_BEGIN_ALLOW_THREADS rc = persia_store_finite(s, finite, n);
+        Py_BEGIN_ALLOW_THREADS rc = persia_loop_finite(s, finite, n);
         Py_END_ALLOW_THREADS
     }
     END();
@@ -413,11 +413,11 @@ static PyObject *py_store_finite(PyObject *self, PyObject *unused)
 }
 
 /* [(table, dim, ids, grads)], the arrays as bytes. */
-static PyObject *sums_list(const worker_sum *sums, size_t n)
+static PyObject *sums_list(const batcher_sum *sums, size_t n)
 {
     PyObject *list = PyList_New(0);
     for (size_t i = 0; i < n && list; i++) {
-        const worker_sum *one = &sums[i];
+        const batcher_sum *one = &sums[i];
         Py_ssize_t ids = (Py_ssize_t)(one->n * sizeof *one->ids);
         Py_ssize_t grads =
             (Py_ssize_t)(one->n * one->dim * sizeof *one->grads);
@@ -434,17 +434,17 @@ static PyObject *sums_list(const worker_sum *sums, size_t n)
 static PyObject *py_store_sums(PyObject *self, PyObject *unused)
 {
     (void)unused;
-    worker_sum *sums = NULL;
+    batcher_sum *sums = NULL;
     size_t n = 0;
     int finite = 1;
     BEGIN(self, "Store.sums");
-    Py_BEGIN_ALLOW_THREADS rc = persia_store_sums(s, &sums, &n, &finite);
+    Py_BEGIN_ALLOW_THREADS rc = persia_loop_sums(s, &sums, &n, &finite);
     Py_END_ALLOW_THREADS
     END();
     if (rc)
         return py_raise(rc);
     PyObject *list = sums_list(sums, n);
-    persia_worker_sums_free(sums, n);
+    persia_batcher_sums_free(sums, n);
     return list ? Py_BuildValue("(ON)", finite ? Py_True : Py_False, list)
                 : NULL;
 }
@@ -560,22 +560,22 @@ static PyObject *rows_call(PyObject *self, PyObject *args, int set)
         optional_buffer(state_arg, flags, &state) ||
         optional_buffer(found_arg, PyBUF_WRITABLE, &found))
         goto done;
-    store *s;
+    loop *s;
     ps_client *c;
-    int rc = persia_store_get(((store_object *)self)->handle,
-                              set ? "Store.set_rows" : "Store.rows", &s, &c);
+    int rc = persia_loop_get(((store_object *)self)->handle,
+                             set ? "Store.set_rows" : "Store.rows", &s, &c);
     if (!rc) {
         size_t n = (size_t)ids.len / sizeof(uint64_t);
         Py_BEGIN_ALLOW_THREADS
         rc = check_buffers(c, no, n, &vectors, &state, &found);
         if (!rc)
-            rc = persia_store_settle(s);
+            rc = persia_loop_settle(s);
         if (!rc)
             rc = set ? persia_client_set(c, no, n, ids.buf, vectors.buf,
                                          state.buf)
                      : persia_client_get(c, no, n, ids.buf, vectors.buf,
                                          state.buf, found.buf);
-        persia_store_put(s);
+        persia_loop_put(s);
         Py_END_ALLOW_THREADS
     }
     out = rc ? py_raise(rc) : Py_NewRef(Py_None);
@@ -610,7 +610,7 @@ static PyObject *py_store_erase(PyObject *self, PyObject *args)
         END();
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS rc = persia_store_settle(s);
+    Py_BEGIN_ALLOW_THREADS rc = persia_loop_settle(s);
     if (!rc)
         rc = persia_client_erase(c, no, (size_t)ids.len / sizeof(uint64_t),
                                  ids.buf, &erased);
@@ -626,7 +626,7 @@ static PyObject *py_store_clear(PyObject *self, PyObject *arg)
     if (PyErr_Occurred())
         return NULL;
     BEGIN(self, "Store.clear");
-    Py_BEGIN_ALLOW_THREADS rc = persia_store_settle(s);
+    Py_BEGIN_ALLOW_THREADS rc = persia_loop_settle(s);
     if (!rc)
         rc = persia_client_clear(c, (uint32_t)no);
     END();
@@ -642,7 +642,7 @@ static PyObject *py_store_drop(PyObject *self, PyObject *arg)
     if (PyErr_Occurred())
         return NULL;
     BEGIN(self, "Store.drop");
-    Py_BEGIN_ALLOW_THREADS rc = persia_store_settle(s);
+    Py_BEGIN_ALLOW_THREADS rc = persia_loop_settle(s);
     if (!rc)
         rc = persia_client_drop(c, (uint32_t)no);
     END();
@@ -651,12 +651,12 @@ static PyObject *py_store_drop(PyObject *self, PyObject *arg)
 }
 
 /* The ids of a table's rows, in memory that the caller frees. */
-static int list_ids(store *s, ps_client *c, uint32_t no, uint64_t **out,
+static int list_ids(loop *s, ps_client *c, uint32_t no, uint64_t **out,
                     size_t *n)
 {
     enum { BLOCK = 1 << 20 };
     size_t room = 0;
-    int rc = persia_store_settle(s);
+    int rc = persia_loop_settle(s);
     for (uint32_t shard = 0; !rc && shard < persia_client_shards(c); shard++) {
         uint64_t cursor = 0;
         while (!rc && cursor != TABLE_LIST_END) {

@@ -58,15 +58,6 @@ static const struct {
 #undef SHARD_OP
 };
 
-const rpc_methods persia_service_methods = {
-    WIRE_SERVICE, persia_wire_paths, WIRE_METHODS_N, 0
-#define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
-    | ((flags) & OP_ADMIN ? 1u << WIRE_##upper : 0)
-    SHARD_OPS(SHARD_OP)
-#undef SHARD_OP
-};
-_Static_assert(WIRE_METHODS_N <= 32, "a bit a method");
-
 /* ---- lines of the log --------------------------------------------------- */
 
 enum { PEER = 128 };
@@ -96,7 +87,7 @@ static void log_rows(const request *r)
 {
     ps_service *s = r->s;
     const wire_rows *m = &r->m.put_rows;
-    const table *t = persia_ps_table(persia_shard_tables(s->shard), m->no);
+    const table *t = persia_tables_table(persia_shard_tables(s->shard), m->no);
     const enum log_kind kind = m->drop    ? LOG_DROPPED
                                : m->erase ? LOG_ERASED
                                           : LOG_CLEARED;

@@ -2,7 +2,6 @@
  *
  *   server.c    life, the timer
  *   calls.c     messages to calls of the shard, answers to messages
- *   ends.c      the threads of snapshots and restores at the end
  *   log.c       lines for those who run it
  *
  * Order of locks: the shard's, then one of these.

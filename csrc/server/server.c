@@ -78,7 +78,8 @@ void persia_service_end_snapshot(ps_service *s)
     persia_shard_drop_snapshot(s->shard);
 }
 
-static int make_shard(ps_service *s, ps *tables, const service_config *config)
+static int make_shard(ps_service *s, tables *tables,
+                      const service_config *config)
 {
     shard_config c = {.shard = config->shard,
                       .shards = config->shards,
@@ -97,7 +98,7 @@ static int make_shard(ps_service *s, ps *tables, const service_config *config)
     return rc ? rc : persia_shard_direct(s->shard, &s->ref);
 }
 
-int persia_service_create(ps *p, const service_config *config,
+int persia_service_create(tables *p, const service_config *config,
                           ps_service **out)
 {
     *out = NULL;

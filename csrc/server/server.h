@@ -14,8 +14,6 @@
 #include "rpc/rpc.h"
 #include "wire/wire.h"
 
-#include <pthread.h>
-
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -34,7 +32,7 @@ typedef struct service_config {
 } service_config;
 
 /* The shard must outlive the service. */
-PERSIA_API int persia_service_create(ps *p, const service_config *config,
+PERSIA_API int persia_service_create(tables *p, const service_config *config,
                                      ps_service **out);
 /* So many requests run at once, and one that waits is one of them (0:
  * any number may be): see persia_shard_set_calls(). */
@@ -48,8 +46,6 @@ PERSIA_API void persia_service_end_snapshot(ps_service *s);
 /* Closes, too; no call may follow.  1 if the thread of a snapshot or restore
  * hangs in a file: service and shard must stay until the process ends. */
 PERSIA_API int persia_service_destroy(ps_service *s);
-/* What it serves. */
-extern PERSIA_API const rpc_methods persia_service_methods;
 /* The shard behind it, for a client of this process. */
 PERSIA_API shard *persia_service_shard(ps_service *s);
 /* Answers the call, now or later: an rpc_handler. */
@@ -57,22 +53,6 @@ PERSIA_API void persia_service_handle(void *service, rpc_call *call);
 /* Logs a call that did not get through to it: of an rpc_server_config. */
 PERSIA_API void persia_service_denied(void *service, const char *method,
                                       const char *peer);
-
-/* ---- for owners of a shard ---------------------------------------------- */
-
-/* Threads of snapshots and restores that have ended. */
-typedef struct job_ends {
-    pthread_mutex_t lock; /* guards: */
-    uint64_t n;
-    pthread_cond_t more;
-} job_ends;
-PERSIA_API void persia_job_ends_init(job_ends *e);
-PERSIA_API void persia_job_ends_free(job_ends *e);
-/* One more: for shard_env.ended(). */
-PERSIA_API void persia_job_ends_add(job_ends *e);
-/* Ends the jobs of the shard and waits for their threads; 1 if one hangs in a
- * file: the shard, its tables and `e` must stay until the process ends. */
-PERSIA_API int persia_job_ends_wait(job_ends *e, shard *s);
 
 #ifdef __cplusplus
 }

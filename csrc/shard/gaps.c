@@ -134,3 +134,17 @@ int ledger_lacks(const wire_ledger *l, uint64_t number)
     return bit >= 64 * WIRE_WINDOW_MAX ||
            !(l->window[bit / 64] >> bit % 64 & 1);
 }
+
+int ledger_lists(const wire_ledger *l, uint64_t number)
+{
+    return number <= l->watermark || !ledger_lacks(l, number);
+}
+
+void ledger_add_to(window *w, const wire_ledger *l)
+{
+    window_settle(w, l->watermark);
+    for (uint64_t i = 0; i < 64 * (uint64_t)WIRE_WINDOW_MAX; i++)
+        if (l->window[i / 64] >> i % 64 & 1)
+            (void)window_add(w, l->watermark + 1 + i);
+    window_advance(w);
+}

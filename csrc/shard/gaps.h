@@ -23,5 +23,9 @@ int gaps_have(const uint64_t *gaps, uint64_t number);
 /* Whether a ledger has not applied a number, nor will: it is skipped, or the
  * number is not there yet. */
 int ledger_lacks(const wire_ledger *l, uint64_t number);
+/* Whether it has settled the number: applied, or skipped. */
+int ledger_lists(const wire_ledger *l, uint64_t number);
+/* Adds what the ledger has settled. */
+void ledger_add_to(window *w, const wire_ledger *l);
 
 #endif

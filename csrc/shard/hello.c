@@ -28,11 +28,11 @@ static int specs(shard *s, uint32_t n, wire_memory *memory, table_spec **out)
         return PERSIA_ENOMEM;
     for (uint32_t i = 0; i < n; i++) {
         const table_config *c =
-            persia_table_get_config(persia_ps_table(s->p, i));
+            persia_table_get_config(persia_tables_table(s->p, i));
         uint64_t capacity = atomic_load(&s->capacity[i]);
         (*out)[i] = c->spec;
         (*out)[i].capacity = capacity ? capacity : c->capacity * s->shards;
-        if (persia_ps_dropped(s->p, i))
+        if (persia_tables_dropped(s->p, i))
             snprintf((*out)[i].name, sizeof (*out)[i].name, "%s%u",
                      WIRE_DROPPED, i);
     }
@@ -44,11 +44,11 @@ static int declare_locked(shard *s, const table_spec *spec,
 {
     table_config config;
     int created;
-    const uint32_t next = persia_ps_tables(s->p);
+    const uint32_t next = persia_tables_tables(s->p);
     config_of_spec(s, spec, &config);
-    if (next < PS_TABLES_MAX) /* the number that a new table will have */
+    if (next < TABLES_MAX) /* the number that a new table will have */
         atomic_store(&s->capacity[next], spec->capacity);
-    int rc = persia_ps_declare(s->p, &config, &out->no, &created);
+    int rc = persia_tables_declare(s->p, &config, &out->no, &created);
     if (rc)
         return rc;
     out->created = (uint32_t)created;
@@ -91,7 +91,7 @@ int declare_answer(shard *s, const wire_declare *m, wire_memory *memory,
 {
     (void)memory;
     *out = (wire_declare_reply){0};
-    return persia_ps_change(s->p, declare_gated, &(declaring){s, m, out});
+    return persia_tables_change(s->p, declare_gated, &(declaring){s, m, out});
 }
 
 /* ---- Hello and Stats ---------------------------------------------------- */
@@ -148,7 +148,7 @@ int hello_answer(shard *s, const wire_hello *m, wire_memory *memory,
                               m->name_space, s->name_space);
     int rc = PERSIA_OK;
     if (m->takes)
-        rc = persia_ps_between(s->p, take_restore, &(taken){s, m});
+        rc = persia_tables_between(s->p, take_restore, &(taken){s, m});
     if (rc)
         return rc;
     *out = (wire_hello_reply){.version = WIRE_VERSION,
@@ -159,10 +159,10 @@ int hello_answer(shard *s, const wire_hello *m, wire_memory *memory,
                               .boot = s->boot,
                               .lineage = atomic_load(&s->lineage),
                               .restore = atomic_load(&s->restored),
-                              .updates = persia_ps_updates(s->p),
-                              .t = persia_ps_t(s->p),
+                              .updates = persia_tables_updates(s->p),
+                              .t = persia_tables_t(s->p),
                               .message_limit = s->message_limit,
-                              .tables_n = persia_ps_tables(s->p)};
+                              .tables_n = persia_tables_tables(s->p)};
     memcpy(out->name_space, s->name_space, sizeof out->name_space);
     if (m->stream && !m->caller.incarnation)
         ledger_read(s->ledger, m->stream, &out->ledger);
@@ -177,12 +177,12 @@ int stats_answer(shard *s, const wire_stats *m, wire_memory *memory,
                  wire_stats_reply *out)
 {
     (void)m;
-    const mem_limit *limit = persia_ps_limit(s->p);
-    const uint32_t n = persia_ps_tables(s->p);
+    const mem_limit *limit = persia_tables_limit(s->p);
+    const uint32_t n = persia_tables_tables(s->p);
     *out = (wire_stats_reply){.boot = s->boot,
                               .lineage = atomic_load(&s->lineage),
                               .restore = atomic_load(&s->restored),
-                              .updates = persia_ps_updates(s->p),
+                              .updates = persia_tables_updates(s->p),
                               .step = wait_step(s),
                               .uptime_ns = persia_clock_ns() - s->born,
                               .memory_used = limit->used,
@@ -200,6 +200,6 @@ int stats_answer(shard *s, const wire_stats *m, wire_memory *memory,
     if (!out->stats)
         return PERSIA_ENOMEM;
     for (uint32_t i = 0; i < n; i++)
-        persia_table_get_stats(persia_ps_table(s->p, i), &out->stats[i]);
+        persia_table_get_stats(persia_tables_table(s->p, i), &out->stats[i]);
     return PERSIA_OK;
 }

@@ -209,7 +209,7 @@ static int start_locked(job *n, void (*body)(void *ctx, sched *threads))
     const unsigned threads =
         n->kind == JOB_SNAPSHOT
             ? 2 /* one reads the cut, one writes */
-            : persia_sched_threads(persia_ps_sched(n->s->p));
+            : persia_sched_threads(persia_tables_sched(n->s->p));
     n->refs++; /* the thread's */
     *place = n;
     int rc = persia_sched_detach(threads, body, job_end, n, "persia-job");

@@ -65,11 +65,11 @@ int restore_make(shard *s, const wire_restore *m, uint64_t deadline,
     if (!m->lineage)
         return persia_err_set(PERSIA_EARG,
                               "the rows of a restore need a lineage");
-    if (m->pushes_n > persia_ps_tables(s->p))
+    if (m->pushes_n > persia_tables_tables(s->p))
         return persia_err_set(PERSIA_EARG,
                               "%zu tables are to be restored, only %u "
                               "were declared",
-                              m->pushes_n, persia_ps_tables(s->p));
+                              m->pushes_n, persia_tables_tables(s->p));
     n->tables_n = (uint32_t)m->pushes_n;
     n->pushes = calloc(m->pushes_n + 1, sizeof *n->pushes);
     n->staged = calloc(m->pushes_n + 1, sizeof(table *));
@@ -126,7 +126,7 @@ static int read_table(job *n, sched *threads, uint32_t no,
 /* Table i, if it is to be restored. */
 static table *table_of(const job *n, uint32_t i)
 {
-    return n->pushes[i] == UINT64_MAX ? NULL : persia_ps_table(n->s->p, i);
+    return n->pushes[i] == UINT64_MAX ? NULL : persia_tables_table(n->s->p, i);
 }
 
 typedef int (*table_step)(job *n, sched *threads, uint32_t no,
@@ -154,7 +154,7 @@ static void drop_staged(job *n)
 /* Whether the limit has room for the rows once those in use are gone. */
 static int fits_in_place(const job *n)
 {
-    const mem_limit *limit = persia_ps_limit(n->s->p);
+    const mem_limit *limit = persia_tables_limit(n->s->p);
     uint64_t given = 0, needed = 0;
     for (uint32_t i = 0; i < n->tables_n; i++) {
         const table *t = table_of(n, i);
@@ -192,7 +192,7 @@ int restore_stage(job *n, sched *threads)
 static void count_emptied(shard *s)
 {
     uint32_t n = 0;
-    for (uint32_t i = 0; i < PS_TABLES_MAX; i++)
+    for (uint32_t i = 0; i < TABLES_MAX; i++)
         n += s->is_emptied[i];
     atomic_store(&s->emptied_n, n);
 }
@@ -212,7 +212,7 @@ static int refuse_rows(void *ctx)
 
 int restore_refuse_rows(job *n)
 {
-    return persia_ps_between(n->s->p, refuse_rows, n);
+    return persia_tables_between(n->s->p, refuse_rows, n);
 }
 
 /* Of the tables that have been exchanged.  Between two updates. */
@@ -243,7 +243,8 @@ static int exchange_tables(job *n, uint32_t tables_n)
     for (uint32_t i = 0; i < tables_n && !rc; i++) {
         if (!n->staged[i])
             continue;
-        rc = persia_table_exchange(persia_ps_table(n->s->p, i), n->staged[i]);
+        rc = persia_table_exchange(persia_tables_table(n->s->p, i),
+                                   n->staged[i]);
         if (rc && i) /* back again */
             (void)exchange_tables(n, i);
     }
@@ -263,14 +264,14 @@ static int exchange(void *ctx)
     atomic_store(&s->restored, n->moment.restore);
     for (uint32_t i = 0; i < n->tables_n; i++)
         if (n->staged[i])
-            persia_table_set_clock(persia_ps_table(s->p, i), n->pushes[i]);
-    persia_ps_set_updates(s->p, n->moment.updates);
-    persia_ps_set_t(s->p, n->moment.t);
+            persia_table_set_clock(persia_tables_table(s->p, i), n->pushes[i]);
+    persia_tables_set_updates(s->p, n->moment.updates);
+    persia_tables_set_t(s->p, n->moment.t);
     wait_set_step(s, n->moment.step);
     return PERSIA_OK;
 }
 
 int restore_commit(job *n)
 {
-    return persia_ps_between(n->s->p, exchange, n);
+    return persia_tables_between(n->s->p, exchange, n);
 }

@@ -38,7 +38,7 @@ static int take_cut(void *ctx)
     if (!tables)
         return persia_err_set(PERSIA_ENOMEM, "no memory for a snapshot");
     for (uint32_t i = 0; i < n->tables_n; i++)
-        tables[i] = persia_ps_table(s->p, i);
+        tables[i] = persia_tables_table(s->p, i);
     if (n->tables_n)
         rc = persia_table_cut_begin(tables, n->tables_n, n->cuts);
     free(tables);
@@ -46,15 +46,15 @@ static int take_cut(void *ctx)
         rc = ledger_copy(s->ledger, &n->moment.ledgers,
                          &n->moment.ledgers_room, &n->moment.ledgers_n);
     n->moment.restore = atomic_load(&s->restored);
-    n->moment.updates = persia_ps_updates(s->p);
-    n->moment.t = persia_ps_t(s->p);
+    n->moment.updates = persia_tables_updates(s->p);
+    n->moment.t = persia_tables_t(s->p);
     n->moment.step = wait_step(s);
     return rc;
 }
 
 int snapshot_cut(job *n)
 {
-    const uint32_t tables = persia_ps_tables(n->s->p);
+    const uint32_t tables = persia_tables_tables(n->s->p);
     n->pushes = calloc(tables + (size_t)1, sizeof *n->pushes);
     n->configs = calloc(tables + (size_t)1, sizeof *n->configs);
     n->cuts = calloc(tables + (size_t)1, sizeof(table_cut *));
@@ -64,10 +64,11 @@ int snapshot_cut(job *n)
     int rc = ledger_room(n->s->ledger, &n->moment.ledgers,
                          &n->moment.ledgers_room);
     if (!rc)
-        rc = persia_ps_between(n->s->p, take_cut, n);
+        rc = persia_tables_between(n->s->p, take_cut, n);
     for (uint32_t i = 0; i < tables && !rc; i++) {
         n->pushes[i] = persia_table_cut_clock(n->cuts[i]);
-        n->configs[i] = *persia_table_get_config(persia_ps_table(n->s->p, i));
+        n->configs[i] =
+            *persia_table_get_config(persia_tables_table(n->s->p, i));
     }
     return rc;
 }

@@ -54,7 +54,7 @@ static int pull_piece(void *ctx, size_t piece)
 
     int rc = check_ids_here(p->s, job.t, job.ids, job.n);
     if (!rc) /* on this thread alone: it is one chunk */
-        rc = persia_table_pull(persia_ps_sched(p->s->p), &job, 1);
+        rc = persia_table_pull(persia_tables_sched(p->s->p), &job, 1);
     if (!rc && dtype != WIRE_FP32)
         persia_wire_narrow(dtype, job.n, out->dim, wide, out->dim, values,
                            scales ? scales + first : NULL);
@@ -128,8 +128,8 @@ static int pull_packed(shard *s, const wire_pull *m, answer *a)
     if (rc || (rc = buffers_take(s->buffers, (size_t)bytes, &a->bulk)))
         return rc;
     place(&p, a->bulk->data);
-    rc = persia_sched_for_rows(persia_ps_sched(s->p), p.first_piece[n], ids,
-                               pull_piece, &p);
+    rc = persia_sched_for_rows(persia_tables_sched(s->p), p.first_piece[n],
+                               ids, pull_piece, &p);
     a->m.pull = (wire_pull_reply){.dtype = m->dtype, .tables = p.out,
                                   .tables_n = n};
     return rc;
@@ -145,7 +145,7 @@ static int pull_in_place(shard *s, const wire_pull *m, pull_job *jobs)
         if (rc)
             return rc;
     }
-    return persia_ps_pull(s->p, jobs, m->tables_n);
+    return persia_tables_pull(s->p, jobs, m->tables_n);
 }
 
 void pull_answer(shard *s, const shard_call *c, const shard_pull *a)

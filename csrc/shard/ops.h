@@ -13,6 +13,7 @@
 #ifndef PERSIA_SHARD_OPS_H
 #define PERSIA_SHARD_OPS_H
 
+#include "rpc/rpc.h"
 #include "table/table.h"
 #include "wire/wire.h"
 
@@ -73,6 +74,9 @@ enum {
     OP_STAYS = 1, /* a server that stops still answers it */
     OP_ADMIN = 2  /* it needs the administration token */
 };
+
+/* The methods as a server serves them, and as a channel calls them. */
+extern PERSIA_API const rpc_methods persia_shard_methods;
 
 /* The type of a method's arguments, and its request's message among them. */
 #define OP_ARGS(name, message, args) OP_ARGS_##args(name, message)

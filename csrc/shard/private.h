@@ -10,6 +10,8 @@
  *   rows.c     whole rows
  *   job.c      snapshots and restores: states and requests; job_snapshot.c
  *              writes, job_restore.c reads and exchanges
+ *   ends.c     waiting for the threads of snapshots and restores at the end
+ *   ops.c      the methods
  *   buffers.c  memory of packed answers
  *
  * Order of locks: that of the jobs, the tables' gate, wait_lock, the ledger's.
@@ -31,7 +33,7 @@ enum {
     GROUPS_ENDED = 1024 /* that are remembered */
 };
 
-_Static_assert((int)PS_TABLES_MAX == (int)WIRE_TABLES_MAX,
+_Static_assert((int)TABLES_MAX == (int)WIRE_TABLES_MAX,
                "a message names any table of a shard");
 
 /* ---- calls -------------------------------------------------------------- */
@@ -107,7 +109,7 @@ typedef struct group group;
 /* ---- the shard ---------------------------------------------------------- */
 
 struct shard {
-    ps *p;
+    tables *p;
     shard_env env;
     char name_space[WIRE_NAME];
     uint32_t no, shards;
@@ -122,7 +124,7 @@ struct shard {
 
     pthread_mutex_t declare_lock; /* one Declare at a time; guards writes: */
     /* of all shards, as declared; set before its table can be seen */
-    _Atomic(uint64_t) capacity[PS_TABLES_MAX];
+    _Atomic(uint64_t) capacity[TABLES_MAX];
 
     pthread_mutex_t wait_lock; /* guards: */
     sync_steps sync;           /* parts are push_calls */
@@ -138,7 +140,7 @@ struct shard {
 
     /* Tables that a restore in place has emptied and not filled; written under
      * the gate, held exclusively. */
-    uint8_t is_emptied[PS_TABLES_MAX];
+    uint8_t is_emptied[TABLES_MAX];
     _Atomic(uint32_t) emptied_n;
     _Atomic(int) replacing; /* a job is about to fill them */
     jobs jobs;

@@ -79,7 +79,7 @@ static int put_rows(void *ctx)
     table *t;
     int rc = check_rows(s, &m->caller);
     if (!rc && m->drop)
-        return persia_ps_drop(s->p, m->no);
+        return persia_tables_drop(s->p, m->no);
     if (rc || (rc = find_table(s, m->no, &t)) ||
         (rc = check_ids_here(s, t, m->ids, m->n)))
         return rc;
@@ -109,8 +109,8 @@ static int put_rows(void *ctx)
 void put_rows_run(shard *s, const shard_call *c, const wire_rows *m)
 {
     putting p = {.s = s, .m = m};
-    int rc = m->drop ? persia_ps_between(s->p, put_rows, &p)
-                     : persia_ps_change(s->p, put_rows, &p);
+    int rc = m->drop ? persia_tables_between(s->p, put_rows, &p)
+                     : persia_tables_change(s->p, put_rows, &p);
     const wire_rows reply = {.no = m->no, .erased = p.erased};
     call_reply(c, rc, &reply);
 }

@@ -37,7 +37,8 @@ static int config_check(const shard_config *c)
     return PERSIA_OK;
 }
 
-int persia_shard_create(ps *tables, const shard_config *config, shard **out)
+int persia_shard_create(tables *tables, const shard_config *config,
+                        shard **out)
 {
     *out = NULL;
     int rc = config_check(config);
@@ -83,7 +84,7 @@ void persia_shard_destroy(shard *s)
     free(s);
 }
 
-ps *persia_shard_tables(const shard *s)
+tables *persia_shard_tables(const shard *s)
 {
     return s->p;
 }
@@ -158,8 +159,8 @@ ledger_owner owner_of(const wire_caller *caller)
 
 int find_table(const shard *s, uint32_t no, table **out)
 {
-    *out = persia_ps_table(s->p, no);
-    if (persia_ps_dropped(s->p, no))
+    *out = persia_tables_table(s->p, no);
+    if (persia_tables_dropped(s->p, no))
         return persia_err_set(PERSIA_EARG,
                               "table %s was dropped: declare it again",
                               persia_table_get_config(*out)->name);
@@ -168,7 +169,7 @@ int find_table(const shard *s, uint32_t no, table **out)
     return persia_err_set(PERSIA_EARG,
                           "there is no table number %u, only %u were "
                           "declared",
-                          no, persia_ps_tables(s->p));
+                          no, persia_tables_tables(s->p));
 }
 
 /* Whether hashes have their low 16 bits within [low, high): 1.5 % of the
@@ -225,7 +226,7 @@ int check_ids(const shard *s, const table *t, const uint64_t *ids, size_t n)
     ids_check check = {s, t, ids, n};
     if (s->shards == 1)
         return PERSIA_OK;
-    return persia_sched_for(persia_ps_sched(s->p), (n + PIECE - 1) / PIECE,
+    return persia_sched_for(persia_tables_sched(s->p), (n + PIECE - 1) / PIECE,
                             check_piece, &check);
 }
 

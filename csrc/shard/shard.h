@@ -41,6 +41,8 @@
 #include "shard/sync.h"
 #include "shard/tables.h"
 
+#include <pthread.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -73,11 +75,11 @@ typedef struct shard_config {
 } shard_config;
 
 /* The tables must outlive the shard. */
-PERSIA_API int persia_shard_create(ps *tables, const shard_config *config,
+PERSIA_API int persia_shard_create(tables *tables, const shard_config *config,
                                    shard **out);
 /* When all its refs are closed, and persia_shard_end_jobs() has returned 0. */
 PERSIA_API void persia_shard_destroy(shard *s);
-PERSIA_API ps *persia_shard_tables(const shard *s);
+PERSIA_API tables *persia_shard_tables(const shard *s);
 
 /* The direct body: calls run on the caller's thread, without encoding and
  * copies.  Each ref ends its own calls in close(), which frees it. */
@@ -114,6 +116,20 @@ PERSIA_API void persia_shard_drop_snapshot(shard *s);
 /* None begins any more, those that there are are dropped.  How many threads
  * still run: they use the shard and its tables. */
 PERSIA_API uint32_t persia_shard_end_jobs(shard *s);
+
+/* Threads of snapshots and restores that have ended. */
+typedef struct job_ends {
+    pthread_mutex_t lock; /* guards: */
+    uint64_t n;
+    pthread_cond_t more;
+} job_ends;
+PERSIA_API void persia_job_ends_init(job_ends *e);
+PERSIA_API void persia_job_ends_free(job_ends *e);
+/* One more: for shard_env.ended(). */
+PERSIA_API void persia_job_ends_add(job_ends *e);
+/* Ends the jobs of the shard and waits for their threads; 1 if one hangs in a
+ * file: the shard, its tables and `e` must stay until the process ends. */
+PERSIA_API int persia_job_ends_wait(job_ends *e, shard *s);
 
 #ifdef __cplusplus
 }

@@ -6,27 +6,27 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct ps {
+struct tables {
     sched *s;
     mem_limit limit;
-    ps_config config;
+    tables_config config;
     pthread_mutex_t declaring; /* one declaration at a time */
     /* Slots below `tables_n` never change; so readers need no lock. */
-    table *tables[PS_TABLES_MAX];
+    table *tables[TABLES_MAX];
     _Atomic(uint32_t) tables_n;
-    _Atomic(uint8_t) dropped[PS_TABLES_MAX]; /* set under `declaring` */
+    _Atomic(uint8_t) dropped[TABLES_MAX]; /* set under `declaring` */
     pthread_rwlock_t gate; /* pushes hold it shared, a cut exclusively */
     _Atomic(uint64_t) updates; /* changes under the gate */
     _Atomic(uint64_t) t;       /* the highest of an update */
 };
 
-int persia_ps_create(const ps_config *config, ps **out)
+int persia_tables_create(const tables_config *config, tables **out)
 {
     *out = NULL;
     if (config->threads < 1 || config->threads > 1024)
         return persia_err_set(PERSIA_EARG, "threads is %u, need 1 .. 1024",
                               config->threads);
-    ps *p = calloc(1, sizeof *p);
+    tables *p = calloc(1, sizeof *p);
     if (!p)
         return persia_err_set(PERSIA_ENOMEM, "no memory for a store");
     int rc = persia_sched_create(config->threads, &p->s);
@@ -42,7 +42,7 @@ int persia_ps_create(const ps_config *config, ps **out)
     return PERSIA_OK;
 }
 
-void persia_ps_destroy(ps *p)
+void persia_tables_destroy(tables *p)
 {
     if (!p)
         return;
@@ -69,7 +69,7 @@ static int refuse_difference(const table_config *have,
                           wanted->name, field->config, was, is);
 }
 
-static int declare_locked(ps *p, const table_config *config, uint32_t *no,
+static int declare_locked(tables *p, const table_config *config, uint32_t *no,
                           int *created)
 {
     uint32_t n = p->tables_n;
@@ -85,11 +85,11 @@ static int declare_locked(ps *p, const table_config *config, uint32_t *no,
         *created = 0;
         return PERSIA_OK;
     }
-    if (n == PS_TABLES_MAX)
+    if (n == TABLES_MAX)
         return persia_err_set(PERSIA_ELIMIT,
                               "table %s: a store has at most %d "
                               "tables; let features share tables",
-                              config->name, PS_TABLES_MAX);
+                              config->name, TABLES_MAX);
     table_config own = *config;
     own.limit = &p->limit;
     int rc = persia_table_create(&own, &p->tables[n]);
@@ -101,8 +101,8 @@ static int declare_locked(ps *p, const table_config *config, uint32_t *no,
     return PERSIA_OK;
 }
 
-int persia_ps_declare(ps *p, const table_config *config, uint32_t *no,
-                      int *created)
+int persia_tables_declare(tables *p, const table_config *config, uint32_t *no,
+                          int *created)
 {
     pthread_mutex_lock(&p->declaring);
     int rc = declare_locked(p, config, no, created);
@@ -110,19 +110,19 @@ int persia_ps_declare(ps *p, const table_config *config, uint32_t *no,
     return rc;
 }
 
-uint32_t persia_ps_tables(const ps *p)
+uint32_t persia_tables_tables(const tables *p)
 {
     return atomic_load_explicit(&p->tables_n, memory_order_acquire);
 }
 
-table *persia_ps_table(const ps *p, uint32_t no)
+table *persia_tables_table(const tables *p, uint32_t no)
 {
-    return no < persia_ps_tables(p) ? p->tables[no] : NULL;
+    return no < persia_tables_tables(p) ? p->tables[no] : NULL;
 }
 
-int persia_ps_drop(ps *p, uint32_t no)
+int persia_tables_drop(tables *p, uint32_t no)
 {
-    table *t = persia_ps_table(p, no);
+    table *t = persia_tables_table(p, no);
     if (!t)
         return PERSIA_OK;
     pthread_mutex_lock(&p->declaring);
@@ -132,22 +132,22 @@ int persia_ps_drop(ps *p, uint32_t no)
     return rc;
 }
 
-int persia_ps_dropped(const ps *p, uint32_t no)
+int persia_tables_dropped(const tables *p, uint32_t no)
 {
-    return no < persia_ps_tables(p) && atomic_load(&p->dropped[no]);
+    return no < persia_tables_tables(p) && atomic_load(&p->dropped[no]);
 }
 
-sched *persia_ps_sched(const ps *p)
+sched *persia_tables_sched(const tables *p)
 {
     return p->s;
 }
 
-const mem_limit *persia_ps_limit(const ps *p)
+const mem_limit *persia_tables_limit(const tables *p)
 {
     return &p->limit;
 }
 
-int persia_ps_pull(ps *p, pull_job *jobs, size_t jobs_n)
+int persia_tables_pull(tables *p, pull_job *jobs, size_t jobs_n)
 {
     return persia_table_pull(p->s, jobs, jobs_n);
 }
@@ -158,8 +158,8 @@ static int push_started(const push_job *jobs, size_t jobs_n)
     return jobs_n && jobs[0].touched != UINT64_MAX;
 }
 
-int persia_ps_push_noted(ps *p, push_job *jobs, size_t jobs_n,
-                         const ps_note *note)
+int persia_tables_push_noted(tables *p, push_job *jobs, size_t jobs_n,
+                             const tables_note *note)
 {
     if (jobs_n)
         jobs[0].touched = UINT64_MAX;
@@ -178,7 +178,7 @@ int persia_ps_push_noted(ps *p, push_job *jobs, size_t jobs_n,
     return rc;
 }
 
-int persia_ps_change(ps *p, int (*fn)(void *ctx), void *ctx)
+int persia_tables_change(tables *p, int (*fn)(void *ctx), void *ctx)
 {
     pthread_rwlock_rdlock(&p->gate);
     int rc = fn(ctx);
@@ -186,7 +186,7 @@ int persia_ps_change(ps *p, int (*fn)(void *ctx), void *ctx)
     return rc;
 }
 
-int persia_ps_between(ps *p, int (*fn)(void *ctx), void *ctx)
+int persia_tables_between(tables *p, int (*fn)(void *ctx), void *ctx)
 {
     pthread_rwlock_wrlock(&p->gate);
     int rc = fn(ctx);
@@ -194,29 +194,29 @@ int persia_ps_between(ps *p, int (*fn)(void *ctx), void *ctx)
     return rc;
 }
 
-uint64_t persia_ps_updates(const ps *p)
+uint64_t persia_tables_updates(const tables *p)
 {
     return atomic_load(&p->updates);
 }
 
-void persia_ps_set_updates(ps *p, uint64_t updates)
+void persia_tables_set_updates(tables *p, uint64_t updates)
 {
     atomic_store(&p->updates, updates);
 }
 
-uint64_t persia_ps_t(const ps *p)
+uint64_t persia_tables_t(const tables *p)
 {
     return atomic_load(&p->t);
 }
 
-void persia_ps_note_t(ps *p, uint64_t t)
+void persia_tables_note_t(tables *p, uint64_t t)
 {
     uint64_t had = atomic_load(&p->t);
     while (had < t && !atomic_compare_exchange_weak(&p->t, &had, t))
         ;
 }
 
-void persia_ps_set_t(ps *p, uint64_t t)
+void persia_tables_set_t(tables *p, uint64_t t)
 {
     atomic_store(&p->t, t);
 }

@@ -74,7 +74,7 @@ void push_reply(shard *s, push_call *c, const wire_push_reply *reply)
 void push_reply_status(shard *s, push_call *c, uint32_t status)
 {
     wire_push_reply reply = {.status = status,
-                             .updates = persia_ps_updates(s->p)};
+                             .updates = persia_tables_updates(s->p)};
     push_reply(s, c, &reply);
 }
 
@@ -140,19 +140,19 @@ static int check_push(const shard *s, const shard_push *a)
     const wire_push *m = a->m;
     uint8_t seen[WIRE_TABLES_MAX] = {0};
     int rc = persia_shard_check_boot(s, &m->caller);
-    if (!rc && wire_leaps(persia_ps_t(s->p), m->t))
+    if (!rc && wire_leaps(persia_tables_t(s->p), m->t))
         rc = persia_err_set(PERSIA_EARG,
                             "t is %llu, the highest so far is %llu: no server "
                             "misses so many updates",
                             (unsigned long long)m->t,
-                            (unsigned long long)persia_ps_t(s->p));
+                            (unsigned long long)persia_tables_t(s->p));
     for (size_t i = 0; i < m->tables_n && !rc; i++) {
         const wire_push_table *t = &m->tables[i];
         rc = check_table(s, t, a->jobs ? &a->jobs[i] : NULL, m->t);
         if (!rc && seen[t->grads.no]++)
             rc = persia_err_set(
                 PERSIA_EARG, "table %s comes twice in one push",
-                persia_table_get_config(persia_ps_table(s->p, t->grads.no))
+                persia_table_get_config(persia_tables_table(s->p, t->grads.no))
                     ->name);
     }
     return rc;
@@ -264,7 +264,7 @@ static int widen(update *u, entry *entries, size_t n)
         }
     }
     widening w = {entries, u->calls, first_piece, n};
-    return persia_sched_for(persia_ps_sched(u->s->p), first_piece[n],
+    return persia_sched_for(persia_tables_sched(u->s->p), first_piece[n],
                             widen_piece, &w);
 }
 
@@ -310,7 +310,7 @@ static int build_jobs(update *u, const entry *entries, size_t n)
     push_part *next = u->parts;
     for (size_t i = 0; i < n; i++) {
         const entry *e = &entries[i], *before = i ? e - 1 : NULL;
-        table *t = persia_ps_table(u->s->p, e->m->grads.no);
+        table *t = persia_tables_table(u->s->p, e->m->grads.no);
         if (before && before->m->grads.no == e->m->grads.no) {
             if (persia_spec_difference(&persia_optim_hyper_list,
                                        &before->m->hyper, &e->m->hyper))
@@ -355,7 +355,7 @@ static int build_direct(update *u)
         u->optim[i] = args_of(&c->m->tables[i].hyper, u->t);
         u->jobs[i].optim = &u->optim[i];
         u->jobs[i].draw = u->t;
-        u->jobs[i].t = persia_ps_table(u->s->p, c->m->tables[i].grads.no);
+        u->jobs[i].t = persia_tables_table(u->s->p, c->m->tables[i].grads.no);
     }
     return PERSIA_OK;
 }
@@ -451,8 +451,8 @@ static void update_after(void *ctx, int rc)
     update *u = ctx;
     (void)rc; /* in part or as a whole: never again */
     u->applied = 1;
-    u->updates = persia_ps_updates(u->s->p);
-    persia_ps_note_t(u->s->p, u->t);
+    u->updates = persia_tables_updates(u->s->p);
+    persia_tables_note_t(u->s->p, u->t);
     for (uint32_t i = 0; i < u->n; i++)
         ledger_commit(u->s->ledger, &u->calls[i]->key);
     if (u->step)
@@ -514,11 +514,11 @@ static int is_refused_here(const update *u, int rc)
 
 /* What a shard refuses others may apply.  It counts here as an update without
  * ids, so that counts and clocks, and Adam's t with them, move alike. */
-static void apply_empty(update *u, const ps_note *note)
+static void apply_empty(update *u, const tables_note *note)
 {
     for (size_t j = 0; j < u->jobs_n; j++)
         u->jobs[j].parts_n = 0;
-    (void)persia_ps_push_noted(u->s->p, u->jobs, u->jobs_n, note);
+    (void)persia_tables_push_noted(u->s->p, u->jobs, u->jobs_n, note);
 }
 
 /* The counts of a step are in the answer to its first part, so that ranks may
@@ -555,12 +555,12 @@ static int apply_parts(shard *s, push_call **calls, uint32_t n)
     optim_args few[FEW];
     update u = {.s = s, .calls = calls, .n = n, .step = calls[0]->m->step,
                 .few = few};
-    ps_note note = {.before = update_before, .after = update_after,
-                    .ctx = &u, .skips = n == 1 && calls[0]->m->skips};
+    tables_note note = {.before = update_before, .after = update_after,
+                        .ctx = &u, .skips = n == 1 && calls[0]->m->skips};
     char text[1024] = "";
     int rc = build(&u);
     if (!rc)
-        rc = persia_ps_push_noted(s->p, u.jobs, u.jobs_n, &note);
+        rc = persia_tables_push_noted(s->p, u.jobs, u.jobs_n, &note);
     const int whole = !u.some_are_out;
     if (rc && whole) {
         int here = is_refused_here(&u, rc);

@@ -342,8 +342,8 @@ int leave_answer(shard *s, const wire_leave *m, wire_memory *memory,
     }
     wait_go_on(s);
     *out = (wire_leave_reply){.step = wait_step(s)};
-    if (out->step < persia_ps_t(s->p))
-        out->step = persia_ps_t(s->p);
+    if (out->step < persia_tables_t(s->p))
+        out->step = persia_tables_t(s->p);
     return PERSIA_OK;
 }
 

@@ -590,9 +590,9 @@ def messages_h(proto: Proto) -> str:
             f"{upper}_METHODS", [f"X({snake(n).upper()}, {n})" for n in names]
         )
         out += f'#define {upper}_SERVICE "{service.name}"\n'
-        out += "extern PERSIA_API const char *const "
+        out += "/* Of the methods. */\nextern PERSIA_API const char *const "
         paths = f"persia_{service.prefix}_paths[{len(names)}]"
-        out += f"{paths}; /* of the methods */\n\n"
+        out += f"{paths};\n\n"
     messages = [f"X({m.id})" for m in methods_messages(proto)]
     out += "/* Requests and replies. */\n" + x_list("WIRE_MESSAGES", messages)
     checked = [m for m in proto.messages if m.notes.get("check") is not None]

@@ -34,7 +34,7 @@ const char *const persia_table_admit_names[] = {
     "probability", "sightings"
 };
 
-const char *const persia_role_pooling_names[] = {
+const char *const persia_worker_pooling_names[] = {
     "sum", "mean", "sqrtn"
 };
 
@@ -156,56 +156,56 @@ const spec_list persia_table_stats_list = {
     table_stats_fields, 11
 };
 
-static const spec_field role_stats_fields[] = {
+static const spec_field embedding_worker_stats_fields[] = {
     { .name = "uptime_ns", .config = "uptime_ns", .kind = SPEC_U64,
-      .offset = offsetof(role_stats, uptime_ns) },
+      .offset = offsetof(embedding_worker_stats, uptime_ns) },
     { .name = "streams", .config = "streams", .kind = SPEC_U64,
-      .offset = offsetof(role_stats, streams) },
+      .offset = offsetof(embedding_worker_stats, streams) },
     { .name = "ranks", .config = "ranks", .kind = SPEC_U64,
-      .offset = offsetof(role_stats, ranks) },
+      .offset = offsetof(embedding_worker_stats, ranks) },
     { .name = "queued", .config = "queued", .kind = SPEC_U64,
-      .offset = offsetof(role_stats, queued) },
+      .offset = offsetof(embedding_worker_stats, queued) },
     { .name = "leased", .config = "leased", .kind = SPEC_U64,
-      .offset = offsetof(role_stats, leased) },
+      .offset = offsetof(embedding_worker_stats, leased) },
     { .name = "bytes", .config = "bytes", .kind = SPEC_U64,
-      .offset = offsetof(role_stats, bytes) },
+      .offset = offsetof(embedding_worker_stats, bytes) },
     { .name = "bytes_limit", .config = "bytes_limit", .kind = SPEC_U64,
-      .offset = offsetof(role_stats, bytes_limit) },
+      .offset = offsetof(embedding_worker_stats, bytes_limit) },
     { .name = "submitted", .config = "submitted", .kind = SPEC_U64,
-      .offset = offsetof(role_stats, submitted) },
+      .offset = offsetof(embedding_worker_stats, submitted) },
     { .name = "taken", .config = "taken", .kind = SPEC_U64,
-      .offset = offsetof(role_stats, taken) },
+      .offset = offsetof(embedding_worker_stats, taken) },
     { .name = "trained", .config = "trained", .kind = SPEC_U64,
-      .offset = offsetof(role_stats, trained) },
+      .offset = offsetof(embedding_worker_stats, trained) },
     { .name = "skipped", .config = "skipped", .kind = SPEC_U64,
-      .offset = offsetof(role_stats, skipped) },
+      .offset = offsetof(embedding_worker_stats, skipped) },
     { .name = "again", .config = "again", .kind = SPEC_U64,
-      .offset = offsetof(role_stats, again) },
+      .offset = offsetof(embedding_worker_stats, again) },
     { .name = "late", .config = "late", .kind = SPEC_U64,
-      .offset = offsetof(role_stats, late) },
+      .offset = offsetof(embedding_worker_stats, late) },
     { .name = "failed", .config = "failed", .kind = SPEC_U64,
-      .offset = offsetof(role_stats, failed) },
+      .offset = offsetof(embedding_worker_stats, failed) },
     { .name = "given_up", .config = "given_up", .kind = SPEC_U64,
-      .offset = offsetof(role_stats, given_up) },
+      .offset = offsetof(embedding_worker_stats, given_up) },
     { .name = "resent", .config = "resent", .kind = SPEC_U64,
-      .offset = offsetof(role_stats, resent) },
+      .offset = offsetof(embedding_worker_stats, resent) },
     { .name = "had", .config = "had", .kind = SPEC_U64,
-      .offset = offsetof(role_stats, had) },
+      .offset = offsetof(embedding_worker_stats, had) },
     { .name = "withheld", .config = "withheld", .kind = SPEC_U64,
-      .offset = offsetof(role_stats, withheld) },
+      .offset = offsetof(embedding_worker_stats, withheld) },
     { .name = "looking", .config = "looking", .kind = SPEC_U64,
-      .offset = offsetof(role_stats, looking) },
+      .offset = offsetof(embedding_worker_stats, looking) },
     { .name = "returning", .config = "returning", .kind = SPEC_U64,
-      .offset = offsetof(role_stats, returning) },
+      .offset = offsetof(embedding_worker_stats, returning) },
     { .name = "loaders_gone", .config = "loaders_gone", .kind = SPEC_U64,
-      .offset = offsetof(role_stats, loaders_gone) },
+      .offset = offsetof(embedding_worker_stats, loaders_gone) },
     { .name = "oldest_ns", .config = "oldest_ns", .kind = SPEC_U64,
-      .offset = offsetof(role_stats, oldest_ns) },
+      .offset = offsetof(embedding_worker_stats, oldest_ns) },
     { .name = "restores", .config = "restores", .kind = SPEC_U64,
-      .offset = offsetof(role_stats, restores) },
+      .offset = offsetof(embedding_worker_stats, restores) },
     { .name = "jobs", .config = "jobs", .kind = SPEC_U64,
-      .offset = offsetof(role_stats, jobs) },
+      .offset = offsetof(embedding_worker_stats, jobs) },
 };
-const spec_list persia_role_stats_list = {
-    role_stats_fields, 24
+const spec_list persia_embedding_worker_stats_list = {
+    embedding_worker_stats_fields, 24
 };

@@ -89,13 +89,13 @@ extern PERSIA_API const char *const persia_table_admit_names[2];
 #define TABLE_ADMIT_EACH(X)                                                   \
     X(probability) X(sightings)
 
-enum role_pooling {
-    ROLE_POOL_SUM,
-    ROLE_POOL_MEAN, /* over the ids of a sample */
-    ROLE_POOL_SQRTN, /* the sum, divided by the root of their number */
-    ROLE_POOLS
+enum worker_pooling {
+    WORKER_POOL_SUM,
+    WORKER_POOL_MEAN, /* over the ids of a sample */
+    WORKER_POOL_SQRTN, /* the sum, divided by the root of their number */
+    WORKER_POOLS
 };
-extern PERSIA_API const char *const persia_role_pooling_names[3];
+extern PERSIA_API const char *const persia_worker_pooling_names[3];
 
 /* A table as it was declared. */
 typedef struct table_spec {
@@ -178,7 +178,7 @@ typedef struct table_stats {
 extern PERSIA_API const spec_list persia_table_stats_list;
 
 /* Batches, except those that have a unit. */
-typedef struct role_stats {
+typedef struct embedding_worker_stats {
     uint64_t uptime_ns;
     uint64_t streams; /* of loaders, that have not ended */
     uint64_t ranks;
@@ -203,8 +203,8 @@ typedef struct role_stats {
     uint64_t oldest_ns; /* since the first of them arrived */
     uint64_t restores; /* times that it began again: servers had other rows */
     uint64_t jobs; /* that have loaders */
-} role_stats;
+} embedding_worker_stats;
 
-extern PERSIA_API const spec_list persia_role_stats_list;
+extern PERSIA_API const spec_list persia_embedding_worker_stats_list;
 
 #endif

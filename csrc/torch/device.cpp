@@ -77,7 +77,7 @@ struct Sent : Lookup {
     uint32_t dtype;
     link_buffer *buffer = nullptr;
 
-    Sent(::store *s, const Tensor &values, const Optional &offsets,
+    Sent(::loop *s, const Tensor &values, const Optional &offsets,
          const Optional &weights, int64_t plan, const Tensor &like,
          int64_t link)
         : Lookup(s, values, offsets, weights, plan), link(link_of(link)),
@@ -151,8 +151,8 @@ pull_to(const Tensor &values, const Optional &offsets, const Optional &weights,
     Sent now(s.get(), values, offsets, weights, plan, like, link);
     const int64_t *name = numbers_of(ticket);
     if (auto ahead = ahead_of(s.get(), name[1] > 0 ? name[1] : 0, now)) {
-        persia_store_keep_index(s.get(), static_cast<uint64_t>(name[0]),
-                                std::exchange(ahead->index, nullptr));
+        persia_loop_keep_index(s.get(), static_cast<uint64_t>(name[0]),
+                               std::exchange(ahead->index, nullptr));
         auto *sent = static_cast<Sent *>(ahead.get()); /* the way is ours */
         return {sent->arrive(stream_of(stream)), std::move(sent->rows)};
     }
@@ -222,7 +222,7 @@ void push_from(const Tensor &values, const Optional &offsets,
 {
     Store s(store, "backward");
     Shape shape = shape_of(s.get(), plan);
-    store_grad g = {};
+    loop_grad g = {};
     g.grad.plan = static_cast<uint32_t>(plan);
     g.grad.batch = batch_of(shape, values, offsets, weights);
     g.grad.stride = shape.width;
@@ -257,10 +257,10 @@ distinct(const Tensor &values, const Optional &offsets,
     Store s(store, "forward");
     Shape shape = shape_of(s.get(), plan);
     id_batch batch = batch_of(shape, values, offsets, weights);
-    worker_group *group;
-    check(persia_store_group(s.get(), static_cast<uint32_t>(plan), &batch,
-                             &group));
-    const worker_group_sizes n = persia_worker_group_sizes(group);
+    batcher_group *group;
+    check(persia_loop_group(s.get(), static_cast<uint32_t>(plan), &batch,
+                            &group));
+    const batcher_group_sizes n = persia_batcher_group_sizes(group);
     auto empty = [&](size_t size, ScalarType type) {
         return torch::stable::new_empty(values, {static_cast<int64_t>(size)},
                                         type);
@@ -271,13 +271,13 @@ distinct(const Tensor &values, const Optional &offsets,
         empty(n.bags ? n.bags + 1 : 0, ScalarType::Int),
         empty(weights ? n.ids : 0, ScalarType::Float)};
     auto &[ids, starts, inverse, of, w] = out;
-    persia_worker_group_fill(
+    persia_batcher_group_fill(
         group, &batch, static_cast<uint64_t *>(ids.mutable_data_ptr()),
         static_cast<int64_t *>(starts.mutable_data_ptr()),
         static_cast<int32_t *>(inverse.mutable_data_ptr()),
         n.bags ? static_cast<int32_t *>(of.mutable_data_ptr()) : nullptr,
         weights ? static_cast<float *>(w.mutable_data_ptr()) : nullptr);
-    persia_worker_group_free(group);
+    persia_batcher_group_free(group);
     return out;
 }
 

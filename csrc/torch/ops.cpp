@@ -63,14 +63,14 @@ Tensor ticket(const Tensor &batch, const Tensor &made_in, int64_t store,
     Tensor out = torch::stable::new_empty(batch, {2}, ScalarType::Long);
     auto *name = static_cast<int64_t *>(out.mutable_data_ptr());
     if (grad) /* an update that failed meanwhile is raised here, too */
-        check(persia_store_error(s.get()));
-    name[0] = grad ? static_cast<int64_t>(persia_store_ticket(s.get())) : 0;
+        check(persia_loop_error(s.get()));
+    name[0] = grad ? static_cast<int64_t>(persia_loop_ticket(s.get())) : 0;
     const int64_t *of = numbers_of(batch);
     const bool anew = of[1] < 0 && !(of[0] & TAKEN);
     name[1] = of[1] == AGAIN ? -of[0] : anew ? 0 : of[0];
     if (of[1] != AGAIN)
-        persia_store_batch_bind(s.get(), batch_number(of[0]),
-                                static_cast<uint64_t>(name[0]));
+        persia_loop_batch_bind(s.get(), batch_number(of[0]),
+                               static_cast<uint64_t>(name[0]));
     return out;
 }
 
@@ -95,8 +95,8 @@ std::tuple<Tensor, Tensor> pull(const Tensor &values, const Optional &offsets,
     const int64_t *name = numbers_of(ticket);
     auto number = static_cast<uint64_t>(name[0]);
     if (auto ahead = ahead_of(s.get(), name[1] > 0 ? name[1] : 0, now)) {
-        persia_store_keep_index(s.get(), number,
-                                std::exchange(ahead->index, nullptr));
+        persia_loop_keep_index(s.get(), number,
+                               std::exchange(ahead->index, nullptr));
         return {std::move(ahead->out), std::move(ahead->rows)};
     }
     look_up_now(s.get(), name, now);
@@ -119,12 +119,12 @@ look_up(const Tensor &values, const Optional &offsets, const Optional &weights,
 /* No gradient of this forward will be given: its graph was freed. */
 void drop(const Tensor &ticket, int64_t store)
 {
-    ::store *s = nullptr;
-    if (persia_store_get(static_cast<uint64_t>(store), "forward", &s,
-                         nullptr) == PERSIA_OK) {
-        persia_store_drop_index(s,
-                                static_cast<uint64_t>(numbers_of(ticket)[0]));
-        persia_store_put(s);
+    ::loop *s = nullptr;
+    if (persia_loop_get(static_cast<uint64_t>(store), "forward", &s,
+                        nullptr) == PERSIA_OK) {
+        persia_loop_drop_index(s,
+                               static_cast<uint64_t>(numbers_of(ticket)[0]));
+        persia_loop_put(s);
     }
 }
 
@@ -148,7 +148,7 @@ void push(const Tensor &grad, const Tensor &values, const Optional &offsets,
 {
     Store s(store, "backward");
     Shape shape = shape_of(s.get(), plan);
-    store_grad g = {};
+    loop_grad g = {};
     g.grad.plan = static_cast<uint32_t>(plan);
     g.grad.batch = batch_of(shape, values, offsets, weights);
     size_t height = height_of(shape, g.grad.batch);
@@ -176,7 +176,7 @@ void push(const Tensor &grad, const Tensor &values, const Optional &offsets,
         g.release = release;
     } else {
         size_t floats = height ? (height - 1) * stride + shape.width : 0;
-        check(persia_store_copy_grad(
+        check(persia_loop_copy_grad(
             s.get(), &g, floats,
             offsets ? static_cast<size_t>(offsets->numel()) : 0));
     }

@@ -13,7 +13,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
-#include "store/store.h"
+#include "loop/loop.h"
 
 namespace persia_ops {
 
@@ -40,30 +40,30 @@ class Store {
   public:
     Store(int64_t handle, const char *what)
     {
-        check(persia_store_get(static_cast<uint64_t>(handle), what, &step_,
-                               nullptr));
+        check(persia_loop_get(static_cast<uint64_t>(handle), what, &step_,
+                              nullptr));
     }
     ~Store()
     {
-        persia_store_put(step_);
+        persia_loop_put(step_);
     }
     Store(const Store &) = delete;
     Store &operator=(const Store &) = delete;
-    store *get() const { return step_; }
+    loop *get() const { return step_; }
 
   private:
-    store *step_ = nullptr;
+    loop *step_ = nullptr;
 };
 
 struct Shape {
     uint32_t kind, keys, width;
 };
 
-inline Shape shape_of(store *s, int64_t plan)
+inline Shape shape_of(loop *s, int64_t plan)
 {
     Shape shape;
-    check(persia_store_plan_shape(s, static_cast<uint32_t>(plan), &shape.kind,
-                                  &shape.keys, &shape.width));
+    check(persia_loop_plan_shape(s, static_cast<uint32_t>(plan), &shape.kind,
+                                 &shape.keys, &shape.width));
     return shape;
 }
 
@@ -82,7 +82,7 @@ inline void expect(const Tensor &t, const char *name, ScalarType dtype,
     }
 }
 
-/* The tensors of a batch seen as the worker's struct. */
+/* The tensors of a batch seen as the struct of room batch. */
 inline id_batch batch_of(const Shape &shape, const Tensor &values,
                   const Optional &offsets, const Optional &weights)
 {
@@ -144,7 +144,7 @@ inline uint64_t batch_number(int64_t name)
 }
 
 /* Of which forward a gradient is, and its ids' rows. */
-inline void name_grad(store *s, store_grad *g, const Tensor &rows,
+inline void name_grad(loop *s, loop_grad *g, const Tensor &rows,
                       const Tensor &ticket)
 {
     const int64_t *name = numbers_of(ticket);
@@ -157,15 +157,15 @@ inline void name_grad(store *s, store_grad *g, const Tensor &rows,
     }
     g->ticket = static_cast<uint64_t>(name[0]);
     if (name[1] < 0)
-        persia_store_batch_bind(s, batch_number(name[1]), g->ticket);
-    if (persia_store_is_embedded(s)) /* else the index has them */
+        persia_loop_batch_bind(s, batch_number(name[1]), g->ticket);
+    if (persia_loop_is_embedded(s)) /* else the index has them */
         g->grad.rows = static_cast<const uint32_t *>(rows.const_data_ptr());
 }
 
 /* The store owns it from now on. */
-inline void add_grad(store *s, const store_grad &g)
+inline void add_grad(loop *s, const loop_grad &g)
 {
-    int code = persia_store_add_grad(s, &g);
+    int code = persia_loop_add_grad(s, &g);
     if (code != PERSIA_OK) {
         g.release(g.owner);
         fail(code);
@@ -182,7 +182,7 @@ struct Lookup {
     Tensor out, rows;
     batch_index *index = nullptr;
 
-    Lookup(store *s, const Tensor &values, const Optional &offsets,
+    Lookup(loop *s, const Tensor &values, const Optional &offsets,
            const Optional &weights, int64_t plan)
         : values(values), offsets(offsets), weights(weights),
           plan(static_cast<uint32_t>(plan))
@@ -224,11 +224,11 @@ struct Lookup {
 };
 
 /* Adds a lookup to a batch of a data loader that looks ahead. */
-inline void look_ahead(store *s, int64_t number, std::unique_ptr<Lookup> own,
+inline void look_ahead(loop *s, int64_t number, std::unique_ptr<Lookup> own,
                        int (*send)(void *owner) = nullptr)
 {
     own->allocate();
-    store_lookup want = {};
+    loop_lookup want = {};
     want.plan = own->plan;
     want.batch = own->batch;
     want.out = own->vectors();
@@ -238,19 +238,19 @@ inline void look_ahead(store *s, int64_t number, std::unique_ptr<Lookup> own,
     want.send = send;
     want.owner = own.get();
     want.release = Lookup::release;
-    check(persia_store_batch_lookup(s, static_cast<uint64_t>(number), &want));
+    check(persia_loop_batch_lookup(s, static_cast<uint64_t>(number), &want));
     own.release();
 }
 
 /* Takes what was looked up for this batch, if it fits it. */
-inline std::unique_ptr<Lookup> ahead_of(store *s, int64_t number,
+inline std::unique_ptr<Lookup> ahead_of(loop *s, int64_t number,
                                         const Lookup &now)
 {
     void *owner = nullptr;
     if (number & TAKEN) /* see look_up_now() */
         return nullptr;
-    check(persia_store_batch_take(s, static_cast<uint64_t>(number), now.plan,
-                                  &owner));
+    check(persia_loop_batch_take(s, static_cast<uint64_t>(number), now.plan,
+                                 &owner));
     std::unique_ptr<Lookup> ahead(static_cast<Lookup *>(owner));
     if (ahead && (ahead->batch.n != now.batch.n ||
                   ahead->height != now.height || ahead->way() != now.way()))
@@ -259,16 +259,16 @@ inline std::unique_ptr<Lookup> ahead_of(store *s, int64_t number,
 }
 
 /* The lookup of a forward of this name that none was ahead of. */
-inline void look_up_now(store *s, const int64_t *name, Lookup &now)
+inline void look_up_now(loop *s, const int64_t *name, Lookup &now)
 {
     const auto number = static_cast<uint64_t>(name[0]);
     now.allocate();
     if (std::abs(name[1]) & TAKEN)
-        check(persia_store_read(s, batch_number(name[1]), number, now.plan,
-                                &now.batch, now.vectors(), now.width));
+        check(persia_loop_read(s, batch_number(name[1]), number, now.plan,
+                               &now.batch, now.vectors(), now.width));
     else
-        check(persia_store_forward(s, number, now.plan, &now.batch,
-                                   now.vectors(), now.width, now.hints()));
+        check(persia_loop_forward(s, number, now.plan, &now.batch,
+                                  now.vectors(), now.width, now.hints()));
 }
 
 } // namespace persia_ops

@@ -10,7 +10,7 @@ const char *const persia_wire_paths[] = {
     "/persia.v1.ParameterServer/Restore", "/persia.v1.ParameterServer/Stats"
 };
 
-const char *const persia_role_paths[] = {
+const char *const persia_worker_paths[] = {
     "/persia.v1.EmbeddingWorker/Hello", "/persia.v1.EmbeddingWorker/Declare",
     "/persia.v1.EmbeddingWorker/Submit", "/persia.v1.EmbeddingWorker/Take",
     "/persia.v1.EmbeddingWorker/Return", "/persia.v1.EmbeddingWorker/Sums",
@@ -763,33 +763,33 @@ static const wire_type return_reply_type = {
 };
 
 static const wire_field worker_stats_fields[] = {
-    [1] = F(role_stats, uptime_ns, U64, "uptime_ns"),
-    [2] = F(role_stats, streams, U64, "streams"),
-    [3] = F(role_stats, ranks, U64, "ranks"),
-    [4] = F(role_stats, queued, U64, "queued"),
-    [5] = F(role_stats, leased, U64, "leased"),
-    [6] = F(role_stats, bytes, U64, "bytes"),
-    [7] = F(role_stats, bytes_limit, U64, "bytes_limit"),
-    [8] = F(role_stats, submitted, U64, "submitted"),
-    [9] = F(role_stats, taken, U64, "taken"),
-    [10] = F(role_stats, trained, U64, "trained"),
-    [11] = F(role_stats, skipped, U64, "skipped"),
-    [12] = F(role_stats, again, U64, "again"),
-    [13] = F(role_stats, late, U64, "late"),
-    [14] = F(role_stats, failed, U64, "failed"),
-    [15] = F(role_stats, given_up, U64, "given_up"),
-    [16] = F(role_stats, resent, U64, "resent"),
-    [17] = F(role_stats, had, U64, "had"),
-    [18] = F(role_stats, withheld, U64, "withheld"),
-    [19] = F(role_stats, looking, U64, "looking"),
-    [20] = F(role_stats, returning, U64, "returning"),
-    [21] = F(role_stats, loaders_gone, U64, "loaders_gone"),
-    [22] = F(role_stats, oldest_ns, U64, "oldest_ns"),
-    [23] = F(role_stats, restores, U64, "restores"),
-    [24] = F(role_stats, jobs, U64, "jobs"),
+    [1] = F(embedding_worker_stats, uptime_ns, U64, "uptime_ns"),
+    [2] = F(embedding_worker_stats, streams, U64, "streams"),
+    [3] = F(embedding_worker_stats, ranks, U64, "ranks"),
+    [4] = F(embedding_worker_stats, queued, U64, "queued"),
+    [5] = F(embedding_worker_stats, leased, U64, "leased"),
+    [6] = F(embedding_worker_stats, bytes, U64, "bytes"),
+    [7] = F(embedding_worker_stats, bytes_limit, U64, "bytes_limit"),
+    [8] = F(embedding_worker_stats, submitted, U64, "submitted"),
+    [9] = F(embedding_worker_stats, taken, U64, "taken"),
+    [10] = F(embedding_worker_stats, trained, U64, "trained"),
+    [11] = F(embedding_worker_stats, skipped, U64, "skipped"),
+    [12] = F(embedding_worker_stats, again, U64, "again"),
+    [13] = F(embedding_worker_stats, late, U64, "late"),
+    [14] = F(embedding_worker_stats, failed, U64, "failed"),
+    [15] = F(embedding_worker_stats, given_up, U64, "given_up"),
+    [16] = F(embedding_worker_stats, resent, U64, "resent"),
+    [17] = F(embedding_worker_stats, had, U64, "had"),
+    [18] = F(embedding_worker_stats, withheld, U64, "withheld"),
+    [19] = F(embedding_worker_stats, looking, U64, "looking"),
+    [20] = F(embedding_worker_stats, returning, U64, "returning"),
+    [21] = F(embedding_worker_stats, loaders_gone, U64, "loaders_gone"),
+    [22] = F(embedding_worker_stats, oldest_ns, U64, "oldest_ns"),
+    [23] = F(embedding_worker_stats, restores, U64, "restores"),
+    [24] = F(embedding_worker_stats, jobs, U64, "jobs"),
 };
 static const wire_type worker_stats_type = {
-    .name = "WorkerStats", .size = sizeof(role_stats),
+    .name = "WorkerStats", .size = sizeof(embedding_worker_stats),
     .fields = worker_stats_fields, .fields_n = 24
 };
 

@@ -34,15 +34,17 @@ enum {
     X(SNAPSHOT, Snapshot) X(RESTORE, Restore) X(STATS, Stats)
 
 #define WIRE_SERVICE "persia.v1.ParameterServer"
-extern PERSIA_API const char *const persia_wire_paths[10]; /* of the methods */
+/* Of the methods. */
+extern PERSIA_API const char *const persia_wire_paths[10];
 
 /* Numbers of the methods; X(METHOD, Name). */
-#define ROLE_METHODS(X)                                                       \
+#define WORKER_METHODS(X)                                                     \
     X(HELLO, Hello) X(DECLARE, Declare) X(SUBMIT, Submit) X(TAKE, Take)       \
     X(RETURN, Return) X(SUMS, Sums) X(STATS, Stats) X(HEARTBEAT, Heartbeat)
 
-#define ROLE_SERVICE "persia.v1.EmbeddingWorker"
-extern PERSIA_API const char *const persia_role_paths[8]; /* of the methods */
+#define WORKER_SERVICE "persia.v1.EmbeddingWorker"
+/* Of the methods. */
+extern PERSIA_API const char *const persia_worker_paths[8];
 
 /* Requests and replies. */
 #define WIRE_MESSAGES(X)                                                      \
@@ -83,14 +85,14 @@ enum wire_restore_verb {
     RESTORE_ABORT, /* forgets it; done: nothing is read any more */
 };
 
-enum role_submit_status {
+enum submit_status {
     SUBMIT_QUEUED, /* or it was there */
     SUBMIT_FULL, /* send it again */
     SUBMIT_HELD, /* a claim: another loader has the stream */
     SUBMIT_ENDED, /* a claim: the stream has no more batches */
 };
 
-enum role_take_status {
+enum take_status {
     TAKE_BATCH,
     TAKE_EMPTY, /* ask again */
     TAKE_END, /* so many loaders as there are have ended the epoch */
@@ -100,13 +102,13 @@ enum role_take_status {
     TAKE_IDLE,
 };
 
-enum role_return_reason {
+enum return_reason {
     RETURN_TRAINED,
     RETURN_SKIPPED, /* there are no gradients */
     RETURN_UNUSED, /* offer it again */
 };
 
-enum role_return_status {
+enum return_status {
     RETURNED_DONE,
     RETURNED_BEFORE, /* it was done before; nothing changed */
     RETURNED_GONE, /* the lease has ended: nothing is applied */
@@ -733,7 +735,7 @@ typedef struct wire_return_reply {
 
 typedef struct wire_worker_stats_reply {
     uint64_t boot;
-    role_stats stats;
+    embedding_worker_stats stats;
 } wire_worker_stats_reply;
 
 #endif

@@ -261,7 +261,7 @@ def machines() -> dict[str, str]:
         ),
         "batch": machine(
             "The states of a batch in the trainer",
-            table("csrc/store/batches.h", "FILL"),
+            table("csrc/loop/batches.h", "FILL"),
             {
                 "FILLING": (0, 1),
                 "QUEUED": (1, 1),
@@ -280,7 +280,7 @@ def machines() -> dict[str, str]:
         ),
         "update": machine(
             "The states of an update in the trainer",
-            table("csrc/store/updates.h", "ADD"),
+            table("csrc/loop/updates.h", "ADD"),
             {
                 "NEW": (0, 0.7),
                 "QUEUED": (1, 0.7),
@@ -330,7 +330,7 @@ def machines() -> dict[str, str]:
         ),
         "offer": machine(
             "The states of a batch at an embedding worker",
-            table("csrc/role/private.h", "TAKE"),
+            table("csrc/embedding_worker/private.h", "TAKE"),
             {
                 "QUEUED": (0, 0.8),
                 "LOOKING": (1.3, 0),

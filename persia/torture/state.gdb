@@ -64,9 +64,9 @@ def show_client(c):
     owner = c["owner"]
     kind = str(c["meet"])
     if "sender_meet" in kind:
-        show_sender(owner.cast(gdb.lookup_type("role_sender").pointer()))
+        show_sender(owner.cast(gdb.lookup_type("loader_sender").pointer()))
     else:
-        show_rank(owner.cast(gdb.lookup_type("role_rank").pointer()))
+        show_rank(owner.cast(gdb.lookup_type("rank_taker").pointer()))
 
 for thread in gdb.selected_inferior().threads():
     thread.switch()
@@ -79,10 +79,10 @@ for thread in gdb.selected_inferior().threads():
             except ValueError:
                 arg = frame.read_var("arg")
             if name == "timer_main":
-                show_service(arg.cast(gdb.lookup_type("role_service")
+                show_service(arg.cast(gdb.lookup_type("embedding_worker")
                                       .pointer()))
             else:
-                show_client(arg.cast(gdb.lookup_type("role_client")
+                show_client(arg.cast(gdb.lookup_type("worker_client")
                                      .pointer()))
         frame = frame.older()
 end

@@ -29,7 +29,8 @@ from pathlib import Path
 ROOMS = (
     *("base", "simd", "data", "spec", "mem", "sched", "ids", "pool", "cuda"),
     *("optim", "evict", "admit", "table", "ckpt", "wire", "rpc", "shard"),
-    *("server", "client", "worker", "store", "role", "py", "torch"),
+    *("client", "server", "batch", "loop", "link", "loader", "rank"),
+    *("embedding_worker", "py", "torch"),
 )
 
 #: Public headers of a room beside `<room>.h`.
@@ -86,7 +87,7 @@ BANNED = {
 #: What rooms of the core take from base/system.h and from ckpt_places, so
 #: that a simulation can put its own in their place.
 SIMULATED = frozenset(
-    ("sched", "table", "shard", "server", "client", "worker", "store")
+    ("sched", "table", "shard", "server", "client", "batch", "loop")
 )
 MACHINE = re.compile(
     r"(?<![\w.>])(clock_gettime|nanosleep|time|pthread_cond_(?:timed)?wait|"

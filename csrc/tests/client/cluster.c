@@ -209,8 +209,8 @@ static shard_ref *way_to(node *at, const char *address)
 
 static void node_start(node *at)
 {
-    ps_config config = {.threads = 2};
-    assert_int_equal(persia_ps_create(&config, &at->p), PERSIA_OK);
+    tables_config config = {.threads = 2};
+    assert_int_equal(persia_tables_create(&config, &at->p), PERSIA_OK);
     assert_int_equal(persia_service_create(at->p, &at->config, &at->service),
                      PERSIA_OK);
     for (way *w = at->ways; w; w = w->next)
@@ -243,7 +243,7 @@ static void node_stop(node *at)
         w->shard->ops->close(w->shard);
     }
     persia_service_destroy(at->service);
-    persia_ps_destroy(at->p);
+    persia_tables_destroy(at->p);
     at->service = NULL;
     pthread_rwlock_unlock(&at->lock);
 }

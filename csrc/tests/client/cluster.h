@@ -1,7 +1,7 @@
 /* cluster.h: shards of this process behind references whose calls are answered
  * on other threads, and go wrong as the tests want it. */
-#ifndef PERSIA_TESTS_PS_CLUSTER_H
-#define PERSIA_TESTS_PS_CLUSTER_H
+#ifndef PERSIA_TESTS_CLIENT_CLUSTER_H
+#define PERSIA_TESTS_CLIENT_CLUSTER_H
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -13,7 +13,7 @@ enum { NODES_MAX = 8 };
 
 typedef struct node {
     pthread_rwlock_t lock; /* shared: a call is in the service */
-    ps *p;
+    tables *p;
     ps_service *service;
     service_config config;
     struct way *ways;     /* to it; guarded by lock */

@@ -1,6 +1,6 @@
 /* counting.h: a client whose rows count their updates. */
-#ifndef PERSIA_TESTS_PS_COUNTING_H
-#define PERSIA_TESTS_PS_COUNTING_H
+#ifndef PERSIA_TESTS_CLIENT_COUNTING_H
+#define PERSIA_TESTS_CLIENT_COUNTING_H
 
 #include "tests/client/cluster.h"
 

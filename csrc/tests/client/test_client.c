@@ -278,11 +278,11 @@ static void check_counts(const update *want, const update *got)
     assert_memory_equal(w, g, sizeof w);
 }
 
-static ps_client *local_client(ps **p)
+static ps_client *local_client(tables **p)
 {
-    ps_config config = {.threads = 3};
+    tables_config config = {.threads = 3};
     ps_client *c;
-    assert_int_equal(persia_ps_create(&config, p), PERSIA_OK);
+    assert_int_equal(persia_tables_create(&config, p), PERSIA_OK);
     assert_int_equal(persia_client_embedded(*p, &c), PERSIA_OK);
     return c;
 }
@@ -293,7 +293,7 @@ static void same_bits(uint32_t shards)
     static answer wanted, got;
     static update u, v;
     cluster c;
-    ps *p;
+    tables *p;
     ps_client *local = local_client(&p);
     cluster_make(&c, shards);
     client_config config = cluster_config(&c);
@@ -336,7 +336,7 @@ static void same_bits(uint32_t shards)
     assert_int_equal(counts.retries + counts.duplicates + counts.lost, 0);
     persia_client_destroy(remote);
     persia_client_destroy(local);
-    persia_ps_destroy(p);
+    persia_tables_destroy(p);
     cluster_free(&c);
 }
 
@@ -363,7 +363,7 @@ static void large_batches_have_the_bits_of_local(void **state)
     (void)state;
     for (uint32_t shards = 1; shards < 4; shards += 2) {
         cluster c;
-        ps *p;
+        tables *p;
         ps_client *both[2] = {local_client(&p), NULL};
         cluster_make(&c, shards);
         client_config config = cluster_config(&c);
@@ -391,7 +391,7 @@ static void large_batches_have_the_bits_of_local(void **state)
         assert_memory_equal(out[0], out[1], sizeof out[0]);
         persia_client_destroy(both[1]);
         persia_client_destroy(both[0]);
-        persia_ps_destroy(p);
+        persia_tables_destroy(p);
         cluster_free(&c);
     }
 }
@@ -399,14 +399,14 @@ static void large_batches_have_the_bits_of_local(void **state)
 static void large_lookups_come_in_pieces(void **state)
 {
     enum { N = 20000, JOBS = 3, DIM = 64 };
-    static const uint32_t tables[JOBS] = {1, 0, 1};
+    static const uint32_t numbers[JOBS] = {1, 0, 1};
     static uint64_t ids[JOBS][N];
     static float out[2][JOBS][N * DIM];
     static uint32_t rows[2][JOBS][N];
     (void)state;
     for (uint32_t dtype = 0; dtype < WIRE_DTYPES; dtype++) {
         cluster c;
-        ps *p;
+        tables *p;
         ps_client *both[2] = {local_client(&p), NULL};
         cluster_make(&c, 2);
         client_config config = cluster_config(&c);
@@ -420,16 +420,16 @@ static void large_lookups_come_in_pieces(void **state)
             for (size_t i = 0; i < JOBS; i++)
                 jobs[i] = (pull_job){.n = N, .ids = ids[i],
                                      .out = out[k][i],
-                                     .stride = kinds[tables[i]].dim,
+                                     .stride = kinds[numbers[i]].dim,
                                      .rows = rows[k][i]};
             declare_all(both[k]);
             if (k) /* some pieces have to be asked for again */
                 atomic_store(&c.nodes[1].lose, 64);
-            if (persia_client_pull(both[k], 0, tables, jobs, JOBS))
+            if (persia_client_pull(both[k], 0, numbers, jobs, JOBS))
                 fail_msg("%s", persia_err_text());
         }
         for (size_t i = 0; i < JOBS; i++)
-            for (size_t x = 0; x < N * kinds[tables[i]].dim; x++) {
+            for (size_t x = 0; x < N * kinds[numbers[i]].dim; x++) {
                 float want = out[0][i][x], got = out[1][i][x];
                 if (dtype == WIRE_FP32 ? want != got
                                        : fabsf(want - got) > 0.01f)
@@ -440,7 +440,7 @@ static void large_lookups_come_in_pieces(void **state)
         assert_true(cluster_calls(&c, WIRE_PULL) >= 4);
         persia_client_destroy(both[1]);
         persia_client_destroy(both[0]);
-        persia_ps_destroy(p);
+        persia_tables_destroy(p);
         cluster_free(&c);
     }
 }
@@ -555,15 +555,15 @@ static void servers_may_number_tables_differently(void **state)
     static batch b;
     static answer wanted, got;
     cluster c;
-    ps *p;
+    tables *p;
     ps_client *local = local_client(&p);
     cluster_make(&c, 2);
     for (uint32_t i = TABLES; i-- > 0;) {
         table_config t = config_of(i);
         uint32_t no;
         int created;
-        assert_int_equal(persia_ps_declare(c.nodes[1].p, &t, &no, &created),
-                         PERSIA_OK);
+        assert_int_equal(
+            persia_tables_declare(c.nodes[1].p, &t, &no, &created), PERSIA_OK);
     }
     client_config config = cluster_config(&c);
     ps_client *remote = cluster_client(&c, &config);
@@ -590,7 +590,7 @@ static void servers_may_number_tables_differently(void **state)
     assert_true(created);
     persia_client_destroy(remote);
     persia_client_destroy(local);
-    persia_ps_destroy(p);
+    persia_tables_destroy(p);
     cluster_free(&c);
 }
 
@@ -658,13 +658,13 @@ static void own_shard_needs_no_connection(void **state)
     static batch b;
     static answer wanted, got;
     static update u;
-    ps *p, *q;
-    ps_config config = {.threads = 2};
+    tables *p, *q;
+    tables_config config = {.threads = 2};
     ps_service *s;
     service_config service = {.name_space = "", .shards = 1,
                               .message_limit = 1 << 30};
     ps_client *local = local_client(&p), *remote;
-    assert_int_equal(persia_ps_create(&config, &q), PERSIA_OK);
+    assert_int_equal(persia_tables_create(&config, &q), PERSIA_OK);
     assert_int_equal(persia_service_create(q, &service, &s), PERSIA_OK);
     const char *address = "rank0:1";
     client_config mine = {.threads = 2,
@@ -689,9 +689,9 @@ static void own_shard_needs_no_connection(void **state)
     check_rows(local, remote);
     persia_client_destroy(remote);
     persia_service_destroy(s);
-    persia_ps_destroy(q);
+    persia_tables_destroy(q);
     persia_client_destroy(local);
-    persia_ps_destroy(p);
+    persia_tables_destroy(p);
 }
 
 int main(void)

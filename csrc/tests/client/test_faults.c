@@ -38,7 +38,8 @@ static void what_is_lost_on_the_way_is_applied_once(void **state)
     assert_true(n.retries > 0 && n.duplicates > 0);
     assert_int_equal(n.lost, 0);
     for (uint32_t i = 0; i < 3; i++)
-        assert_int_equal(persia_ps_updates(c.nodes[i].p), THREADS * UPDATES);
+        assert_int_equal(persia_tables_updates(c.nodes[i].p),
+                         THREADS * UPDATES);
     assert_int_equal(persia_client_updates(remote), THREADS * UPDATES);
     persia_client_destroy(remote);
     cluster_free(&c);
@@ -56,8 +57,8 @@ static void every_shard_hears_of_every_update(void **state)
                      PERSIA_OK);
     for (uint32_t i = 0; i < 3; i++) {
         table_stats stats;
-        assert_int_equal(persia_ps_updates(c.nodes[i].p), 3);
-        persia_table_get_stats(persia_ps_table(c.nodes[i].p, 0), &stats);
+        assert_int_equal(persia_tables_updates(c.nodes[i].p), 3);
+        persia_table_get_stats(persia_tables_table(c.nodes[i].p, 0), &stats);
         assert_int_equal(stats.pushes, 2);
     }
     client_update again = {.number = 4}; /* no server gets it */
@@ -148,7 +149,7 @@ static void an_unreachable_server_is_named_in_time(void **state)
     atomic_store(&c.nodes[2].down, 0);
     assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
     for (uint32_t i = 0; i < 3; i++)
-        assert_int_equal(persia_ps_updates(c.nodes[i].p), i == 2 ? 1 : 2);
+        assert_int_equal(persia_tables_updates(c.nodes[i].p), i == 2 ? 1 : 2);
     persia_client_destroy(remote);
     cluster_free(&c);
 }
@@ -392,7 +393,7 @@ static void ranks_apply_one_step_together(void **state)
     }
     run_ranks(ranks, 0);
     for (uint32_t i = 0; i < 2; i++)
-        assert_int_equal(persia_ps_updates(c.nodes[i].p), STEPS);
+        assert_int_equal(persia_tables_updates(c.nodes[i].p), STEPS);
     read_counts(ranks[1].c, ranks[1].no, got);
     assert_true(got[0] == STEPS && got[1] == 2 * STEPS &&
                 got[2] == RANKS * STEPS);
@@ -412,12 +413,12 @@ static void ranks_apply_one_step_together(void **state)
         persia_client_push(ranks[0].c, &name, &ranks[0].no, &job, 1),
         PERSIA_EARG);
     for (uint32_t i = 0; i < 2; i++)
-        assert_int_equal(persia_ps_updates(c.nodes[i].p), STEPS + 1);
+        assert_int_equal(persia_tables_updates(c.nodes[i].p), STEPS + 1);
     name.number++;
     name.step++;
     assert_int_equal(persia_client_skip(ranks[0].c, &name), PERSIA_OK);
     for (uint32_t i = 0; i < 2; i++)
-        assert_int_equal(persia_ps_updates(c.nodes[i].p), STEPS + 2);
+        assert_int_equal(persia_tables_updates(c.nodes[i].p), STEPS + 2);
     /* A shard that starts again learns which ranks have left. */
     cluster_restart(&c, 0);
     read_counts(ranks[1].c, ranks[1].no, got);
@@ -432,14 +433,14 @@ static void ranks_apply_one_step_together(void **state)
     name.step++;
     assert_int_equal(add_one(ranks[0].c, &name, ranks[0].no, 0, 4),
                      PERSIA_OK);
-    assert_int_equal(persia_ps_updates(c.nodes[1].p), 1);
+    assert_int_equal(persia_tables_updates(c.nodes[1].p), 1);
     /* In the next pass none of them is taken for one that has left. */
     for (int i = 0; i < RANKS; i++)
         assert_int_equal(persia_client_join(ranks[i].c, name.step, &applied),
                          PERSIA_OK);
     cluster_restart(&c, 0);
     run_ranks(ranks, name.step);
-    assert_int_equal(persia_ps_updates(c.nodes[0].p), STEPS);
+    assert_int_equal(persia_tables_updates(c.nodes[0].p), STEPS);
     for (int i = 0; i < RANKS; i++)
         persia_client_destroy(ranks[i].c);
     cluster_free(&c);
@@ -504,9 +505,9 @@ static void an_update_that_one_shard_refuses_counts_at_all(void **state)
     assert_non_null(strstr(persia_err_text(), "other shards may have"));
     assert_int_equal(add_one(remote, NULL, no, low, n - 1), PERSIA_OK);
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(persia_ps_updates(c.nodes[i].p), 3);
+        assert_int_equal(persia_tables_updates(c.nodes[i].p), 3);
         table_stats stats;
-        persia_table_get_stats(persia_ps_table(c.nodes[i].p, no), &stats);
+        persia_table_get_stats(persia_tables_table(c.nodes[i].p, no), &stats);
         assert_int_equal(stats.pushes, 3);
     }
     read_counts(remote, no, got);
@@ -549,7 +550,7 @@ static void an_update_too_large_for_one_server_reaches_none(void **state)
                      PERSIA_ELIMIT);
     assert_non_null(strstr(persia_err_text(), "ps1:8888"));
     for (uint32_t i = 0; i < 2; i++)
-        assert_int_equal(persia_ps_updates(c.nodes[i].p), 0);
+        assert_int_equal(persia_tables_updates(c.nodes[i].p), 0);
     /* Ranks learn that nothing will be sent. */
     client_update name = {.number = 2, .step = 1, .part = 0, .parts = 2};
     uint64_t applied;
@@ -562,7 +563,7 @@ static void an_update_too_large_for_one_server_reaches_none(void **state)
     assert_int_equal(persia_client_push(remote, &name, &no, &job, 1),
                      PERSIA_ELIMIT);
     for (uint32_t i = 0; i < 2; i++)
-        assert_int_equal(persia_ps_updates(c.nodes[i].p), 1);
+        assert_int_equal(persia_tables_updates(c.nodes[i].p), 1);
     read_counts(remote, no, got);
     assert_true(got[0] == 0);
     persia_client_destroy(other);

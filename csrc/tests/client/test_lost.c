@@ -117,8 +117,8 @@ static void what_only_some_servers_have_is_counted(void **state)
     assert_int_equal(counts_of(remote).lost, 7);
     assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
     /* the other counts them as empty ones */
-    assert_int_equal(persia_ps_updates(c.nodes[0].p), 9);
-    assert_int_equal(persia_ps_updates(c.nodes[1].p), 9);
+    assert_int_equal(persia_tables_updates(c.nodes[0].p), 9);
+    assert_int_equal(persia_tables_updates(c.nodes[1].p), 9);
     persia_client_destroy(remote);
     remote = cluster_client(&c, &config); /* counted, and passed over */
     no = declare_counting(remote);
@@ -225,8 +225,8 @@ static void what_a_rank_left_that_the_job_has_no_longer(void **state)
     read_counts(remote, no, got);
     for (uint64_t i = 0; i < IDS; i++)
         assert_true(got[i] == (shard_of(i, 2) ? 5 : 6));
-    assert_int_equal(persia_ps_updates(c.nodes[0].p), 6);
-    assert_int_equal(persia_ps_updates(c.nodes[1].p), 6);
+    assert_int_equal(persia_tables_updates(c.nodes[0].p), 6);
+    assert_int_equal(persia_tables_updates(c.nodes[1].p), 6);
     persia_client_destroy(remote);
     cluster_free(&c);
 }
@@ -318,7 +318,7 @@ static void the_last_of_many_missing_ones_are_completed(void **state)
     no = declare_counting(remote);
     add_all(remote, no, 1);
     assert_int_equal(counts_of(remote).lost, NUMBERS_WINDOW + 900);
-    assert_int_equal(persia_ps_updates(c.nodes[1].p), NUMBERS_WINDOW + 1);
+    assert_int_equal(persia_tables_updates(c.nodes[1].p), NUMBERS_WINDOW + 1);
     persia_client_destroy(remote);
     cluster_free(&c);
 }
@@ -444,7 +444,8 @@ static void who_looks_at_rows_disturbs_nobody(void **state)
     }
     pushers_join(pushers);
     for (uint32_t i = 0; i < 2; i++)
-        assert_int_equal(persia_ps_updates(c.nodes[i].p), THREADS * UPDATES);
+        assert_int_equal(persia_tables_updates(c.nodes[i].p),
+                         THREADS * UPDATES);
     assert_int_equal(counts_of(remote).lost, 0);
     cluster_restart(&c, 1);
     assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
@@ -484,7 +485,7 @@ static void a_zombie_does_not_take_its_stream_back(void **state)
         assert_int_equal(add_one(live, NULL, no, 0, IDS), PERSIA_OK);
     }
     assert_int_equal(counts_of(live).duplicates, 0);
-    assert_int_equal(persia_ps_updates(c.nodes[0].p), 12);
+    assert_int_equal(persia_tables_updates(c.nodes[0].p), 12);
     persia_client_destroy(before[0]);
     persia_client_destroy(before[1]);
     persia_client_destroy(live);
@@ -650,7 +651,7 @@ static void many_threads_while_servers_come_and_go(void **state)
     assert_int_equal(add_one(remote, &last, no, 0, IDS), PERSIA_OK);
     uint64_t updates = 0;
     for (uint32_t i = 0; i < 3; i++)
-        updates += persia_ps_updates(c.nodes[i].p);
+        updates += persia_tables_updates(c.nodes[i].p);
     client_counts n = counts_of(remote);
     /* An update may have been applied by a server that stopped before its
      * answer arrived: it was sent again, and is counted by neither. */

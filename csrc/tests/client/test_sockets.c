@@ -17,7 +17,7 @@ enum { SHARDS = 2, IDS = 3000, DIM = 16 };
 #define SECOND ((uint64_t)1000000000)
 
 typedef struct shard {
-    ps *p;
+    tables *p;
     ps_service *service;
     rpc_server *server;
     char address[32];
@@ -26,7 +26,7 @@ typedef struct shard {
 /* port 0: any. */
 static void shard_start(shard *s, uint32_t i, int port)
 {
-    ps_config config = {.threads = 2};
+    tables_config config = {.threads = 2};
     service_config service = {.name_space = "sockets", .shard = i,
                               .shards = SHARDS, .message_limit = 64 << 20};
     snprintf(s->address, sizeof s->address, "127.0.0.1:%d", port);
@@ -34,12 +34,12 @@ static void shard_start(shard *s, uint32_t i, int port)
                                 .threads = 2,
                                 .message_limit = 64 << 20,
                                 .calls_max = 64,
-                                .methods = &persia_service_methods,
+                                .methods = &persia_shard_methods,
                                 .handler = persia_service_handle};
-    assert_int_equal(persia_ps_create(&config, &s->p), PERSIA_OK);
+    assert_int_equal(persia_tables_create(&config, &s->p), PERSIA_OK);
     assert_int_equal(persia_service_create(s->p, &service, &s->service),
                      PERSIA_OK);
-    server.s = persia_ps_sched(s->p);
+    server.s = persia_tables_sched(s->p);
     server.ctx = s->service;
     int rc = persia_rpc_server_start(&server, &s->server);
     if (rc)
@@ -53,7 +53,7 @@ static void shard_stop(shard *s)
     persia_service_close(s->service);
     persia_rpc_server_stop(s->server, SECOND);
     persia_service_destroy(s->service);
-    persia_ps_destroy(s->p);
+    persia_tables_destroy(s->p);
 }
 
 static uint32_t declare(ps_client *c)
@@ -114,8 +114,8 @@ static void over_sockets(void **state)
     if (!persia_rpc_available())
         skip();
     shard s[SHARDS];
-    ps *p;
-    ps_config config = {.threads = 2};
+    tables *p;
+    tables_config config = {.threads = 2};
     ps_client *local, *remote;
     for (uint32_t i = 0; i < SHARDS; i++)
         shard_start(&s[i], i, 0);
@@ -124,7 +124,7 @@ static void over_sockets(void **state)
                          .addresses_n = SHARDS, .name_space = "sockets",
                          .world = 1, .stream = 3, .timeout_ns = 30 * SECOND,
                          .message_limit = 64 << 20, .lost = LOST_RAISE};
-    assert_int_equal(persia_ps_create(&config, &p), PERSIA_OK);
+    assert_int_equal(persia_tables_create(&config, &p), PERSIA_OK);
     assert_int_equal(persia_client_embedded(p, &local), PERSIA_OK);
     int rc = persia_client_create(&far, &remote);
     if (rc)
@@ -152,7 +152,7 @@ static void over_sockets(void **state)
         assert_int_equal(trainers[i].rc, PERSIA_OK);
     }
     for (uint32_t i = 0; i < SHARDS; i++)
-        assert_int_equal(persia_ps_updates(s[i].p), 35);
+        assert_int_equal(persia_tables_updates(s[i].p), 35);
 
     /* A server that is gone, then back at its address without rows. */
     int port = persia_rpc_server_port(s[1].server);
@@ -171,7 +171,7 @@ static void over_sockets(void **state)
     assert_non_null(strstr(persia_err_text(), s[1].address));
     shard_stop(&s[0]);
     persia_client_destroy(local);
-    persia_ps_destroy(p);
+    persia_tables_destroy(p);
 }
 
 int main(void)

@@ -169,15 +169,16 @@ static void threads_and_random_numbers_are_those_of_the_system(void **state)
     uint64_t boot[2];
     for (int i = 0; i < 2; i++) {
         simulated.next = 0;
-        ps *p;
+        tables *p;
         ps_service *s;
         const service_config config = {.shards = 1, .message_limit = 1 << 20};
-        assert_int_equal(persia_ps_create(&(ps_config){.threads = 1}, &p),
-                         PERSIA_OK);
+        assert_int_equal(
+            persia_tables_create(&(tables_config){.threads = 1}, &p),
+            PERSIA_OK);
         assert_int_equal(persia_service_create(p, &config, &s), PERSIA_OK);
         boot[i] = simulated.next;
         assert_int_equal(persia_service_destroy(s), 0);
-        persia_ps_destroy(p);
+        persia_tables_destroy(p);
     }
     assert_true(boot[0] > 0);
     assert_int_equal(boot[0], boot[1]);

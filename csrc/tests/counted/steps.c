@@ -2,8 +2,8 @@
  * forward and backward.  The only file here that knows more than tables. */
 #include "tests/counted/counted.h"
 
+#include "batch/batch.h"
 #include "client/client.h"
-#include "worker/worker.h"
 
 #include <stdio.h>
 
@@ -11,9 +11,9 @@ enum { KEYS = 3, SAMPLES = 1024, EACH = 2, N = KEYS * SAMPLES * EACH,
        DIM = 16, VOCABULARY = 20000, WIDTH = KEYS * DIM };
 
 typedef struct steps {
-    ps *p;
+    tables *p;
     ps_client *c;
-    worker *w;
+    batcher *w;
     uint32_t plan;
     id_batch batch;
     int64_t values[N], offsets[KEYS * SAMPLES + 1];
@@ -25,8 +25,8 @@ typedef struct steps {
 COUNTED int counted_step_forward(steps *s);
 COUNTED int counted_step_forward(steps *s)
 {
-    return persia_worker_forward(s->w, s->plan, &s->batch, 0, s->out, WIDTH,
-                                 s->rows, &s->index);
+    return persia_batcher_forward(s->w, s->plan, &s->batch, 0, s->out, WIDTH,
+                                  s->rows, &s->index);
 }
 
 COUNTED int counted_step_backward(steps *s);
@@ -36,11 +36,11 @@ COUNTED int counted_step_backward(steps *s)
                              .beta1 = 0.9f, .beta2 = 0.999f, .step = 1,
                              .grad_scale = 1};
     const optim_args optim[2] = {adam, adam};
-    const worker_grad grad = {.plan = s->plan, .batch = s->batch,
-                              .rows = s->rows, .index = s->index,
-                              .grad = s->out, .stride = WIDTH};
-    worker_counts counts;
-    int rc = persia_worker_backward(s->w, &grad, 1, NULL, optim, 2, &counts);
+    const batcher_grad grad = {.plan = s->plan, .batch = s->batch,
+                               .rows = s->rows, .index = s->index,
+                               .grad = s->out, .stride = WIDTH};
+    batcher_counts counts;
+    int rc = persia_batcher_backward(s->w, &grad, 1, NULL, optim, 2, &counts);
 
     if (s->index)
         persia_batch_index_put(s->index);
@@ -49,10 +49,10 @@ COUNTED int counted_step_backward(steps *s)
 
 static void steps_open(steps *s)
 {
-    const ps_config config = {.threads = 1};
+    const tables_config config = {.threads = 1};
     plan_feature features[KEYS];
 
-    check_ok(persia_ps_create(&config, &s->p));
+    check_ok(persia_tables_create(&config, &s->p));
     check_ok(persia_client_embedded(s->p, &s->c));
     for (int i = 0; i < 2; i++) {
         table_config t;
@@ -64,20 +64,20 @@ static void steps_open(steps *s)
         t.optimizer = OPTIM_ADAM;
         check_ok(persia_client_declare(s->c, &t, &no, &created));
     }
-    check_ok(persia_worker_create(s->c, &s->w));
+    check_ok(persia_batcher_create(s->c, &s->w));
     for (uint32_t k = 0; k < KEYS; k++) {
         features[k] = (plan_feature){.key = k, .table = k / 2, .trainable = 1};
         snprintf(features[k].name, sizeof features[k].name, "f%u", k);
     }
     check_ok(
-        persia_worker_plan(s->w, PLAN_BAGS, KEYS, features, KEYS, &s->plan));
+        persia_batcher_plan(s->w, PLAN_BAGS, KEYS, features, KEYS, &s->plan));
 }
 
 static void steps_close(steps *s)
 {
-    persia_worker_destroy(s->w);
+    persia_batcher_destroy(s->w);
     persia_client_destroy(s->c);
-    persia_ps_destroy(s->p);
+    persia_tables_destroy(s->p);
 }
 
 void steps_all(void)

@@ -127,7 +127,7 @@ server server_logged(uint32_t shard, uint32_t shards, const char *folder,
                      uint64_t limit, int log)
 {
     server v = {0};
-    ps_config config = {.threads = 2, .memory_limit = limit};
+    tables_config config = {.threads = 2, .memory_limit = limit};
     service_config service = {.name_space = "test",
                               .shard = shard,
                               .shards = shards,
@@ -137,7 +137,7 @@ server server_logged(uint32_t shard, uint32_t shards, const char *folder,
         (folder && persia_ckpt_root_set(v.root, folder)))
         fail_msg("%s", persia_err_text());
     service.files = persia_ckpt_root_places(v.root);
-    if (persia_ps_create(&config, &v.p) ||
+    if (persia_tables_create(&config, &v.p) ||
         persia_service_create(v.p, &service, &v.s))
         fail_msg("%s", persia_err_text());
     for (uint64_t i = 0; i < 8; i++) {
@@ -158,7 +158,7 @@ server server_logged(uint32_t shard, uint32_t shards, const char *folder,
 void server_stop(server *v)
 {
     persia_service_destroy(v->s);
-    persia_ps_destroy(v->p);
+    persia_tables_destroy(v->p);
     persia_ckpt_root_close(v->root);
     v->s = NULL;
     v->p = NULL;

@@ -1,7 +1,7 @@
 /* help.h: what the tests of the service share: a shard behind calls
  * that need no network, and requests as functions. */
-#ifndef PERSIA_TESTS_PS_SERVICE_HELP_H
-#define PERSIA_TESTS_PS_SERVICE_HELP_H
+#ifndef PERSIA_TESTS_SERVER_HELP_H
+#define PERSIA_TESTS_SERVER_HELP_H
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -47,7 +47,7 @@ static inline float rng_float(rng *r) /* [-1, 1) */
 /* ---- a server ----------------------------------------------------------- */
 
 typedef struct server {
-    ps *p;
+    tables *p;
     ps_service *s;
     ckpt_root *root;
     uint64_t boot, lineage; /* as Hello said */

@@ -81,7 +81,7 @@ static void expect_served(server *v, const char *folder)
     expect(CALL(v, SNAPSHOT, snapshot, &m), PERSIA_ETIMEOUT, folder);
     push_some(v, 1, 0, stats_of(v).updates + 1);
     /* no cut is left */
-    table *t = persia_ps_table(v->p, 0);
+    table *t = persia_tables_table(v->p, 0);
     table_cut *cut;
     assert_int_equal(persia_table_cut_begin(&t, 1, &cut), PERSIA_OK);
     persia_table_cut_end(cut);
@@ -164,7 +164,7 @@ static void a_server_stops_while_its_files_hang(void **state)
     hang_set(&hang_proof, 0);
     while (persia_service_destroy(v.s))
         ;
-    persia_ps_destroy(v.p);
+    persia_tables_destroy(v.p);
     persia_ckpt_root_close(v.root);
 }
 
@@ -183,12 +183,12 @@ static int own_snapshot(ps_client *c, int fd, uint32_t verb)
 static void an_embedded_client_ends_with_its_jobs(void **state)
 {
     (void)state;
-    ps_config config = {.threads = 2};
+    tables_config config = {.threads = 2};
     const int fd = open(base, O_RDONLY | O_DIRECTORY);
     for (int hangs = 0; hangs < 2; hangs++) {
-        ps *p;
+        tables *p;
         ps_client *c;
-        assert_int_equal(persia_ps_create(&config, &p), PERSIA_OK);
+        assert_int_equal(persia_tables_create(&config, &p), PERSIA_OK);
         assert_int_equal(persia_client_embedded(p, &c), PERSIA_OK);
         assert_int_equal(own_snapshot(c, 12345, SNAPSHOT_BEGIN), PERSIA_EARG);
         assert_int_equal(own_snapshot(c, -1, SNAPSHOT_BEGIN), PERSIA_EARG);
@@ -201,7 +201,7 @@ static void an_embedded_client_ends_with_its_jobs(void **state)
         }
         while (persia_client_destroy(c))
             ;
-        persia_ps_destroy(p);
+        persia_tables_destroy(p);
     }
     close(fd);
 }

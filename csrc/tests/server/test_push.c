@@ -94,7 +94,7 @@ static void part_split(const part *p, int table, uint32_t shard,
 }
 
 /* One update in this process, as the embedded path makes it. */
-static void push_embedded(ps *p, part parts[][TABLES], size_t parts_n)
+static void push_embedded(tables *p, part parts[][TABLES], size_t parts_n)
 {
     push_job jobs[TABLES];
     push_part all[TABLES][4];
@@ -120,14 +120,15 @@ static void push_embedded(ps *p, part parts[][TABLES], size_t parts_n)
                                 .momentum = h.momentum,
                                 .weight_decay = h.weight_decay,
                                 .grad_scale = h.grad_scale,
-                                .step = persia_ps_updates(p) + 1};
-        jobs[jobs_n++] = (push_job){.t = persia_ps_table(p, (uint32_t)t),
+                                .step = persia_tables_updates(p) + 1};
+        jobs[jobs_n++] = (push_job){.t = persia_tables_table(p, (uint32_t)t),
                                     .parts = all[t],
                                     .parts_n = n,
                                     .optim = &optim[t],
-                                    .draw = persia_ps_updates(p) + 1};
+                                    .draw = persia_tables_updates(p) + 1};
     }
-    assert_int_equal(persia_ps_push_noted(p, jobs, jobs_n, NULL), PERSIA_OK);
+    assert_int_equal(persia_tables_push_noted(p, jobs, jobs_n, NULL),
+                     PERSIA_OK);
 }
 
 /* The message of one part to one shard: every table that is in any part of
@@ -171,7 +172,7 @@ static server *servers_start(uint32_t n)
     return v;
 }
 
-static ps *embedded_start(void)
+static tables *embedded_start(void)
 {
     server v = server_start(0, 1, NULL);
     for (int t = 0; t < TABLES; t++) {
@@ -183,12 +184,12 @@ static ps *embedded_start(void)
     return v.p;
 }
 
-static void all_equal(ps *reference, const server *v, uint32_t n)
+static void all_equal(tables *reference, const server *v, uint32_t n)
 {
     for (uint32_t t = 0; t < TABLES; t++) {
-        table *shards[3], *one = persia_ps_table(reference, t);
+        table *shards[3], *one = persia_tables_table(reference, t);
         for (uint32_t i = 0; i < n; i++)
-            shards[i] = persia_ps_table(v[i].p, t);
+            shards[i] = persia_tables_table(v[i].p, t);
         rows_all a = rows_of(&one, 1), b = rows_of(shards, n);
         assert_true(a.n > 0);
         rows_equal(&a, &b);
@@ -204,7 +205,7 @@ static void shards_have_the_bits_of_one_process(void **state)
     (void)state;
     for (uint32_t n = 1; n <= 3; n++) {
         server *v = servers_start(n);
-        ps *reference = embedded_start();
+        tables *reference = embedded_start();
         rng g = {n};
         for (uint64_t step = 1; step <= STEPS; step++) {
             for (int t = 0; t < TABLES; t++) /* few ids: none on a shard */
@@ -224,7 +225,7 @@ static void shards_have_the_bits_of_one_process(void **state)
         all_equal(reference, v, n);
         for (uint32_t i = 0; i < n; i++)
             server_stop(&v[i]);
-        persia_ps_destroy(reference);
+        persia_tables_destroy(reference);
     }
 }
 
@@ -238,7 +239,7 @@ static void steps_have_the_bits_of_one_process(void **state)
     (void)state;
     for (uint32_t n = 1; n <= 3; n++) {
         server *v = servers_start(n);
-        ps *reference = embedded_start();
+        tables *reference = embedded_start();
         rng g = {100 + n};
         for (uint64_t step = 1; step <= STEPS; step++) {
             for (int r = 0; r < RANKS; r++)
@@ -288,7 +289,7 @@ static void steps_have_the_bits_of_one_process(void **state)
         all_equal(reference, v, n);
         for (uint32_t i = 0; i < n; i++)
             server_stop(&v[i]);
-        persia_ps_destroy(reference);
+        persia_tables_destroy(reference);
     }
 }
 
@@ -410,7 +411,7 @@ static void nonfinite_narrow_gradients(void **state)
         assert_int_equal(reply.touched, N - 1);
     }
     table_stats stats;
-    persia_table_get_stats(persia_ps_table(f->v.p, 0), &stats);
+    persia_table_get_stats(persia_tables_table(f->v.p, 0), &stats);
     assert_int_equal(stats.rows, policy == NONFINITE_RAISE ? 0 : N - 1);
     free(scales);
     free(narrow);
@@ -467,7 +468,7 @@ static void what_is_refused_changes_nothing(void **state)
     assert_int_equal(stats.parked, 0);
     assert_int_equal(ledger_of(&f->v, STREAM).watermark, 0);
     table_stats rows;
-    persia_table_get_stats(persia_ps_table(f->v.p, 0), &rows);
+    persia_table_get_stats(persia_tables_table(f->v.p, 0), &rows);
     assert_int_equal(rows.rows, 0);
     assert_int_equal(rows.pushes, 0);
     m.number = 1;

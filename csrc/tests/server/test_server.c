@@ -85,9 +85,9 @@ static void tables_are_declared_once(void **state)
     assert_int_equal(declare(&v, &a), 0);
     /* ten rows of all three shards */
     assert_int_equal(
-        persia_table_get_config(persia_ps_table(v.p, 0))->capacity, 4);
+        persia_table_get_config(persia_tables_table(v.p, 0))->capacity, 4);
     assert_int_equal(
-        persia_table_get_config(persia_ps_table(v.p, 1))->capacity, 0);
+        persia_table_get_config(persia_tables_table(v.p, 1))->capacity, 0);
     wire_declare m = {.caller = caller_of(&v), .table = a};
     m.table.capacity = 11; /* also four a shard */
     expect(code_of(CALL(&v, DECLARE, declare, &m)), PERSIA_EMISMATCH,
@@ -126,7 +126,7 @@ static void a_declare_that_waits_is_alone(void **state)
     (void)state;
     server v = server_start(0, 1, NULL);
     const table_spec a = spec_of("a", 8, OPTIM_ADAM);
-    mem_limit *limit = (mem_limit *)(uintptr_t)persia_ps_limit(v.p);
+    mem_limit *limit = (mem_limit *)(uintptr_t)persia_tables_limit(v.p);
     const uint64_t until = persia_clock_ns() + 60 * (uint64_t)SECOND;
     wire_hello m = {.version = WIRE_VERSION, .name_space = "test"};
     wire_hello_reply reply;
@@ -146,7 +146,7 @@ static void a_declare_that_waits_is_alone(void **state)
     assert_int_equal(stats_of(&v).tables_n, 1);
     pthread_rwlock_unlock(&limit->lock);
     pthread_join(thread, NULL);
-    assert_int_equal(persia_ps_tables(v.p), 2);
+    assert_int_equal(persia_tables_tables(v.p), 2);
     server_stop(&v);
 }
 
@@ -203,13 +203,13 @@ static void pulls_give_what_the_table_gives(void **state)
             if (!got->n)
                 continue;
             assert_int_equal(got->dim, dim);
-            pull_job job = {.t = persia_ps_table(v.p, got->no),
+            pull_job job = {.t = persia_tables_table(v.p, got->no),
                             .n = got->n,
                             .ids = all[i].ids,
                             .out = want,
                             .stride = dim,
                             .rows = rows};
-            assert_int_equal(persia_ps_pull(v.p, &job, 1), PERSIA_OK);
+            assert_int_equal(persia_tables_pull(v.p, &job, 1), PERSIA_OK);
             if (m.want_rows)
                 assert_memory_equal(got->rows, rows, got->n * 4);
             else
@@ -354,7 +354,7 @@ static void requests_name_the_slots_that_they_mean(void **state)
         assert_int_equal(code_of(CALL(&v, GET_ROWS, rows, &rows)), code);
         assert_int_equal(code_of(CALL(&v, PUSH, push, &m)), code);
     }
-    assert_int_equal(persia_ps_updates(v.p), 2);
+    assert_int_equal(persia_tables_updates(v.p), 2);
     server_stop(&v);
 }
 
@@ -408,7 +408,7 @@ static void whole_rows_out_and_in(void **state)
     /* clear has no rows: those that are refused would be found too late */
     table_stats stats;
     uint64_t had;
-    persia_table_get_stats(persia_ps_table(v.p, 0), &stats);
+    persia_table_get_stats(persia_tables_table(v.p, 0), &stats);
     had = stats.rows;
     assert_int_not_equal(had, 0);
     put.clear = 1;
@@ -417,11 +417,11 @@ static void whole_rows_out_and_in(void **state)
     put.state = NULL;
     expect(code_of(CALL(&v, PUT_ROWS, rows, &put)), PERSIA_EARG,
            "put them afterwards");
-    persia_table_get_stats(persia_ps_table(v.p, 0), &stats);
+    persia_table_get_stats(persia_tables_table(v.p, 0), &stats);
     assert_int_equal(stats.rows, had);
     put.n = 0;
     assert_int_equal(code_of(CALL(&v, PUT_ROWS, rows, &put)), PERSIA_OK);
-    persia_table_get_stats(persia_ps_table(v.p, 0), &stats);
+    persia_table_get_stats(persia_tables_table(v.p, 0), &stats);
     assert_int_equal(stats.rows, 0);
     get.n = 0;
     assert_int_equal(code_of(CALL(&v, GET_ROWS, rows, &get)), PERSIA_OK);

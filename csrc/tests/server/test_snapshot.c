@@ -22,7 +22,7 @@ static rows_all rows_of_servers(const server *v, uint32_t shards, uint32_t t)
 {
     table *tables[3];
     for (uint32_t i = 0; i < shards; i++)
-        tables[i] = persia_ps_table(v[i].p, t);
+        tables[i] = persia_tables_table(v[i].p, t);
     return rows_of(tables, shards);
 }
 
@@ -298,7 +298,7 @@ static void fill_all(const server *v, float value)
         ids[i] = i;
     for (size_t i = 0; i < (size_t)FULL_ROWS * FULL_DIM; i++)
         vectors[i] = value;
-    assert_int_equal(persia_table_set(persia_ps_table(v->p, 0), FULL_ROWS,
+    assert_int_equal(persia_table_set(persia_tables_table(v->p, 0), FULL_ROWS,
                                       ids, vectors, NULL),
                      PERSIA_OK);
 }
@@ -379,7 +379,7 @@ static void rows_replaced_in_place_are_never_mixed(void **state)
     } while (!reply.done);
     assert_true(asked > 1);
     table_stats stats;
-    persia_table_get_stats(persia_ps_table(p.v.p, 0), &stats);
+    persia_table_get_stats(persia_tables_table(p.v.p, 0), &stats);
     assert_int_equal(stats.rows, FULL_ROWS);
     while (atomic_load(&p.seen[2]) < 3)
         nap();
@@ -595,7 +595,7 @@ static void what_restores_refuse(void **state)
     expect(restore_ask(&v, &m, RESTORE_COMMIT), PERSIA_EARG, "no restore");
     /* a snapshot that is not ended does not hinder, an open cut would */
     assert_int_equal(restore_prepare(&v, &m), file.rows);
-    table *t = persia_ps_table(v.p, 0);
+    table *t = persia_tables_table(v.p, 0);
     table_cut *cut;
     assert_int_equal(persia_table_cut_begin(&t, 1, &cut), PERSIA_OK);
     expect(restore_ask(&v, &m, RESTORE_COMMIT), PERSIA_EUNAVAILABLE,
@@ -604,7 +604,7 @@ static void what_restores_refuse(void **state)
     assert_int_equal(stats_of(&v).lineage, v.lineage);
 
     /* what waits is answered; the second table stays as it is */
-    table *second = persia_ps_table(v.p, 1);
+    table *second = persia_tables_table(v.p, 1);
     rows_all before = rows_of(&second, 1);
     wire_push part = push_of(&v, STREAM, 3, NULL, 0);
     part.step = 3;

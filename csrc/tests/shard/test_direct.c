@@ -16,13 +16,13 @@
 
 enum { DIM = 4, STREAM = 7 };
 
-typedef struct store {
-    ps *p;
+typedef struct one_shard {
+    tables *p;
     shard *s;
     shard_ref *ref;
     uint64_t now, wake_at;
     persia_system system;
-} store;
+} one_shard;
 
 /* What a call was answered. */
 typedef struct answered {
@@ -34,12 +34,12 @@ typedef struct answered {
 
 static uint64_t now(void *ctx)
 {
-    return ((store *)ctx)->now;
+    return ((one_shard *)ctx)->now;
 }
 
 static void wake(void *ctx, uint64_t at)
 {
-    ((store *)ctx)->wake_at = at;
+    ((one_shard *)ctx)->wake_at = at;
 }
 
 static void on_push(void *ctx, int rc, shard_reply *reply)
@@ -73,7 +73,7 @@ static void on_code(void *ctx, int rc, shard_reply *reply)
         reply->release(reply);
 }
 
-static wire_hello_reply hello(store *e, uint64_t client, uint64_t stream)
+static wire_hello_reply hello(one_shard *e, uint64_t client, uint64_t stream)
 {
     answered a = {0};
     wire_hello m = {.caller = {.client = client, .incarnation = client},
@@ -85,7 +85,7 @@ static wire_hello_reply hello(store *e, uint64_t client, uint64_t stream)
     return a.hello;
 }
 
-static void declare(store *e, const char *name)
+static void declare(one_shard *e, const char *name)
 {
     answered a = {0};
     wire_declare m = {.table = {.seed = 1,
@@ -98,10 +98,10 @@ static void declare(store *e, const char *name)
     assert_int_equal(a.code, PERSIA_OK);
 }
 
-static void persia_store_open(store *e, int waits)
+static void one_open(one_shard *e, int waits)
 {
-    ps_config tables = {.threads = 2};
-    *e = (store){.now = 1000, .wake_at = UINT64_MAX};
+    tables_config tables = {.threads = 2};
+    *e = (one_shard){.now = 1000, .wake_at = UINT64_MAX};
     e->system = *persia_system_get();
     e->system.ctx = e;
     e->system.now = now;
@@ -111,7 +111,7 @@ static void persia_store_open(store *e, int waits)
                       .lineage = 2,
                       .message_limit = UINT64_MAX,
                       .env = {.ctx = e, .wake = waits ? wake : NULL}};
-    assert_int_equal(persia_ps_create(&tables, &e->p), PERSIA_OK);
+    assert_int_equal(persia_tables_create(&tables, &e->p), PERSIA_OK);
     assert_int_equal(persia_shard_create(e->p, &c, &e->s), PERSIA_OK);
     assert_int_equal(persia_shard_direct(e->s, &e->ref), PERSIA_OK);
     assert_true(e->ref->direct);
@@ -120,11 +120,11 @@ static void persia_store_open(store *e, int waits)
     declare(e, "b");
 }
 
-static void persia_store_close(store *e)
+static void one_close(one_shard *e)
 {
     e->ref->ops->close(e->ref);
     persia_shard_destroy(e->s);
-    persia_ps_destroy(e->p);
+    persia_tables_destroy(e->p);
     persia_system_install(NULL);
 }
 
@@ -161,13 +161,13 @@ static void give(given *g, uint64_t client, uint64_t number, float grad)
     g->a = (shard_push){&g->m, g->jobs};
 }
 
-static void push(store *e, const given *g, answered *out)
+static void push(one_shard *e, const given *g, answered *out)
 {
     *out = (answered){0};
     e->ref->ops->push(e->ref, &g->a, e->now + 100, on_push, out);
 }
 
-static void pull(store *e, uint64_t after, float out[2 * DIM], answered *a)
+static void pull(one_shard *e, uint64_t after, float out[2 * DIM], answered *a)
 {
     static const uint64_t ids[2] = {1, 2};
     pull_job job = {.n = 2, .ids = ids, .out = out, .stride = DIM};
@@ -183,12 +183,12 @@ static void pull(store *e, uint64_t after, float out[2 * DIM], answered *a)
 
 static void an_update_is_applied_once(void **state)
 {
-    store e;
+    one_shard e;
     given g;
     answered a;
     float rows[2 * DIM];
     (void)state;
-    persia_store_open(&e, 0);
+    one_open(&e, 0);
     give(&g, 1, 1, -1);
     push(&e, &g, &a);
     assert_int_equal(a.code, PERSIA_OK);
@@ -203,16 +203,16 @@ static void an_update_is_applied_once(void **state)
     assert_true(rows[0] == 1 && rows[DIM] == 2);
     assert_int_equal(hello(&e, 1, STREAM).ledger.watermark, 1);
     assert_int_equal(hello(&e, 1, STREAM).updates, 1);
-    persia_store_close(&e);
+    one_close(&e);
 }
 
 static void an_older_owner_and_other_rows_are_refused(void **state)
 {
-    store e;
+    one_shard e;
     given g;
     answered a;
     (void)state;
-    persia_store_open(&e, 0);
+    one_open(&e, 0);
     (void)hello(&e, 2, STREAM);
     give(&g, 1, 1, -1);
     push(&e, &g, &a);
@@ -229,18 +229,18 @@ static void an_older_owner_and_other_rows_are_refused(void **state)
     push(&e, &g, &a);
     assert_int_equal(a.code, PERSIA_ESTALE);
     assert_int_equal(hello(&e, 2, STREAM).updates, 0);
-    persia_store_close(&e);
+    one_close(&e);
 }
 
 /* One part by jobs, one as a message has it. */
 static void parts_of_a_step_are_added(void **state)
 {
-    store e;
+    one_shard e;
     given g, h;
     answered first, second, a;
     float rows[2 * DIM];
     (void)state;
-    persia_store_open(&e, 1);
+    one_open(&e, 1);
     (void)hello(&e, 1, STREAM + 1);
     give(&g, 1, 1, -1);
     give(&h, 1, 1, -10);
@@ -265,12 +265,12 @@ static void parts_of_a_step_are_added(void **state)
     pull(&e, 0, rows, &a);
     assert_true(rows[0] == 11 && rows[DIM] == 22);
     assert_int_equal(hello(&e, 1, STREAM).updates, 1);
-    persia_store_close(&e);
+    one_close(&e);
 }
 
 /* A step whose parts wait while the one before is applied. */
 typedef struct follower {
-    store *e;
+    one_shard *e;
     given part[2], again;
     answered got[2], got_again;
     given before;
@@ -316,10 +316,10 @@ static int add_parts(void *ctx)
  * them has taken the place of an earlier copy. */
 static void a_step_that_cannot_begin_says_why(void **state)
 {
-    store e;
+    one_shard e;
     follower f = {.e = &e};
     (void)state;
-    persia_store_open(&e, 1);
+    one_open(&e, 1);
     give(&f.before, 1, 1, -1);
     f.before.m.step = 1;
     for (uint32_t i = 0; i < 2; i++) { /* both have one stream: refused */
@@ -330,7 +330,7 @@ static void a_step_that_cannot_begin_says_why(void **state)
     }
     give(&f.again, 1, 2, -1);
     f.again.m = f.part[0].m;
-    assert_int_equal(persia_ps_between(e.p, add_parts, &f), PERSIA_OK);
+    assert_int_equal(persia_tables_between(e.p, add_parts, &f), PERSIA_OK);
     pthread_join(f.thread, NULL);
     assert_int_equal(f.applied.push.status, PUSH_APPLIED);
     assert_int_equal(f.got[0].code, PERSIA_EUNAVAILABLE);
@@ -338,19 +338,19 @@ static void a_step_that_cannot_begin_says_why(void **state)
     assert_int_equal(f.got_again.code, PERSIA_EARG);
     assert_string_equal(f.got[1].text, f.got_again.text);
     assert_string_not_equal(f.got[1].text, f.got[0].text);
-    persia_store_close(&e);
+    one_close(&e);
 }
 
 /* Two parts of an update; the first one's stream moves past it meanwhile. */
 typedef struct meeting {
-    store *e;
+    one_shard *e;
     given part[2];
     answered got[2];
     _Atomic(int) sent;
     pthread_t thread;
 } meeting;
 
-static void meeting_make(meeting *x, store *e, int group)
+static void meeting_make(meeting *x, one_shard *e, int group)
 {
     *x = (meeting){.e = e};
     for (uint32_t i = 0; i < 2; i++) {
@@ -398,15 +398,15 @@ static void a_settled_part_does_not_answer_for_others(void **state)
     (void)state;
     for (int kind = 0; kind < 4; kind++) {
         const int group = kind & 1, in_flight = kind & 2;
-        store e;
+        one_shard e;
         meeting x;
         answered a;
         float rows[2 * DIM];
-        persia_store_open(&e, 1);
+        one_open(&e, 1);
         (void)hello(&e, 1, STREAM + 1);
         meeting_make(&x, &e, group);
         if (in_flight) {
-            assert_int_equal(persia_ps_between(e.p, settle_in_flight, &x),
+            assert_int_equal(persia_tables_between(e.p, settle_in_flight, &x),
                              PERSIA_OK);
             pthread_join(x.thread, NULL);
         } else {
@@ -425,19 +425,19 @@ static void a_settled_part_does_not_answer_for_others(void **state)
         assert_true(rows[0] == 10 && rows[DIM] == 20);
         push(&e, &x.part[1], &a);
         assert_int_equal(a.push.status, PUSH_DUPLICATE);
-        persia_store_close(&e);
+        one_close(&e);
     }
 }
 
 /* A part of a process that was replaced: the others are sent back. */
 static void a_part_of_an_older_owner_does_not_answer_for_others(void **state)
 {
-    store e;
+    one_shard e;
     meeting x;
     answered a;
     float rows[2 * DIM];
     (void)state;
-    persia_store_open(&e, 1);
+    one_open(&e, 1);
     (void)hello(&e, 1, STREAM + 1);
     meeting_make(&x, &e, 1);
     push(&e, &x.part[0], &x.got[0]);
@@ -448,12 +448,12 @@ static void a_part_of_an_older_owner_does_not_answer_for_others(void **state)
     pull(&e, 0, rows, &a);
     assert_true(rows[0] == 0 && rows[DIM] == 0);
     assert_int_equal(hello(&e, 1, STREAM + 1).ledger.watermark, 0);
-    persia_store_close(&e);
+    one_close(&e);
 }
 
 /* A write of rows, or of tables, that meets a restore. */
 typedef struct writer {
-    store *e;
+    one_shard *e;
     wire_rows m;
     answered a;
     _Atomic(int) done;
@@ -503,44 +503,44 @@ static void writes_do_not_pass_a_restore(void **state)
     };
     (void)state;
     for (size_t i = 0; i < sizeof writes / sizeof *writes; i++) {
-        store e;
+        one_shard e;
         given g;
         answered a;
         float rows[2 * DIM];
         table_stats stats;
-        persia_store_open(&e, 1);
+        one_open(&e, 1);
         give(&g, 1, 1, -1);
         push(&e, &g, &a);
         assert_int_equal(a.push.status, PUSH_APPLIED);
         writer w = {.e = &e, .m = writes[i]};
-        assert_int_equal(persia_ps_between(e.p, restore_meanwhile, &w),
+        assert_int_equal(persia_tables_between(e.p, restore_meanwhile, &w),
                          PERSIA_OK);
         pthread_join(w.thread, NULL);
         assert_int_equal(w.a.n, 1);
         assert_int_equal(w.a.code, PERSIA_ESTALE);
         pull(&e, 0, rows, &a);
-        persia_table_get_stats(persia_ps_table(e.p, 0), &stats);
+        persia_table_get_stats(persia_tables_table(e.p, 0), &stats);
         assert_int_equal(stats.rows, 2);
         assert_true(rows[0] == 1 && rows[DIM] == 2);
-        assert_false(persia_ps_dropped(e.p, 0));
-        assert_int_equal(persia_ps_tables(e.p), 2);
-        persia_store_close(&e);
+        assert_false(persia_tables_dropped(e.p, 0));
+        assert_int_equal(persia_tables_tables(e.p), 2);
+        one_close(&e);
     }
 }
 
 static void what_waits_ends(void **state)
 {
-    store e;
+    one_shard e;
     given g;
     answered part, lookup;
     float rows[2 * DIM];
     (void)state;
-    persia_store_open(&e, 0);
+    one_open(&e, 0);
     pull(&e, 1, rows, &lookup); /* there is no tick */
     assert_int_equal(lookup.code, PERSIA_EUNAVAILABLE);
-    persia_store_close(&e);
+    one_close(&e);
 
-    persia_store_open(&e, 1);
+    one_open(&e, 1);
     give(&g, 1, 1, -1);
     g.m.step = 1;
     g.m.parts = 2;
@@ -560,7 +560,7 @@ static void what_waits_ends(void **state)
     assert_int_equal(part.code, PERSIA_EUNAVAILABLE);
     push(&e, &g, &part);
     assert_int_equal(part.code, PERSIA_EUNAVAILABLE);
-    persia_store_close(&e);
+    one_close(&e);
 }
 
 /* Without jobs the answer is packed, and the caller's until it is released. */
@@ -573,7 +573,7 @@ static void on_packed(void *ctx, int rc, shard_reply *reply)
 
 static void a_pull_waits_for_an_update(void **state)
 {
-    store e;
+    one_shard e;
     given g;
     answered a, lookup;
     float rows[2 * DIM];
@@ -582,7 +582,7 @@ static void a_pull_waits_for_an_update(void **state)
     wire_pull_table table = {.no = 0, .n = 1, .ids = &id};
     wire_pull m = {.tables = &table, .tables_n = 1};
     (void)state;
-    persia_store_open(&e, 1);
+    one_open(&e, 1);
     pull_job job = {.n = 1, .ids = &id, .out = rows, .stride = DIM};
     wire_pull behind = {.after = 1, .stream = STREAM, .tables = &table,
                         .tables_n = 1};
@@ -606,14 +606,14 @@ static void a_pull_waits_for_an_update(void **state)
     e.ref->ops->snapshot(e.ref, &(wire_snapshot){0}, UINT64_MAX, on_code,
                          &lookup);
     assert_int_equal(lookup.code, PERSIA_EARG);
-    persia_store_close(&e);
+    one_close(&e);
 }
 
 /* Threads that all send the same updates, through refs of their own. */
 enum { SENDERS = 4, UPDATES = 300 };
 
 typedef struct race {
-    store e;
+    one_shard e;
     _Atomic(uint32_t) applied[UPDATES + 1];
     _Atomic(int) wrong;
 } race;
@@ -662,7 +662,7 @@ static void copies_at_once_are_applied_once(void **state)
     answered a;
     float rows[2 * DIM];
     (void)state;
-    persia_store_open(&r.e, 0);
+    one_open(&r.e, 0);
     for (int i = 0; i < SENDERS; i++)
         assert_int_equal(pthread_create(&senders[i], NULL, send_all, &r), 0);
     for (int i = 0; i < SENDERS; i++)
@@ -673,7 +673,7 @@ static void copies_at_once_are_applied_once(void **state)
     assert_int_equal(hello(&r.e, 1, STREAM).updates, UPDATES);
     pull(&r.e, UPDATES, rows, &a);
     assert_true(rows[0] == UPDATES && rows[DIM] == 2 * UPDATES);
-    persia_store_close(&r.e);
+    one_close(&r.e);
 }
 
 int main(void)

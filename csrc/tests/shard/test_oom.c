@@ -28,7 +28,7 @@ typedef struct answered {
 } answered;
 
 typedef struct world {
-    ps *p;
+    tables *p;
     shard *s;
     shard_ref *ref;
     uint64_t ids[N];
@@ -463,12 +463,12 @@ static const call_kind kinds[] = {
 
 static void world_make(world *w)
 {
-    const ps_config tables = {.threads = 1, .memory_limit = 64 << 20};
+    const tables_config tables = {.threads = 1, .memory_limit = 64 << 20};
     const shard_config c = {.shards = 1, .boot = 1, .lineage = 2,
                             .message_limit = 1 << 20,
                             .env = {.wake = wake, .files = {.find = find}}};
     memset(w, 0, sizeof *w);
-    assert_int_equal(persia_ps_create(&tables, &w->p), PERSIA_OK);
+    assert_int_equal(persia_tables_create(&tables, &w->p), PERSIA_OK);
     assert_int_equal(persia_shard_create(w->p, &c, &w->s), PERSIA_OK);
     assert_int_equal(persia_shard_direct(w->s, &w->ref), PERSIA_OK);
     for (uint64_t i = 0; i < N; i++)
@@ -491,24 +491,24 @@ static void world_make(world *w)
 static void world_free(world *w)
 {
     assert_int_equal(w->s->parked_n, 0);
-    assert_true(persia_ps_limit(w->p)->used ==
-                persia_ps_limit(w->p)->promised);
+    assert_true(persia_tables_limit(w->p)->used ==
+                persia_tables_limit(w->p)->promised);
     w->ref->ops->close(w->ref);
     while (persia_shard_end_jobs(w->s))
         sched_yield();
     persia_shard_destroy(w->s);
-    persia_ps_destroy(w->p);
+    persia_tables_destroy(w->p);
 }
 
 /* Everything that a call may change, in a number. */
 static uint64_t state_of(world *w)
 {
     uint64_t sum = 0;
-    for (uint32_t no = 0; no < persia_ps_tables(w->p); no++) {
-        table *t = persia_ps_table(w->p, no);
+    for (uint32_t no = 0; no < persia_tables_tables(w->p); no++) {
+        table *t = persia_tables_table(w->p, no);
         uint64_t cursor = 0, ids[256];
         size_t n = 1;
-        sum += id_hash(no) + (uint64_t)persia_ps_dropped(w->p, no);
+        sum += id_hash(no) + (uint64_t)persia_tables_dropped(w->p, no);
         while (cursor != TABLE_LIST_END) {
             float row[2 * DIM];
             assert_int_equal(persia_table_list(t, &cursor, 256, ids, &n),
@@ -532,7 +532,8 @@ static uint64_t state_of(world *w)
         ledger_read(w->s->ledger, STREAM + s, &l);
         sum += id_hash(l.watermark + 77 * s) + l.window[0];
     }
-    return sum + id_hash(wait_step(w->s)) + id_hash(persia_ps_updates(w->p));
+    return sum + id_hash(wait_step(w->s)) +
+           id_hash(persia_tables_updates(w->p));
 }
 
 /* How many attempts were refused. */

@@ -21,44 +21,45 @@ static table_config config_of(const char *name)
     return c;
 }
 
-static ps *make(uint64_t limit)
+static tables *make(uint64_t limit)
 {
-    ps_config config = {.threads = 2, .memory_limit = limit};
-    ps *p;
-    assert_int_equal(persia_ps_create(&config, &p), PERSIA_OK);
+    tables_config config = {.threads = 2, .memory_limit = limit};
+    tables *p;
+    assert_int_equal(persia_tables_create(&config, &p), PERSIA_OK);
     return p;
 }
 
 static void same_name_is_the_same_table(void **state)
 {
     (void)state;
-    ps *p = make(0);
+    tables *p = make(0);
     table_config a = config_of("a"), b = config_of("b");
     uint32_t no;
     int created;
-    assert_int_equal(persia_ps_declare(p, &a, &no, &created), PERSIA_OK);
+    assert_int_equal(persia_tables_declare(p, &a, &no, &created), PERSIA_OK);
     assert_int_equal(no, 0);
     assert_true(created);
-    assert_int_equal(persia_ps_declare(p, &b, &no, &created), PERSIA_OK);
+    assert_int_equal(persia_tables_declare(p, &b, &no, &created), PERSIA_OK);
     assert_int_equal(no, 1);
-    assert_int_equal(persia_ps_declare(p, &a, &no, &created), PERSIA_OK);
+    assert_int_equal(persia_tables_declare(p, &a, &no, &created), PERSIA_OK);
     assert_int_equal(no, 0);
     assert_false(created);
-    assert_int_equal(persia_ps_tables(p), 2);
-    assert_string_equal(persia_table_get_config(persia_ps_table(p, 1))->name,
-                        "b");
-    assert_null(persia_ps_table(p, 2));
-    persia_ps_destroy(p);
+    assert_int_equal(persia_tables_tables(p), 2);
+    assert_string_equal(
+        persia_table_get_config(persia_tables_table(p, 1))->name, "b");
+    assert_null(persia_tables_table(p, 2));
+    persia_tables_destroy(p);
 }
 
 static void contradictions_name_the_field(void **state)
 {
     (void)state;
-    ps *p = make(0);
+    tables *p = make(0);
     table_config first = config_of("a");
     uint32_t no;
     int created;
-    assert_int_equal(persia_ps_declare(p, &first, &no, &created), PERSIA_OK);
+    assert_int_equal(persia_tables_declare(p, &first, &no, &created),
+                     PERSIA_OK);
     for (int i = 0; i < 7; i++) {
         table_config c = first;
         const char *field = NULL;
@@ -71,16 +72,16 @@ static void contradictions_name_the_field(void **state)
         case 5: c.seed = 5; field = "seed"; break;
         case 6: c.admission = 0.5f; field = "admission"; break;
         }
-        assert_int_equal(persia_ps_declare(p, &c, &no, &created),
+        assert_int_equal(persia_tables_declare(p, &c, &no, &created),
                          PERSIA_EMISMATCH);
         assert_non_null(strstr(persia_err_text(), field));
         assert_non_null(strstr(persia_err_text(), "table a"));
     }
-    assert_int_equal(persia_ps_tables(p), 1);
-    persia_ps_destroy(p);
+    assert_int_equal(persia_tables_tables(p), 1);
+    persia_tables_destroy(p);
 }
 
-static int push_one(ps *p, uint64_t first, size_t n)
+static int push_one(tables *p, uint64_t first, size_t n)
 {
     static uint64_t ids[4096];
     static float grad[4096 * 4];
@@ -92,40 +93,41 @@ static int push_one(ps *p, uint64_t first, size_t n)
                         .lr = 1,
                         .eps = 1e-8f,
                         .grad_scale = 1,
-                        .step = persia_ps_updates(p) + 1};
-    push_job job = {.t = persia_ps_table(p, 0),
+                        .step = persia_tables_updates(p) + 1};
+    push_job job = {.t = persia_tables_table(p, 0),
                     .parts = &part,
                     .parts_n = 1,
                     .optim = &optim};
-    return persia_ps_push_noted(p, &job, 1, NULL);
+    return persia_tables_push_noted(p, &job, 1, NULL);
 }
 
 static void updates_count_pushes_that_succeed(void **state)
 {
     (void)state;
-    ps *p = make(40 << 20);
+    tables *p = make(40 << 20);
     table_config c = config_of("a");
     uint32_t no;
     int created, rc = PERSIA_OK;
-    assert_int_equal(persia_ps_declare(p, &c, &no, &created), PERSIA_OK);
+    assert_int_equal(persia_tables_declare(p, &c, &no, &created), PERSIA_OK);
     uint64_t pushes = 0;
     while (pushes < 1000 && !(rc = push_one(p, pushes * 4096, 4096)))
         pushes++;
     assert_int_equal(rc, PERSIA_ELIMIT);
-    assert_int_equal(persia_ps_updates(p), pushes);
-    assert_true(persia_ps_limit(p)->used <= persia_ps_limit(p)->maximum);
+    assert_int_equal(persia_tables_updates(p), pushes);
+    assert_true(persia_tables_limit(p)->used <=
+                persia_tables_limit(p)->maximum);
     table_stats stats;
-    persia_table_get_stats(persia_ps_table(p, 0), &stats);
+    persia_table_get_stats(persia_tables_table(p, 0), &stats);
     assert_int_equal(stats.rows, pushes * 4096);
-    persia_ps_set_updates(p, 7);
+    persia_tables_set_updates(p, 7);
     assert_int_equal(push_one(p, 0, 8), PERSIA_OK);
-    assert_int_equal(persia_ps_updates(p), 8);
-    persia_ps_destroy(p);
+    assert_int_equal(persia_tables_updates(p), 8);
+    persia_tables_destroy(p);
 }
 
 /* A note counts the pushes of row 5; each adds 1 to it. */
 typedef struct noted {
-    ps *p;
+    tables *p;
     int refuse, before, after, code;
     table_cut *cut;
     int after_at_cut;
@@ -152,12 +154,12 @@ static int push_noted(noted *n, float gradient)
     push_part part = {.n = 1, .ids = &id, .grad = grad, .stride = 4,
                       .bags = 1};
     optim_args optim = {.kind = OPTIM_SGD, .lr = 1, .grad_scale = 1};
-    push_job job = {.t = persia_ps_table(n->p, 0),
+    push_job job = {.t = persia_tables_table(n->p, 0),
                     .parts = &part,
                     .parts_n = 1,
                     .optim = &optim};
-    ps_note note = {note_before, note_after, n, 0};
-    int rc = persia_ps_push_noted(n->p, &job, 1, &note);
+    tables_note note = {note_before, note_after, n, 0};
+    int rc = persia_tables_push_noted(n->p, &job, 1, &note);
     assert_true(rc == PERSIA_OK ? job.touched == 1 : job.touched == 0);
     return rc;
 }
@@ -170,7 +172,7 @@ static void a_note_belongs_to_its_update(void **state)
     uint32_t no;
     int created;
     c.optimizer = OPTIM_SGD;
-    assert_int_equal(persia_ps_declare(n.p, &c, &no, &created), PERSIA_OK);
+    assert_int_equal(persia_tables_declare(n.p, &c, &no, &created), PERSIA_OK);
     assert_int_equal(push_noted(&n, 1), PERSIA_OK);
     assert_int_equal(n.before, 1);
     assert_int_equal(n.after, 1);
@@ -181,14 +183,14 @@ static void a_note_belongs_to_its_update(void **state)
     n.refuse = 1;
     assert_int_equal(push_noted(&n, 1), PERSIA_ESTALE);
     assert_int_equal(n.after, 1);
-    assert_int_equal(persia_ps_updates(n.p), 1);
+    assert_int_equal(persia_tables_updates(n.p), 1);
     /* an update without any table */
-    ps_note note = {note_before, note_after, &n, 0};
+    tables_note note = {note_before, note_after, &n, 0};
     n.refuse = 0;
-    assert_int_equal(persia_ps_push_noted(n.p, NULL, 0, &note), PERSIA_OK);
+    assert_int_equal(persia_tables_push_noted(n.p, NULL, 0, &note), PERSIA_OK);
     assert_int_equal(n.after, 2);
-    assert_int_equal(persia_ps_updates(n.p), 2);
-    persia_ps_destroy(n.p);
+    assert_int_equal(persia_tables_updates(n.p), 2);
+    persia_tables_destroy(n.p);
 }
 
 static void *push_many(void *arg)
@@ -202,7 +204,7 @@ static void *push_many(void *arg)
 static int cut_now(void *ctx)
 {
     noted *n = ctx;
-    table *t = persia_ps_table(n->p, 0);
+    table *t = persia_tables_table(n->p, 0);
     n->after_at_cut = n->after;
     return persia_table_cut_begin(&t, 1, &n->cut);
 }
@@ -218,7 +220,7 @@ static void between_two_updates(void **state)
     c.optimizer = OPTIM_SGD;
     c.init = INIT_CONSTANT;
     pthread_t thread;
-    assert_int_equal(persia_ps_declare(n.p, &c, &no, &created), PERSIA_OK);
+    assert_int_equal(persia_tables_declare(n.p, &c, &no, &created), PERSIA_OK);
     assert_int_equal(push_noted(&n, -1), PERSIA_OK);
     assert_int_equal(pthread_create(&thread, NULL, push_many, &n), 0);
     for (int i = 0; i < 50; i++) {
@@ -226,7 +228,7 @@ static void between_two_updates(void **state)
         float vector[4], none[1];
         uint32_t clock;
         size_t rows;
-        assert_int_equal(persia_ps_between(n.p, cut_now, &n), PERSIA_OK);
+        assert_int_equal(persia_tables_between(n.p, cut_now, &n), PERSIA_OK);
         assert_int_equal(
             persia_table_cut_next(n.cut, 1, &id, vector, none, &clock, NULL,
                                   &rows),
@@ -238,20 +240,20 @@ static void between_two_updates(void **state)
     void *failed;
     pthread_join(thread, &failed);
     assert_null(failed);
-    persia_ps_destroy(n.p);
+    persia_tables_destroy(n.p);
 }
 
 static void *declare_all(void *arg)
 {
-    ps *p = arg;
+    tables *p = arg;
     for (int i = 0; i < 64; i++) {
         char name[16];
         snprintf(name, sizeof name, "t%d", i);
         table_config c = config_of(name);
         uint32_t no;
         int created;
-        if (persia_ps_declare(p, &c, &no, &created) ||
-            strcmp(persia_table_get_config(persia_ps_table(p, no))->name,
+        if (persia_tables_declare(p, &c, &no, &created) ||
+            strcmp(persia_table_get_config(persia_tables_table(p, no))->name,
                    name) != 0)
             return arg;
     }
@@ -261,7 +263,7 @@ static void *declare_all(void *arg)
 static void threads_declare_at_once(void **state)
 {
     (void)state;
-    ps *p = make(0);
+    tables *p = make(0);
     pthread_t threads[4];
     for (int i = 0; i < 4; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, declare_all, p),
@@ -271,16 +273,16 @@ static void threads_declare_at_once(void **state)
         pthread_join(threads[i], &failed);
         assert_null(failed);
     }
-    assert_int_equal(persia_ps_tables(p), 64);
-    persia_ps_destroy(p);
+    assert_int_equal(persia_tables_tables(p), 64);
+    persia_tables_destroy(p);
 }
 
 static void bad_threads(void **state)
 {
     (void)state;
-    ps_config config = {.threads = 0};
-    ps *p;
-    assert_int_equal(persia_ps_create(&config, &p), PERSIA_EARG);
+    tables_config config = {.threads = 0};
+    tables *p;
+    assert_int_equal(persia_tables_create(&config, &p), PERSIA_EARG);
     assert_null(p);
 }
 

@@ -127,7 +127,7 @@ bug(lost_twice client/servers.c
 # ---- four roles ----
 
 # It was never trained.
-bug(batch_of_a_dead_rank_is_done role/offers.c
+bug(batch_of_a_dead_rank_is_done embedding_worker/offers.c
 [==[    if (o->stream->old) {
         offer_end(s, o);
         return;
@@ -138,7 +138,7 @@ bug(batch_of_a_dead_rank_is_done role/offers.c
 ]==])
 
 # What a killed server lost is not found where its worker died, too.
-bug(loader_does_not_compare role/resume.c
+bug(loader_does_not_compare loader/resume.c
 [==[    if (asked)
         (void)compare_with(s, &before, servers, &reply);
 ]==]
@@ -148,7 +148,7 @@ bug(loader_does_not_compare role/resume.c
 
 # Ranks that die in the middle of a step: the batch of one that had returned
 # its gradients was never trained.
-bug(batch_of_a_broken_step_is_done role/work.c
+bug(batch_of_a_broken_step_is_done embedding_worker/work.c
 [==[    } else if (rc) {
         /* Another rank's end is not the batch's fault. */
 ]==]
@@ -159,7 +159,7 @@ bug(batch_of_a_broken_step_is_done role/work.c
 ]==])
 
 # Gradients of rows that arrive after the lease has ended.
-bug(rows_of_a_late_batch_are_gone role/offers.c
+bug(rows_of_a_late_batch_are_gone embedding_worker/offers.c
 [==[    row_ids_free(&o->rows);
     o->planned = 0;
 ]==]

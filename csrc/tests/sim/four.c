@@ -1,10 +1,12 @@
 /* four.c: embedding workers, a loader and ranks; see four.h. */
 #include "tests/sim/four.h"
 
+#include "embedding_worker/embedding_worker.h"
 #include "ids/ids.h"
+#include "loader/loader.h"
+#include "loop/loop.h"
 #include "pool/pool.h"
-#include "role/role.h"
-#include "store/store.h"
+#include "rank/rank.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -27,7 +29,7 @@ static struct {
     int batches;
     char addresses[WORKERS_MAX][32];
     process workers[WORKERS_MAX], ranks[RANKS_MAX], loader;
-    role_sender *sender; /* of the loader that has ended */
+    loader_sender *sender; /* of the loader that has ended */
     int rows;            /* ... travel: ranks pool them */
     int step;            /* the ranks train in step, and die together */
     uint32_t met;        /* ranks of this life that have joined the steps */
@@ -129,10 +131,10 @@ static const char *method_of_worker(uint32_t method)
 {
     static const char *const names[] = {
 #define NAME(upper, name) #name,
-        ROLE_METHODS(NAME)
+        WORKER_METHODS(NAME)
 #undef NAME
     };
-    return method < ROLE_METHODS_N ? names[method] : "?";
+    return method < WORKER_METHODS_N ? names[method] : "?";
 }
 
 static void *worker_main(void *arg)
@@ -140,11 +142,11 @@ static void *worker_main(void *arg)
     process *p = arg;
     const size_t i = (size_t)(p - four.workers);
     const char **addresses = calloc(SERVERS_MAX, sizeof *addresses);
-    role_service *s;
+    embedding_worker *s;
     assert(addresses);
     for (uint32_t k = 0; k < w.servers_n; k++)
         addresses[k] = w.addresses[k];
-    const role_config config = {
+    const embedding_worker_config config = {
         .servers = {.threads = 1, .addresses = addresses,
                     .addresses_n = w.servers_n, .name_space = "sim",
                     .world = 1, .timeout_ns = four.timeout,
@@ -153,22 +155,22 @@ static void *worker_main(void *arg)
         .message_limit = 4 << 20, .queue_limit = 1 << 20,
         .lease_ns = four.lease, .silence_ns = 20 * SIM_S, .loaders = 1,
         .jobs = 2};
-    int rc = persia_role_create(&config, &s);
+    int rc = persia_embedding_worker_create(&config, &s);
     if (rc)
         die(p, "a worker", rc);
-    net_listen(sim_node_self(), four.addresses[i], persia_role_handle, s,
-               method_of_worker);
+    net_listen(sim_node_self(), four.addresses[i],
+               persia_embedding_worker_handle, s, method_of_worker);
     return NULL;
 }
 
 /* Of loaders (rank -1) and ranks; lasts. */
-static role_client_config client_of_workers(int rank)
+static worker_client_config client_of_workers(int rank)
 {
     const char **addresses = calloc(WORKERS_MAX, sizeof *addresses);
     assert(addresses);
     for (uint32_t k = 0; k < four.workers_n; k++)
         addresses[k] = four.addresses[k];
-    return (role_client_config){
+    return (worker_client_config){
         .addresses = addresses, .addresses_n = four.workers_n,
         .name_space = "sim", .rank = rank < 0 ? 0 : (uint32_t)rank,
         .world = rank < 0 ? 0 : w.ranks_n, .timeout_ns = 60 * SIM_S,
@@ -194,7 +196,7 @@ static size_t ids_of(int batch, uint64_t *ids)
     return n;
 }
 
-static int send_batch(role_sender *s, int batch)
+static int send_batch(loader_sender *s, int batch)
 {
     uint64_t ids[IDS_MAX];
     const size_t n = ids_of(batch, ids);
@@ -207,7 +209,7 @@ static int send_batch(role_sender *s, int batch)
 }
 
 /* Raises all losses; then everything is done. */
-static void flush_all(process *p, role_sender *s)
+static void flush_all(process *p, loader_sender *s)
 {
     for (int i = 0;; i++) {
         int rc = persia_sender_flush(s, 0);
@@ -222,8 +224,8 @@ static void flush_all(process *p, role_sender *s)
 static void *loader_main(void *arg)
 {
     process *p = arg;
-    const role_client_config config = client_of_workers(-1);
-    role_sender *s;
+    const worker_client_config config = client_of_workers(-1);
+    loader_sender *s;
     int rc = persia_sender_open(&config, &s);
     if (rc)
         die(p, "a loader", rc);
@@ -251,27 +253,27 @@ static void *loader_main(void *arg)
 typedef struct trainer {
     process *p;
     ps_client *c;
-    store *s;
+    loop *s;
     uint64_t handle, pass;
     uint32_t plan, table;
-    role_rank *r;
-    role_taken *taken[AHEAD];
+    rank_taker *r;
+    rank_taken *taken[AHEAD];
     uint64_t batch[AHEAD];
     int n;
 } trainer;
 
 static void open_rank(trainer *t, uint32_t i)
 {
-    const role_client_config config = client_of_workers((int)i);
+    const worker_client_config config = client_of_workers((int)i);
     int rc = open_client(100 + i, i, &t->c, &t->table);
     if (!rc)
-        rc = persia_store_open(t->c, &t->handle);
+        rc = persia_loop_open(t->c, &t->handle);
     if (!rc)
-        rc = persia_store_get(t->handle, "sim", &t->s, NULL);
+        rc = persia_loop_get(t->handle, "sim", &t->s, NULL);
     const plan_feature f = {.name = "f", .table = t->table,
                             .pooling = POOL_SUM, .trainable = 1};
     if (!rc)
-        rc = persia_store_plan(t->s, PLAN_BAGS, 1, &f, 1, &t->plan);
+        rc = persia_loop_plan(t->s, PLAN_BAGS, 1, &f, 1, &t->plan);
     if (!rc)
         rc = persia_rank_open(&config, &t->r);
     if (rc)
@@ -282,7 +284,7 @@ static void open_rank(trainer *t, uint32_t i)
 static void join(trainer *t)
 {
     uint64_t applied;
-    int rc = persia_store_join(t->s, &applied);
+    int rc = persia_loop_join(t->s, &applied);
     if (rc)
         die(t->p, "a join", rc);
     if (applied > four.last)
@@ -292,7 +294,7 @@ static void join(trainer *t)
     while (four.met < w.ranks_n) /* an all-reduce */
         (void)sim_wait(&four.met, UINT64_MAX);
     const uint32_t i = (uint32_t)(t->p - four.ranks);
-    rc = persia_store_sync(t->s, four.last, i, w.ranks_n);
+    rc = persia_loop_sync(t->s, four.last, i, w.ranks_n);
     if (rc)
         die(t->p, "steps", rc);
     sim_say("is rank %u of %u of the steps after %llu", i, w.ranks_n,
@@ -302,7 +304,7 @@ static void join(trainer *t)
 static void declare(trainer *t)
 {
     table_spec spec = persia_client_table(t->c, t->table)->spec;
-    wire_plan_feature f = {.name = "f", .pooling = ROLE_POOL_SUM,
+    wire_plan_feature f = {.name = "f", .pooling = WORKER_POOL_SUM,
                            .trainable = 1, .rows = (uint32_t)four.rows};
     const wire_plan plan = {.tables = &spec, .tables_n = 1, .features = &f,
                             .features_n = 1};
@@ -311,9 +313,9 @@ static void declare(trainer *t)
     if (!rc && four.step)
         join(t);
     if (!rc)
-        rc = persia_store_pass_open(t->s, four.staleness, 0, &t->pass);
+        rc = persia_loop_pass_open(t->s, four.staleness, 0, &t->pass);
     if (!rc && four.step)
-        rc = persia_store_pass_sync(t->s, t->pass, 1);
+        rc = persia_loop_pass_sync(t->s, t->pass, 1);
     if (rc)
         die(t->p, "a plan", rc);
 }
@@ -322,14 +324,14 @@ static void ask_ahead(trainer *t)
 {
     while (t->n < AHEAD) {
         int rc = persia_rank_next(t->r, &t->taken[t->n]);
-        const uint64_t batch = persia_store_batch_number();
+        const uint64_t batch = persia_loop_batch_number();
         if (!rc)
-            rc = persia_store_batch_add(t->s, t->pass, batch);
+            rc = persia_loop_batch_add(t->s, t->pass, batch);
         if (!rc)
             rc = persia_taken_lookup(t->taken[t->n], t->s, t->c, batch);
         if (rc)
             die(t->p, "a batch", rc);
-        persia_store_batch_ready(t->s, batch);
+        persia_loop_batch_ready(t->s, batch);
         t->batch[t->n++] = batch;
     }
 }
@@ -356,10 +358,10 @@ static int train_one(trainer *t)
     int64_t *ends = places + IDS_MAX;
     static const float minus[DIM] = {-1, -1};
     float out[DIM];
-    role_taken *taken = t->taken[0];
+    rank_taken *taken = t->taken[0];
     const uint64_t batch = t->batch[0];
-    TRAIN(t, "the loop", persia_store_batch_next(t->s, batch, 0));
-    TRAIN(t, "a batch", persia_store_batch_wait(t->s, batch));
+    TRAIN(t, "the loop", persia_loop_batch_next(t->s, batch, 0));
+    TRAIN(t, "a batch", persia_loop_batch_wait(t->s, batch));
     const wire_take_reply *m = persia_taken_reply(taken);
     if (m->status == TAKE_END) {
         free(places);
@@ -367,21 +369,21 @@ static int train_one(trainer *t)
     }
     persia_taken_use(taken);
     sim_say("trains batch %llu", (unsigned long long)m->number);
-    const uint64_t ticket = persia_store_ticket(t->s);
+    const uint64_t ticket = persia_loop_ticket(t->s);
     assert(places);
     id_batch ids = {.bags = 1, .values = places, .offsets = ends};
     if (four.rows)
         ids.n = persia_taken_places(taken, places, ends);
-    persia_store_batch_bind(t->s, batch, ticket);
-    TRAIN(t, "a forward", persia_store_read(t->s, batch, ticket, t->plan, &ids,
-                                            out, DIM));
-    const store_grad g = {.ticket = ticket,
-                          .grad = {.plan = t->plan, .batch = ids,
-                                   .grad = minus, .stride = DIM},
-                          .owner = places, .release = free_places};
-    TRAIN(t, "a gradient", persia_store_add_grad(t->s, &g));
+    persia_loop_batch_bind(t->s, batch, ticket);
+    TRAIN(t, "a forward", persia_loop_read(t->s, batch, ticket, t->plan, &ids,
+                                           out, DIM));
+    const loop_grad g = {.ticket = ticket,
+                         .grad = {.plan = t->plan, .batch = ids,
+                                  .grad = minus, .stride = DIM},
+                         .owner = places, .release = free_places};
+    TRAIN(t, "a gradient", persia_loop_add_grad(t->s, &g));
     const optim_args sgd = {.kind = OPTIM_SGD, .lr = 1, .grad_scale = 1};
-    int rc = persia_store_apply(t->s, STORE_MINE, &sgd, 1);
+    int rc = persia_loop_apply(t->s, LOOP_MINE, &sgd, 1);
     if (client_is_loss(rc))
         sim_say("an update tells: %s", persia_err_text());
     else if (rc)
@@ -408,8 +410,8 @@ static void *rank_main(void *arg)
     while (train_one(t));
     sim_say("the pass has ended");
     if (four.step)
-        TRAIN(t, "leaving", persia_store_leave(t->s, 1));
-    TRAIN(t, "flush", persia_store_flush(t->s, 0));
+        TRAIN(t, "leaving", persia_loop_leave(t->s, 1));
+    TRAIN(t, "flush", persia_loop_flush(t->s, 0));
     four.ended++;
     sim_wake(&four.ended);
     while (four.step && four.ended < w.ranks_n)

@@ -34,13 +34,13 @@ static void *server_main(void *arg)
 {
     server_role *s = arg;
     const uint32_t i = (uint32_t)(s - w.servers);
-    const ps_config tables = {.threads = 1};
+    const tables_config made = {.threads = 1};
     const service_config config = {.name_space = "sim", .shard = i,
                                    .shards = w.servers_n,
                                    .message_limit = 4 << 20};
-    ps *p;
+    tables *p;
     ps_service *service;
-    must(persia_ps_create(&tables, &p), "tables");
+    must(persia_tables_create(&made, &p), "tables");
     must(persia_service_create(p, &config, &service), "a server");
     persia_service_set_calls(service, 64);
     net_listen(sim_node_self(), w.addresses[i], persia_service_handle, service,

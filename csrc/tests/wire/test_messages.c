@@ -105,7 +105,7 @@ static wire_stats_reply stats_reply = {
 };
 
 static wire_plan_feature plan_features[] = {
-    { "a", 1, ROLE_POOL_SQRTN, 1, 1 }, { .name = "b" }
+    { "a", 1, WORKER_POOL_SQRTN, 1, 1 }, { .name = "b" }
 };
 static uint32_t places[8] = { 0, 3, UINT32_MAX };
 static wire_plan plan = { CALLER, specs, 2, plan_features, 2 };

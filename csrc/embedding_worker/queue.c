@@ -1,0 +1,772 @@
+/* queue.c: which Take gets which batch; Return.
+ * The lock is held in all of it. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "embedding_worker/private.h"
+
+/* ---- answers ---- */
+
+void service_enter(embedding_worker *s)
+{
+    pthread_mutex_lock(&s->lock);
+}
+
+void service_leave(embedding_worker *s)
+{
+    asking *a = s->ready;
+    s->ready = NULL;
+    pthread_mutex_unlock(&s->lock);
+    while (a) {
+        asking *next = a->next;
+        if (!a->job)
+            asking_answer(a, a->rc ? persia_err_set(a->rc, "%s", a->text)
+                                   : PERSIA_OK);
+        else if (persia_sched_submit(a->waits ? s->waiting : s->jobs, a->job,
+                                     a))
+            a->job(a); /* there is no memory for a job */
+        a = next;
+    }
+}
+
+static void ready(asking *a)
+{
+    asking **end = &a->s->ready;
+    while (*end)
+        end = &(*end)->next;
+    a->next = NULL;
+    *end = a;
+}
+
+/* With this thread's text. */
+static void ready_error(asking *a, int rc)
+{
+    a->rc = rc;
+    snprintf(a->text, sizeof a->text, "%s", persia_err_text());
+    ready(a);
+}
+
+static void ready_status(asking *a, uint32_t status)
+{
+    a->status = status;
+    ready(a);
+}
+
+static int stopping(void)
+{
+    return persia_err_set(PERSIA_EUNAVAILABLE, "the worker is stopping");
+}
+
+static void wait_in(asking **list, asking *a)
+{
+    while (*list)
+        list = &(*list)->next;
+    a->next = NULL;
+    a->until = persia_clock_ns() + WORKER_WAIT_NS;
+    *list = a;
+}
+
+/* ---- Submit ---- */
+
+/* Those of the done batches that have no update. */
+static int list_failed(asking *a, const worker_stream *t, uint64_t settled)
+{
+    const size_t n = t->failed_n < WORKER_FAILED ? t->failed_n : WORKER_FAILED;
+    a->failed_n = 0;
+    if (!n)
+        return PERSIA_OK;
+    a->failed = persia_wire_memory_take(&a->memory, n * sizeof *a->failed);
+    if (!a->failed)
+        return PERSIA_ENOMEM;
+    for (size_t i = 0; i < n; i++) {
+        const worker_failure *f = &t->failed[i];
+        if (f->number <= settled || f->number > settled + WIRE_BATCHES_MAX)
+            continue;
+        wire_failed_batch *to = &a->failed[a->failed_n++];
+        *to = (wire_failed_batch){.number = f->number};
+        snprintf(to->error, sizeof to->error, "%s", persia_err_name(f->code));
+        snprintf(to->text, sizeof to->text, "%s", f->text);
+    }
+    return PERSIA_OK;
+}
+
+/* What the loader need not keep any more, behind what it knows. */
+static int list_done(asking *a, const worker_stream *t, uint64_t settled)
+{
+    a->done_n = 0;
+    a->first = t->first;
+    a->done = persia_wire_memory_take(&a->memory,
+                                      WIRE_BATCHES_MAX * sizeof *a->done);
+    if (!a->done)
+        return PERSIA_ENOMEM;
+    for (uint64_t i = 1; i <= WIRE_BATCHES_MAX; i++)
+        if (window_has(&t->done, settled + i))
+            a->done[a->done_n++] = settled + i;
+    return list_failed(a, t, settled);
+}
+
+static void submit_done(asking *a, worker_stream *t, uint32_t status)
+{
+    int rc = list_done(a, t, a->o->m.settled);
+    if (!a->o->stream) /* it is not in the queue */
+        offer_free(a->s, a->o);
+    a->o = NULL;
+    if (rc)
+        ready_error(a, rc);
+    else
+        ready_status(a, status);
+}
+
+static int fits(const embedding_worker *s, const offer *o)
+{
+    return !s->stats.bytes ||
+           s->stats.bytes + o->bytes_n <= s->config.queue_limit;
+}
+
+/* Also where nothing else that ranks of its job may ask for is in the queue:
+ * what is of later epochs, or of other jobs, leaves it only when this one has
+ * been there. */
+static int has_room(embedding_worker *s, const worker_stream *t,
+                    const offer *o)
+{
+    const uint64_t epoch = stream_epoch(t, o->m.epoch);
+    if (fits(s, o) || (jobs_drop(s) && fits(s, o)))
+        return 1;
+    const offer *first = s->queue;
+    while (first && (first->stream->job != t->job ||
+                     offer_epoch(first) > epoch))
+        first = first->next;
+    return epoch && s->queue && !first;
+}
+
+static void enqueue(embedding_worker *s, worker_stream *t, offer *o)
+{
+    (void)window_add(&t->came, o->m.number);
+    o->stream = t;
+    t->offers++;
+    o->since = persia_clock_ns();
+    o->doubted = o->m.attempt > 1 ? o->since : 0;
+    o->seq = ++s->seq;
+    offers_insert(&s->queue, o);
+    s->stats.bytes += o->bytes_n;
+    s->stats.queued++;
+    s->stats.submitted++;
+    s->stats.resent += o->m.attempt > 1;
+}
+
+/* Takes a batch into the queue; 0: there is no room. */
+static int submit_enter(asking *a)
+{
+    embedding_worker *s = a->s;
+    offer *o = a->o;
+    worker_stream *t;
+    int rc = stream_find(s, o->m.stream, o->m.job, &t);
+    if (rc) {
+        ready_error(a, rc);
+        return 1;
+    }
+    if (stream_is_of(s, t, o->m.caller.client, o->m.settled))
+        stream_hear(t, o->m.settled);
+    t->waits &= o->m.attempt > 1;
+    t->first = o->m.first ? o->m.first : t->first;
+    if (o->m.number > t->settled + WIRE_BATCHES_MAX)
+        return 0;
+    if (window_has(&t->came, o->m.number)) {
+        submit_done(a, t, SUBMIT_QUEUED);
+        return 1;
+    }
+    job_expect(s, t->job);
+    rc = offer_check(o, t->job->plan);
+    if (rc) {
+        ready_error(a, rc);
+        return 1;
+    }
+    if (!has_room(s, t, o))
+        return 0;
+    enqueue(s, t, o);
+    submit_done(a, t, SUBMIT_QUEUED);
+    return 1;
+}
+
+static void submit_full(asking *a)
+{
+    worker_stream *t;
+    int rc = stream_find(a->s, a->o->m.stream, a->o->m.job, &t);
+    if (rc)
+        ready_error(a, rc);
+    else
+        submit_done(a, t, SUBMIT_FULL);
+}
+
+void service_heartbeat(asking *a)
+{
+    embedding_worker *s = a->s;
+    const wire_heartbeat *m = &a->m.beat;
+    uint32_t status = SUBMIT_QUEUED;
+    worker_stream *t;
+    int rc = m->claims ? stream_claim(s, m, &status)
+                       : stream_find(s, m->stream, m->job, &t);
+    if (!rc && !m->claims) {
+        stream_learn(s, t, m);
+        rc = list_done(a, t, m->settled);
+    }
+    if (rc)
+        ready_error(a, rc);
+    else
+        ready_status(a, status);
+    service_match(s);
+}
+
+void service_submit(asking *a)
+{
+    embedding_worker *s = a->s;
+    if (a->o->bytes_n > s->config.queue_limit)
+        ready_error(a, persia_err_set(
+                           PERSIA_ELIMIT,
+                           "a batch of %zu bytes is over the worker's queue "
+                           "of %llu bytes; make it smaller, or the queue "
+                           "larger",
+                           a->o->bytes_n,
+                           (unsigned long long)s->config.queue_limit));
+    else
+        wait_in(&s->submits, a);
+    service_match(s);
+}
+
+void service_declare(asking *a)
+{
+    a->job = work_declare;
+    ready(a);
+}
+
+/* ---- ranks ---- */
+
+void service_hello(asking *a)
+{
+    const wire_hello *m = &a->m.hello;
+    int rc = m->world ? rank_hello(a->s, m) : PERSIA_OK;
+    worker_rank *r = rank_find(a->s, m->caller.client);
+    if (r)
+        rank_hear(r, m->held, m->held_n);
+    if (!m->world && m->stream)
+        a->job = work_hello;
+    if (rc)
+        ready_error(a, rc);
+    else
+        ready(a);
+    service_match(a->s);
+}
+
+/* ---- Take ---- */
+
+/* The epoch that is asked for; 0: it is not known.  *sure: see
+ * epoch_next(). */
+static uint64_t epoch_of(const embedding_worker *s, const worker_rank *r,
+                         const wire_take *m, int *sure)
+{
+    const worker_job *j = r->job;
+    *sure = 1;
+    if (m->epoch && (!m->job || m->job == j->id))
+        return m->epoch;
+    const uint64_t next = epoch_next(s, j, sure), now = rank_epoch(s, r);
+    if (!now || (next && next < now))
+        return next;
+    *sure = 1; /* the others are there: it may be at its end */
+    return now;
+}
+
+/* Whether the rank may have a batch whose lease is over. */
+static int may_have(const worker_rank *r, const offer *o)
+{
+    return rank_has(r, o) || (o->expired && o->client == r->client &&
+                              r->heard <= o->expired);
+}
+
+/* A job has the batch, for a Take or a Return. */
+static void lease_to(asking *a, offer *o, uint64_t client, uint64_t request)
+{
+    embedding_worker *s = a->s;
+    if (o->state == OFFER_QUEUED) {
+        offers_remove(&s->queue, o);
+        offers_insert(&s->leased, o);
+        s->stats.queued--;
+        s->stats.leased++;
+        o->lease = ++s->lease;
+        if (o->lease > WORKER_LEASES)
+            window_settle(&s->leases, o->lease - WORKER_LEASES);
+    }
+    o->client = client;
+    o->expired = 0;
+    o->request = request;
+    o->expires = persia_clock_ns() + s->config.lease_ns;
+    o->users++;
+    a->o = o;
+    ready(a);
+}
+
+static void lease(asking *a, offer *o)
+{
+    a->s->stats.taken++;
+    a->job = work_take;
+    a->epoch = offer_epoch(o);
+    lease_to(a, o, a->m.take.caller.client, a->m.take.number);
+    offer_event(o, OFFER_TAKE);
+}
+
+/* A batch of this epoch, or nothing of it. */
+static void take_nothing(asking *a, uint32_t status, uint64_t epoch)
+{
+    a->epoch = epoch;
+    ready_status(a, status);
+}
+
+static void take_end(asking *a, worker_job *j, uint64_t epoch)
+{
+    embedding_worker *s = a->s;
+    a->parts = persia_wire_memory_take(&a->memory,
+                                       WIRE_LOADERS_MAX * sizeof *a->parts);
+    if (!a->parts) {
+        ready_error(a, PERSIA_ENOMEM);
+        return;
+    }
+    a->parts_n = epoch_parts(s, j, epoch,
+                             rank_find(s, a->m.take.caller.client), a->parts);
+    epochs_count(s, j, epoch, 0);
+    a->loaders_silent = epoch_silent(s, j, epoch);
+    take_nothing(a, TAKE_END, epoch);
+}
+
+/* ---- Take by place ---- */
+
+/* What is here of the batches that a Take by place may ask for. */
+typedef struct places {
+    offer *queued; /* the one that it asks for */
+    int leased;    /* that one is leased */
+    int later;     /* there are such that it is to ask for later */
+    int unplaced;  /* loaders do not say their places */
+    int is_done;   /* the one that it asks for */
+} places;
+
+static void look_for_place(const worker_job *j, const wire_take *m,
+                           uint64_t epoch, offer *list, places *out)
+{
+    for (offer *o = list; o; o = o->next) {
+        if (o->stream->old || o->stream->job != j || offer_epoch(o) != epoch)
+            continue;
+        out->unplaced |= !o->m.place;
+        out->later |= o->m.place > m->place && j->world &&
+                      (o->m.place - m->place) % j->world == 0;
+        /* Numbers of an epoch follow one another. */
+        out->is_done |= window_has(&o->stream->done,
+                                   o->m.number - o->m.place + m->place);
+        if (o->m.place != m->place)
+            continue;
+        if (o->state == OFFER_QUEUED)
+            out->queued = o;
+        else
+            out->leased = 1;
+    }
+}
+
+/* Only this rank would take them, and it asks for a later one: it has given
+ * them up, or has had them from another worker.  Servers know. */
+static void give_up_earlier(embedding_worker *s, const worker_job *j,
+                            const wire_take *m, uint64_t epoch)
+{
+    for (offer *o = s->queue, *next; o; o = next) {
+        next = o->next;
+        if (o->stream->job != j || offer_epoch(o) > epoch ||
+            (offer_epoch(o) == epoch && o->m.place >= m->place))
+            continue;
+        if (!j->world || !o->m.place ||
+            (o->m.place - 1) % j->world != m->rank)
+            continue;
+        if (!o->passed) {
+            o->doubted = persia_clock_ns();
+            o->settled = 0;
+            o->passed = 1;
+        }
+        if (!o->settled)
+            continue;
+        s->stats.given_up++;
+        offer_fail(s, o, PERSIA_ELOST,
+                   "its rank passed it over in a step of all ranks: it is not "
+                   "trained");
+    }
+}
+
+static int check_loaders(const embedding_worker *s)
+{
+    return s->config.loaders == 1
+               ? PERSIA_OK
+               : persia_err_set(PERSIA_EARG,
+                                "steps of all ranks (staleness=0) take the "
+                                "batches of one data loader, and this worker "
+                                "is of %u: start it with --loaders 1, or use "
+                                "a staleness of 1 or more",
+                                s->config.loaders);
+}
+
+static int check_placed(const places *p)
+{
+    return p->unplaced
+               ? persia_err_set(PERSIA_EARG,
+                                "steps of all ranks (staleness=0) need the "
+                                "place of each batch, and the data loader "
+                                "does not send it: see SubmitRequest.place")
+               : PERSIA_OK;
+}
+
+/* The batch of a place is of one rank: no other one may have it. */
+static int take_place(asking *a, const worker_rank *r, worker_job *j)
+{
+    embedding_worker *s = a->s;
+    const wire_take *m = &a->m.take;
+    int sure;
+    const uint64_t epoch = epoch_of(s, r, m, &sure);
+    places p = {0};
+    if (!epoch && !m->look)
+        return 0;
+    give_up_earlier(s, j, m, epoch);
+    look_for_place(j, m, epoch, s->queue, &p);
+    look_for_place(j, m, epoch, s->leased, &p);
+    if (check_placed(&p))
+        ready_error(a, PERSIA_EARG);
+    else if (p.queued && !may_have(r, p.queued))
+        lease(a, p.queued);
+    else if (!p.queued && !p.leased && p.is_done)
+        take_nothing(a, TAKE_DONE, epoch);
+    else if (sure && !p.queued && !p.leased && !p.later &&
+             epoch_is_over(s, j, epoch, (int)m->begun))
+        take_end(a, j, epoch);
+    else if (m->look || (sure && !m->epoch))
+        take_nothing(a, TAKE_EMPTY, sure ? epoch : 0);
+    else
+        return 0;
+    return 1;
+}
+
+/* 0: it has to wait. */
+static int take_any(asking *a, const worker_rank *r, worker_job *j)
+{
+    embedding_worker *s = a->s;
+    const wire_take *m = &a->m.take;
+    const uint64_t now = persia_clock_ns();
+    int sure, left = 0;
+    const uint64_t epoch = epoch_of(s, r, m, &sure);
+    const int idle = epoch_is_idle(s, j, 1), waits = epoch_is_idle(s, j, 0);
+    offer *o = s->queue;
+    while (o && (o->stream->job != j || offer_epoch(o) > epoch ||
+                 may_have(r, o) || is_withheld(s, o, now))) {
+        left |= o->stream->job == j && offer_epoch(o) <= epoch &&
+                !rank_has(r, o);
+        o = o->next;
+    }
+    if (o && (idle || !m->look || !m->epoch))
+        lease(a, o);
+    else if (!o && epoch && sure && !left &&
+             epoch_is_over(s, j, epoch, (int)m->begun))
+        take_end(a, j, epoch);
+    else if (m->look || (!o && waits))
+        take_nothing(a, !o && idle ? TAKE_IDLE : TAKE_EMPTY, sure ? epoch : 0);
+    else if (epoch && sure && !m->epoch)
+        take_nothing(a, TAKE_EMPTY, epoch);
+    else
+        return 0;
+    return 1;
+}
+
+static void take_note(asking *a, const worker_job *j)
+{
+    a->job_id = j->id;
+    a->job_failed = j->failed;
+    a->loaders_first = epoch_of_loaders(a->s, j);
+}
+
+/* What the rank takes batches of.  0: it has to wait, or has an error. */
+static int take_job(asking *a, worker_rank **r, worker_job **j, int *rc)
+{
+    const wire_take *m = &a->m.take;
+    *r = rank_find(a->s, m->caller.client);
+    *j = NULL;
+    *rc = *r ? job_of_rank(a->s, *r, m->job, (int)m->begun, j)
+             : persia_err_set(PERSIA_ESTALE, "rank %u has not said Hello",
+                              m->rank);
+    if (!*j)
+        return 0;
+    epochs_count(a->s, *j,
+                 m->epoch && (!m->job || m->job == (*j)->id) ? m->epoch - 1
+                                                             : 0,
+                 1);
+    if (m->epoch && (!m->job || m->job == (*j)->id))
+        (*r)->epoch = m->epoch;
+    take_note(a, *j);
+    return 1;
+}
+
+static int take_enter(asking *a)
+{
+    worker_rank *r;
+    worker_job *j;
+    int rc;
+    const int found = take_job(a, &r, &j, &rc);
+    if (rc)
+        ready_error(a, rc);
+    else if (!found && a->m.take.look)
+        take_nothing(a, TAKE_EMPTY, 0);
+    if (!found)
+        return rc || a->m.take.look;
+    return a->m.take.place ? take_place(a, r, j) : take_any(a, r, j);
+}
+
+/* Whether the process is that of its rank. */
+static int check_rank(const embedding_worker *s, uint64_t client,
+                      uint32_t rank)
+{
+    if (rank_find(s, client))
+        return PERSIA_OK;
+    if (rank_is_replaced(s, client))
+        return persia_err_set(PERSIA_ECLOSED,
+                              "another process takes the batches of rank %u "
+                              "now; give jobs at once a name each (job=)",
+                              rank);
+    return persia_err_set(PERSIA_ESTALE, "rank %u has not said Hello", rank);
+}
+
+void service_take(asking *a)
+{
+    embedding_worker *s = a->s;
+    const wire_take *m = &a->m.take;
+    worker_rank *r = rank_find(s, m->caller.client);
+    int rc = check_rank(s, m->caller.client, m->rank);
+    if (!rc && m->place)
+        rc = check_loaders(s);
+    offer *o = s->leased;
+    if (r)
+        rank_asks(s, r, m);
+    while (o && (o->client != m->caller.client || o->request != m->number))
+        o = o->next;
+    if (o)
+        take_note(a, o->stream->job);
+    if (rc)
+        ready_error(a, rc);
+    else if (o && o->state == OFFER_LEASED)
+        lease(a, o);
+    else if (o)
+        take_nothing(a, TAKE_EMPTY, m->epoch); /* its Return has not ended */
+    else
+        wait_in(&s->takes, a);
+    service_match(s);
+}
+
+/* ---- Return ---- */
+
+/* Whether it is of a rank's present process. */
+static int is_of_rank(const embedding_worker *s, const wire_return *m)
+{
+    return rank_find(s, m->caller.client) != NULL;
+}
+
+static offer *leased(embedding_worker *s, const wire_return *m)
+{
+    offer *o = s->leased;
+    while (o && o->lease != m->lease)
+        o = o->next;
+    return m->caller.boot == s->boot && o && o->client == m->caller.client
+               ? o
+               : NULL;
+}
+
+/* The batch by its name, in one of the lists. */
+static offer *named(offer *o, const wire_return *m)
+{
+    while (o && (o->stream->old || o->m.stream != m->stream ||
+                 o->m.number != m->number))
+        o = o->next;
+    return o;
+}
+
+/* The batch of gradients whose lease is of another worker, or of an earlier
+ * process of this one: it was sent again, and is not offered yet. */
+static offer *returned(embedding_worker *s, const wire_return *m)
+{
+    worker_rank *r = rank_find(s, m->caller.client);
+    worker_job *j = NULL;
+    if (m->reason == RETURN_UNUSED || m->caller.lineage != s->lineage)
+        return NULL;
+    offer *o = named(s->leased, m); /* its Return has failed before */
+    if (o)
+        return o->client == m->caller.client && !o->request ? o : NULL;
+    o = named(s->queue, m);
+    if (!o || !r || job_of_rank(s, r, o->stream->job->id, 1, &j))
+        return NULL;
+    o = named(s->queue, m); /* it may be none for this model */
+    return o && o->stream->job == j ? o : NULL;
+}
+
+static int is_done(const embedding_worker *s, const wire_return *m)
+{
+    const worker_stream *t = stream_named(s, m->stream);
+    return t && window_has(&t->done, m->number);
+}
+
+/* There is no such lease, nor is the batch in the queue. */
+static void returned_late(asking *a)
+{
+    embedding_worker *s = a->s;
+    const wire_return *m = &a->m.back;
+    const int own = m->caller.boot == s->boot;
+    if (own && m->lease > s->leases.watermark &&
+        window_has(&s->leases, m->lease)) {
+        ready_status(a, RETURNED_BEFORE);
+    } else if (own || m->caller.lineage != s->lineage ||
+               m->reason != RETURN_TRAINED || !m->stream ||
+               !is_of_rank(s, m) || is_done(s, m) || named(s->leased, m)) {
+        s->stats.late += m->reason == RETURN_TRAINED;
+        ready_status(a, RETURNED_GONE);
+    } else {
+        a->job = work_unknown;
+        ready(a);
+    }
+}
+
+static void return_to(asking *a, offer *o)
+{
+    embedding_worker *s = a->s;
+    const wire_return *m = &a->m.back;
+    if (o->state != OFFER_LEASED && o->state != OFFER_QUEUED) {
+        ready_error(a, persia_err_set(PERSIA_EUNAVAILABLE,
+                                      "an earlier Return of this batch has "
+                                      "not ended"));
+    } else if (m->reason == RETURN_TRAINED) {
+        a->job = work_return;
+        a->waits = m->parts > 1;
+        lease_to(a, o, m->caller.client,
+                 o->state == OFFER_LEASED ? o->request : 0);
+        offer_event(o, OFFER_RETURN);
+    } else if (m->reason == RETURN_SKIPPED) {
+        a->job = work_skip;
+        lease_to(a, o, m->caller.client, o->request);
+        offer_event(o, OFFER_RETURN);
+    } else {
+        offer_again(s, o, 0);
+        ready_status(a, RETURNED_DONE);
+    }
+}
+
+void service_return(asking *a)
+{
+    embedding_worker *s = a->s;
+    const wire_return *m = &a->m.back;
+    offer *o = is_of_rank(s, m) ? leased(s, m) : NULL;
+    if (!o && is_of_rank(s, m))
+        o = returned(s, m);
+    if (!o && m->stream && m->reason == RETURN_TRAINED && !is_of_rank(s, m) &&
+        !rank_is_replaced(s, m->caller.client))
+        ready_error(a, persia_err_set(PERSIA_ESTALE,
+                                      "rank %u has not said Hello", m->rank));
+    else if (!o)
+        returned_late(a);
+    else
+        return_to(a, o);
+    service_match(s);
+}
+
+void service_sums(asking *a)
+{
+    const wire_return *m = &a->m.back;
+    offer *o = is_of_rank(a->s, m) ? leased(a->s, m) : NULL;
+    a->summed.gone = !o;
+    if (o && o->state != OFFER_LEASED) {
+        ready_error(a, persia_err_set(PERSIA_EUNAVAILABLE,
+                                      "an earlier request of this batch has "
+                                      "not ended"));
+        return;
+    }
+    if (o) {
+        offer_event(o, OFFER_RETURN);
+        o->users++;
+        a->o = o;
+        a->job = work_sums;
+    }
+    ready(a);
+}
+
+/* ---- what waits ---- */
+
+/* Goes through a list once: `enter` answers, or it waits on; `late` when it
+ * has waited long enough.  Whether one was answered by enter. */
+static int match_list(embedding_worker *s, asking **list, uint64_t now,
+                      int (*enter)(asking *a), void (*late)(asking *a))
+{
+    int moved = 0;
+    while (*list) {
+        asking *a = *list, *next = a->next;
+        int entered = !s->closed && enter(a);
+        if (s->closed)
+            ready_error(a, stopping());
+        else if (!entered && now >= a->until)
+            late(a);
+        else if (!entered) {
+            list = &a->next;
+            continue;
+        }
+        moved |= entered;
+        *list = next;
+    }
+    return moved;
+}
+
+static void take_empty(asking *a)
+{
+    worker_rank *r;
+    worker_job *j;
+    int sure = 0, rc;
+    if (!take_job(a, &r, &j, &rc)) {
+        take_nothing(a, TAKE_EMPTY, 0);
+        return;
+    }
+    const uint64_t epoch = epoch_of(a->s, r, &a->m.take, &sure);
+    take_nothing(a, epoch_is_idle(a->s, j, 1) ? TAKE_IDLE : TAKE_EMPTY,
+                 sure ? epoch : 0);
+}
+
+void service_match(embedding_worker *s)
+{
+    const uint64_t now = persia_clock_ns();
+    while (match_list(s, &s->submits, now, submit_enter, submit_full) |
+           match_list(s, &s->takes, now, take_enter, take_empty))
+        ;
+}
+
+void waits_end(embedding_worker *s)
+{
+    asking **lists[] = {&s->submits, &s->takes};
+    for (size_t i = 0; i < 2; i++) {
+        asking *a = *lists[i], *next;
+        *lists[i] = NULL;
+        for (; a; a = next) {
+            next = a->next;
+            ready_error(a, persia_err_set(PERSIA_ESTALE,
+                                          "the servers have other rows now"));
+        }
+    }
+}
+
+void service_tick(embedding_worker *s)
+{
+    const uint64_t now = persia_clock_ns();
+    for (offer *o = s->leased, *next; o; o = next) {
+        next = o->next;
+        if (o->state == OFFER_LEASED && o->expires <= now) {
+            o->expired = now;
+            offer_again(s, o, rank_find(s, o->client) != NULL);
+        }
+    }
+    streams_tick(s, now);
+    worker_jobs_tick(s, now);
+    lineage_tick(s, now);
+    ledger_settle(s);
+    service_match(s);
+}

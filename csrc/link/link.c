@@ -1,0 +1,492 @@
+/* link.c: see link.h. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "link/link.h"
+
+#define KEEPALIVE_NS ((uint64_t)10 * 1000000000)
+#define PAUSE_NS ((uint64_t)100000000)
+#define HELLO_NS ((uint64_t)5 * 1000000000)
+#define TICK_NS ((uint64_t)1000000000)
+#define HURRY_NS ((uint64_t)50000000)
+
+/* ---- a call ---- */
+
+/* Who is interrupted leaves it to the callback. */
+typedef struct calling {
+    pthread_mutex_t lock; /* guards all below */
+    pthread_cond_t came;
+    int done, left;
+    int rc;
+    rpc_reply reply;
+    char text[512];
+    void *copy; /* of the message, or NULL */
+    int refers; /* the message refers to the caller's memory */
+} calling;
+
+static void calling_free(calling *k)
+{
+    persia_rpc_reply_free(&k->reply);
+    pthread_cond_destroy(&k->came);
+    pthread_mutex_destroy(&k->lock);
+    free(k->copy);
+    free(k);
+}
+
+static void answered(void *ctx, int rc, rpc_reply *reply)
+{
+    calling *k = ctx;
+    pthread_mutex_lock(&k->lock);
+    k->rc = rc;
+    if (!rc)
+        k->reply = *reply;
+    else
+        snprintf(k->text, sizeof k->text, "%s", persia_err_text());
+    k->done = 1;
+    int left = k->left;
+    pthread_cond_signal(&k->came);
+    pthread_mutex_unlock(&k->lock);
+    if (left)
+        calling_free(k);
+}
+
+/* The message in one piece of its own. */
+static int make_copy(calling *k, wire_out *o)
+{
+    k->copy = malloc(o->bytes + 1);
+    if (!k->copy)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a message");
+    persia_wire_out_copy(o, k->copy);
+    const size_t bytes = o->bytes;
+    persia_wire_out_free(o);
+    persia_wire_out_init(o);
+    return persia_wire_out_refer(o, k->copy, bytes);
+}
+
+static int wait_for(calling *k, link_answer *out)
+{
+    int rc = PERSIA_OK;
+    pthread_mutex_lock(&k->lock);
+    while (!rc && !k->done)
+        if (k->refers)
+            persia_cond_wait(&k->came, &k->lock);
+        else
+            rc = persia_cond_wait_poll(&k->came, &k->lock, UINT64_MAX);
+    k->left = !k->done;
+    const int done = k->done;
+    if (done && !rc && !(rc = k->rc)) {
+        out->bytes = k->reply;
+        k->reply = (rpc_reply){0};
+    } else if (done && k->rc) {
+        rc = persia_err_set(k->rc, "%s", k->text);
+    }
+    pthread_mutex_unlock(&k->lock);
+    if (done)
+        calling_free(k);
+    return rc;
+}
+
+int link_call(const worker_client *c, worker_link *l, uint32_t method,
+              wire_out *o, int copies, uint64_t timeout_ns, link_answer *out)
+{
+    const uint64_t limit = atomic_load(&l->message_limit);
+    calling *k = NULL;
+    (void)c;
+    out->bytes = (rpc_reply){0};
+    persia_wire_memory_init(&out->memory);
+    int rc = persia_fork_check("a connection to an embedding worker");
+    if (!rc && limit && o->bytes > limit)
+        rc = persia_err_set(PERSIA_ELIMIT,
+                            "%s: a message of %zu bytes is over the worker's "
+                            "limit of %llu; make the batch smaller or the "
+                            "limit larger",
+                            l->address, o->bytes, (unsigned long long)limit);
+    if (!rc && !(k = calloc(1, sizeof *k)))
+        rc = persia_err_set(PERSIA_ENOMEM, "no memory for a request");
+    if (k) {
+        pthread_mutex_init(&k->lock, NULL);
+        persia_cond_init(&k->came);
+        k->refers = !copies && o->referred;
+        rc = copies ? make_copy(k, o) : PERSIA_OK;
+    }
+    if (rc) {
+        persia_wire_out_free(o);
+    } else {
+        rc = persia_rpc_start(l->channel, method, o, timeout_ns, answered, k);
+        if (!rc)
+            return wait_for(k, out);
+    }
+    if (k)
+        calling_free(k);
+    return rc;
+}
+
+void link_answer_free(link_answer *a)
+{
+    persia_rpc_reply_free(&a->bytes);
+    persia_wire_memory_free(&a->memory);
+}
+
+/* ---- without waiting ---- */
+
+typedef struct sending {
+    void (*done)(void *ctx);
+    void *ctx;
+} sending;
+
+static void sent(void *ctx, int rc, rpc_reply *reply)
+{
+    sending *k = ctx;
+    if (!rc)
+        persia_rpc_reply_free(reply);
+    k->done(k->ctx);
+    free(k);
+}
+
+void link_send(worker_link *l, uint32_t method, wire_out *o,
+               uint64_t timeout_ns, void (*done)(void *ctx), void *ctx)
+{
+    sending *k = malloc(sizeof *k);
+    if (!k) {
+        persia_wire_out_free(o);
+        done(ctx);
+        return;
+    }
+    *k = (sending){done, ctx};
+    if (persia_rpc_start(l->channel, method, o, timeout_ns, sent, k)) {
+        done(ctx);
+        free(k);
+    }
+}
+
+/* ---- life ---- */
+
+wire_caller link_caller(const worker_client *c, const worker_link *l)
+{
+    /* In this order: of a later life one is refused by its boot. */
+    const uint64_t boot = atomic_load(&l->boot);
+    return (wire_caller){.client = c->client,
+                         .boot = boot,
+                         .lineage = atomic_load(&l->lineage)};
+}
+
+/* again: a rank of which the worker may know another process. */
+static int say_hello(const worker_client *c, worker_link *l, uint64_t stream,
+                     int again, uint64_t timeout_ns, link_answer *answer,
+                     wire_hello_reply *reply)
+{
+    wire_hello m = {.caller = {.client = c->client},
+                    .version = WIRE_VERSION,
+                    .version_min = WIRE_VERSION_MIN,
+                    .rank = c->rank,
+                    .world = c->world,
+                    .stream = stream,
+                    .job = c->job,
+                    .stays = (uint32_t)again};
+    wire_out o;
+    memcpy(m.name_space, c->name_space, sizeof m.name_space);
+    persia_wire_out_init(&o);
+    answer->bytes = (rpc_reply){0};
+    persia_wire_memory_init(&answer->memory);
+    m.held = c->held ? c->held(c->owner, &m.held_n) : NULL;
+    int rc = persia_wire_put_hello(&o, &m);
+    free(m.held);
+    if (rc) {
+        persia_wire_out_free(&o);
+        return rc;
+    }
+    rc = link_call(c, l, WORKER_HELLO, &o, 0, timeout_ns, answer);
+    if (!rc)
+        rc = persia_wire_get_hello_reply(answer->bytes.data, answer->bytes.n,
+                                         &answer->memory, reply);
+    return rc;
+}
+
+static int greet_link(const worker_client *c, worker_link *l, int again,
+                      uint64_t timeout_ns)
+{
+    wire_hello_reply reply;
+    link_answer answer;
+    int rc = say_hello(c, l, 0, again, timeout_ns, &answer, &reply);
+    if (!rc && c->meet)
+        rc = c->meet(c->owner, l, &reply);
+    if (!rc) {
+        atomic_store(&l->lineage, reply.lineage);
+        atomic_store(&l->boot, reply.boot);
+        atomic_store(&l->message_limit, reply.message_limit);
+        atomic_store(&l->away, 0);
+    }
+    link_answer_free(&answer);
+    return rc;
+}
+
+int link_hello(const worker_client *c, worker_link *l, uint64_t timeout_ns)
+{
+    return greet_link(c, l, 0, timeout_ns);
+}
+
+int link_hello_again(const worker_client *c, worker_link *l,
+                     uint64_t timeout_ns)
+{
+    return greet_link(c, l, 1, timeout_ns);
+}
+
+int link_ask(const worker_client *c, worker_link *l, uint64_t stream,
+             wire_hello_reply *out)
+{
+    link_answer answer;
+    int rc = say_hello(c, l, stream, 0, c->timeout_ns, &answer, out);
+    link_answer_free(&answer);
+    return rc;
+}
+
+static int may_be_away(int rc)
+{
+    return rc == PERSIA_EUNAVAILABLE || rc == PERSIA_ETIMEOUT;
+}
+
+int link_is_away(const worker_link *l)
+{
+    return atomic_load(&l->away) != 0;
+}
+
+int link_is_any_there(const worker_client *c)
+{
+    size_t i = 0;
+    while (i < c->links_n && link_is_away(&c->links[i]))
+        i++;
+    return i < c->links_n;
+}
+
+int link_failed(const worker_client *c, worker_link *l, int rc)
+{
+    char text[512];
+    if (!may_be_away(rc))
+        return 0;
+    snprintf(text, sizeof text, "%s", persia_err_text());
+    const uint64_t now = persia_clock_ns();
+    uint64_t there = 0;
+    if (may_be_away(link_hello(c, l, HELLO_NS)))
+        (void)atomic_compare_exchange_strong(&l->away, &there, now);
+    (void)persia_err_set(rc, "%s", text);
+    return link_is_away(l);
+}
+
+int link_pause(uint64_t ns)
+{
+    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_cond_t never;
+    const uint64_t end = persia_clock_ns() + ns;
+    int stop = PERSIA_OK;
+    persia_cond_init(&never);
+    pthread_mutex_lock(&lock);
+    while (!stop && persia_clock_ns() < end)
+        stop = persia_cond_wait_poll(&never, &lock, end);
+    pthread_mutex_unlock(&lock);
+    pthread_cond_destroy(&never);
+    return stop;
+}
+
+int link_retry(const worker_client *c, worker_link *l, int rc, uint64_t until)
+{
+    char text[512];
+    const int late = persia_clock_ns() >= until;
+    if (rc == PERSIA_ESTALE) {
+        snprintf(text, sizeof text, "%s", persia_err_text());
+        rc = link_hello(c, l, HELLO_NS);
+        if (!rc)
+            return late ? persia_err_set(PERSIA_ESTALE, "%s", text) : rc;
+    }
+    return late || !may_be_away(rc) ? rc : link_pause(PAUSE_NS);
+}
+
+/* ---- the thread ---- */
+
+static void *keep(void *arg)
+{
+    worker_client *c = arg;
+    persia_interrupt_watch(&c->stop);
+    pthread_mutex_lock(&c->lock);
+    while (!c->ends) {
+        pthread_mutex_unlock(&c->lock);
+        for (size_t i = 0; i < c->links_n; i++)
+            if (link_is_away(&c->links[i]))
+                (void)link_hello(c, &c->links[i], HELLO_NS);
+        if (c->tick)
+            c->tick(c->owner);
+        pthread_mutex_lock(&c->lock);
+        const uint64_t wait = atomic_load(&c->hurry) ? HURRY_NS : TICK_NS;
+        if (!c->ends)
+            persia_cond_wait_until(&c->wake, &c->lock,
+                                   persia_clock_ns() + wait);
+    }
+    pthread_mutex_unlock(&c->lock);
+    persia_interrupt_watch(NULL);
+    return NULL;
+}
+
+int worker_client_start(worker_client *c, void (*tick)(void *owner),
+                        int (*meet)(void *owner, worker_link *l,
+                                    const wire_hello_reply *m),
+                        void *owner)
+{
+    c->tick = tick;
+    c->meet = meet;
+    c->owner = owner;
+    int rc = persia_thread_start(&c->thread, keep, c, "persia-links");
+    c->runs = !rc;
+    return rc;
+}
+
+void worker_client_wake(worker_client *c)
+{
+    pthread_mutex_lock(&c->lock);
+    pthread_cond_signal(&c->wake);
+    pthread_mutex_unlock(&c->lock);
+}
+
+void worker_client_stop(worker_client *c)
+{
+    if (!c->runs)
+        return;
+    __atomic_store_n(&c->stop.stop, 1, __ATOMIC_RELEASE);
+    pthread_mutex_lock(&c->lock);
+    c->ends = 1;
+    pthread_cond_signal(&c->wake);
+    pthread_mutex_unlock(&c->lock);
+    pthread_join(c->thread, NULL);
+    c->runs = 0;
+}
+
+/* ---- opening ---- */
+
+static int link_open(const worker_client_config *config, size_t i,
+                     worker_link *out)
+{
+    rpc_channel_config c = {.address = config->addresses[i],
+                            .message_limit = config->message_limit,
+                            .keepalive_ns = KEEPALIVE_NS,
+                            .security = config->security,
+                            .methods = &persia_worker_methods};
+    atomic_store(&out->away, 1); /* until it answers */
+    out->address = strdup(config->addresses[i]);
+    return out->address ? persia_rpc_channel_open(&c, &out->channel)
+                        : persia_err_set(PERSIA_ENOMEM, "no memory for %zu "
+                                         "workers", config->addresses_n);
+}
+
+/* Says Hello to those that have not answered; *left: how many have not. */
+static int greet(worker_client *c, size_t *left, char *text, size_t room)
+{
+    *left = 0;
+    for (size_t i = 0; i < c->links_n; i++) {
+        worker_link *l = &c->links[i];
+        int rc = link_is_away(l) ? link_hello(c, l, HELLO_NS) : PERSIA_OK;
+        if (may_be_away(rc)) {
+            snprintf(text, room, "%s", persia_err_text());
+            ++*left;
+        } else if (rc) {
+            return rc;
+        }
+    }
+    return PERSIA_OK;
+}
+
+static int greet_all(worker_client *c)
+{
+    const uint64_t began = persia_clock_ns();
+    for (;;) {
+        char text[512];
+        size_t left;
+        int rc = greet(c, &left, text, sizeof text);
+        const uint64_t spent = persia_clock_ns() - began;
+        if (rc || !left || (left < c->links_n && spent >= c->move_ns))
+            return rc;
+        if (spent >= c->timeout_ns)
+            return persia_err_set(PERSIA_EUNAVAILABLE, "%s", text);
+        if ((rc = link_pause(PAUSE_NS)))
+            return rc;
+    }
+}
+
+int worker_client_open(const worker_client_config *config, worker_client *out)
+{
+    int rc = persia_fork_check("a connection to an embedding worker");
+    *out = (worker_client){.rank = config->rank, .world = config->world,
+                           .job = config->job,
+                           .timeout_ns = config->timeout_ns,
+                           .move_ns = config->move_ns};
+    pthread_mutex_init(&out->lock, NULL);
+    persia_cond_init(&out->wake);
+    memcpy(out->name_space, config->name_space, sizeof out->name_space);
+    if (!rc && !config->addresses_n)
+        rc = persia_err_set(PERSIA_EARG, "no address of an embedding worker");
+    if (!rc)
+        rc = persia_random_id(&out->client);
+    if (!rc &&
+        !(out->links = calloc(config->addresses_n, sizeof *out->links)))
+        rc = persia_err_set(PERSIA_ENOMEM, "no memory for %zu workers",
+                            config->addresses_n);
+    for (size_t i = 0; i < config->addresses_n && !rc; i++) {
+        out->links_n = i + 1;
+        rc = link_open(config, i, &out->links[i]);
+    }
+    if (!rc)
+        rc = greet_all(out);
+    if (rc)
+        worker_client_close(out);
+    return rc;
+}
+
+void worker_client_close(worker_client *c)
+{
+    worker_client_stop(c);
+    for (size_t i = 0; i < c->links_n; i++) {
+        if (c->links[i].channel)
+            persia_rpc_channel_close(c->links[i].channel);
+        free(c->links[i].address);
+    }
+    free(c->links);
+    c->links = NULL;
+    c->links_n = 0;
+    pthread_cond_destroy(&c->wake);
+    pthread_mutex_destroy(&c->lock);
+}
+
+/* ---- counters ---- */
+
+static int ask_stats(const worker_client *c, worker_link *l,
+                     embedding_worker_stats *out)
+{
+    const wire_stats m = {.caller = link_caller(c, l)};
+    wire_worker_stats_reply reply;
+    link_answer answer;
+    wire_out o;
+    persia_wire_out_init(&o);
+    int rc = persia_wire_put_stats(&o, &m);
+    if (rc) {
+        persia_wire_out_free(&o);
+        return rc;
+    }
+    rc = link_call(c, l, WORKER_STATS, &o, 0, c->timeout_ns, &answer);
+    if (!rc)
+        rc = persia_wire_get_worker_stats_reply(
+            answer.bytes.data, answer.bytes.n, &answer.memory, &reply);
+    if (!rc)
+        *out = reply.stats;
+    link_answer_free(&answer);
+    return rc;
+}
+
+int persia_worker_ask(const worker_client_config *config,
+                      embedding_worker_stats *out)
+{
+    worker_client c;
+    int rc = worker_client_open(config, &c);
+    if (rc)
+        return rc;
+    rc = ask_stats(&c, &c.links[0], out);
+    worker_client_close(&c);
+    return rc;
+}

@@ -1,0 +1,348 @@
+/* passes.c: see private.h.
+ *
+ * A pass of a rank is an epoch of the loaders; the first one is what the first
+ * worker says that knows.  The pass is over when all workers that are there
+ * have ended the epoch, and each batch of it is done, or a worker has given it
+ * to a rank.  What a worker said counts until it is started again, so nothing
+ * need be known of how long one is away: the batches of one that died are
+ * missing until their loader has sent them to another.  One that was started
+ * when the loaders had left knows of no end: it is enough that it has nothing
+ * and that another one has ended the epoch.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "rank/private.h"
+
+/* ---- the end of an epoch ---- */
+
+/* Whether what a link answered at the end of the epoch is of the worker that
+ * was there last. */
+static int has_ended(const rank_taker *r, size_t i)
+{
+    return r->at[i].ended &&
+           r->at[i].ended == atomic_load(&r->c.links[i].boot);
+}
+
+static int is_held(const rank_taker *r, uint64_t stream, uint64_t number)
+{
+    const rank_taken *t = r->held;
+    while (t && (t->m.stream != stream || t->m.number != number))
+        t = t->held_next;
+    return t != NULL;
+}
+
+/* Whether a batch is done, or a rank has it. */
+static int is_had(const rank_taker *r, uint64_t stream, uint64_t number)
+{
+    for (size_t i = 0; i < r->c.links_n; i++) {
+        const at_link *at = &r->at[i];
+        for (size_t k = 0; k < at->parts_n && has_ended(r, i); k++) {
+            const wire_loader_part *p = &at->parts[k];
+            const uint64_t bit = number - p->settled - 1;
+            if (p->stream == stream &&
+                (number <= p->settled ||
+                 (bit < WIRE_BATCHES_MAX &&
+                  p->window[bit / 64] >> bit % 64 & 1)))
+                return 1;
+        }
+    }
+    return is_held(r, stream, number);
+}
+
+/* The name of a batch that is not; or 0. */
+static wire_batch_name missing(const rank_taker *r)
+{
+    for (size_t i = 0; i < r->c.links_n; i++)
+        for (size_t k = 0; k < r->at[i].parts_n && has_ended(r, i); k++) {
+            const wire_loader_part *p = &r->at[i].parts[k];
+            for (uint64_t n = p->settled + 1; n <= p->last; n++)
+                if (!is_had(r, p->stream, n))
+                    return (wire_batch_name){p->stream, n};
+        }
+    return (wire_batch_name){0};
+}
+
+/* Whether a batch that the loop has left is on its way back, or will be: a
+ * pass that follows has it. */
+static int is_leaving(const rank_taker *r)
+{
+    int is = r->backs != 0;
+    for (const rank_taken *t = r->takes; t; t = t->takes_next)
+        is |= t->generation != r->generation && t->state != TAKE_IS_NEW &&
+              t->state != TAKE_IS_DONE;
+    for (const rank_taken *t = r->held; t; t = t->held_next)
+        is |= t->generation != r->generation && !atomic_load(&t->used) &&
+              atomic_load(&t->has_lease);
+    return is;
+}
+
+/* The lock is held. */
+static int pass_is_over(const rank_taker *r)
+{
+    size_t n = 0;
+    if (is_leaving(r))
+        return 0;
+    for (size_t i = 0; i < r->c.links_n; i++) {
+        const worker_link *l = &r->c.links[i];
+        if (has_ended(r, i))
+            n++;
+        else if (!link_is_away(l) && r->at[i].idle != atomic_load(&l->boot))
+            return 0;
+    }
+    return n && !missing(r).number;
+}
+
+static void forget(at_link *at)
+{
+    at->ended = at->idle = 0;
+    at->parts_n = 0;
+}
+
+void pass_give_back(rank_taker *r)
+{
+    pthread_mutex_lock(&r->lock);
+    r->backs++;
+    pthread_mutex_unlock(&r->lock);
+}
+
+void pass_gave_back(rank_taker *r)
+{
+    pthread_mutex_lock(&r->lock);
+    r->backs--;
+    r->backs_ended++;
+    for (size_t i = 0; i < r->c.links_n; i++)
+        forget(&r->at[i]);
+    pthread_mutex_unlock(&r->lock);
+}
+
+int pass_end(rank_taker *r)
+{
+    int over = r->over && !r->again;
+    r->again = 0;
+    for (const rank_taken *t = r->held; t; t = t->held_next)
+        over &= t->generation != r->generation || atomic_load(&t->used);
+    for (size_t i = 0; i < r->c.links_n; i++)
+        forget(&r->at[i]);
+    r->missing_since = 0;
+    r->epoch += (uint64_t)over;
+    r->over = 0;
+    return over;
+}
+
+/* The lock is held. */
+static int ask_all_again(rank_taker *r, wire_batch_name lost)
+{
+    const uint64_t now = persia_clock_ns();
+    int rc = PERSIA_OK;
+    for (size_t i = 0; i < r->c.links_n; i++)
+        if (!link_is_away(&r->c.links[i]))
+            forget(&r->at[i]);
+    if (!lost.number)
+        r->missing_since = 0;
+    else if (!r->missing_since)
+        r->missing_since = now;
+    if (lost.number && now - r->missing_since >= r->c.timeout_ns) {
+        r->missing_since = 0;
+        rc = persia_err_set(PERSIA_EUNAVAILABLE,
+                            "batch %llu of a data loader is at no embedding "
+                            "worker that can be reached, and the loader has "
+                            "not sent it again; look at both",
+                            (unsigned long long)lost.number);
+    }
+    return rc;
+}
+
+int pass_again(rank_taker *r)
+{
+    pthread_mutex_lock(&r->lock);
+    int rc = ask_all_again(r, missing(r));
+    pthread_mutex_unlock(&r->lock);
+    return rc;
+}
+
+int pass_look_again(rank_taken *t)
+{
+    rank_taker *r = t->r;
+    int rc = PERSIA_OK;
+    pthread_mutex_lock(&r->lock);
+    const wire_batch_name lost = missing(r);
+    if (lost.number && t->generation == r->generation)
+        rc = ask_all_again(r, lost);
+    pthread_mutex_unlock(&r->lock);
+    return rc;
+}
+
+/* ---- which worker ---- */
+
+size_t *pass_home(const rank_taker *r, uint64_t place)
+{
+    return &r->homes[(place - 1) % r->c.links_n];
+}
+
+/* The lock is held.  *others: it is not the one whose turn it is. */
+static worker_link *link_of(const rank_taken *t, int *others)
+{
+    const rank_taker *r = t->r;
+    const uint64_t first =
+        t->place ? *pass_home(r, t->place) : t->number - 1 + r->c.rank;
+    size_t n = 0;
+    for (size_t i = 0; i < r->c.links_n; i++)
+        n += !has_ended(r, i) && !link_is_away(&r->c.links[i]);
+    size_t left = n ? t->tries % n : 0;
+    *others = left != 0;
+    for (size_t i = 0; i < r->c.links_n; i++) {
+        const size_t at = (first + i) % r->c.links_n;
+        if (has_ended(r, at) || link_is_away(&r->c.links[at]))
+            continue;
+        if (!left--)
+            return &r->c.links[at];
+    }
+    return NULL;
+}
+
+worker_link *pass_link(rank_taken *t, int *over)
+{
+    rank_taker *r = t->r;
+    pthread_mutex_lock(&r->lock);
+    t->state = TAKE_ASKS;
+    *over = r->over || pass_is_over(r);
+    worker_link *l = *over ? NULL : link_of(t, &t->look);
+    if (l && t->place)
+        t->look = l != &r->c.links[*pass_home(r, t->place)];
+    pthread_mutex_unlock(&r->lock);
+    return l;
+}
+
+/* ---- what an answer says ---- */
+
+static int keep_parts(at_link *at, const wire_take_reply *m)
+{
+    wire_loader_part *more =
+        realloc(at->parts, (m->loaders_n + 1) * sizeof *more);
+    if (!more)
+        return PERSIA_ENOMEM;
+    if (m->loaders_n)
+        memcpy(more, m->loaders, m->loaders_n * sizeof *more);
+    at->parts = more;
+    at->parts_n = m->loaders_n;
+    return PERSIA_OK;
+}
+
+/* The loaders are of another job than it knew: a pass that has not begun is of
+ * that one. */
+static void change_job(rank_taker *r, uint64_t job)
+{
+    r->job = job;
+    r->epoch = r->first = r->begun = 0;
+    r->place = r->used = (uint64_t)r->c.rank + 1;
+    for (size_t i = 0; i < r->c.links_n; i++)
+        forget(&r->at[i]);
+}
+
+/* Takes in which job an answer is of.  Whether that is the rank's. */
+static int learn_job(const rank_taken *t)
+{
+    rank_taker *r = t->r;
+    const wire_take_reply *m = &t->m;
+    const int asked = t->job == r->job || (!t->job && m->job == r->job);
+    if (t->generation != r->generation || !asked)
+        return 0;
+    if (m->job && m->job != r->job && !r->c.job &&
+        (!r->epoch || r->begun != r->epoch))
+        change_job(r, m->job);
+    if (m->job && m->job != r->job)
+        return 0;
+    r->first = m->first ? m->first : r->first;
+    return 1;
+}
+
+/* Batches of the job that have no update. */
+static void learn_failed(const rank_taken *t, at_link *at)
+{
+    const uint64_t known = at->failed_boot == t->boot ? at->failed : 0;
+    if (t->m.failed > known)
+        atomic_fetch_add(&t->r->failed_n, t->m.failed - known);
+    at->failed = t->m.failed > known ? t->m.failed : known;
+    at->failed_boot = t->boot;
+}
+
+/* Loaders that a worker does not wait for at the end of an epoch. */
+static void learn_silent(rank_taker *r, const wire_take_reply *m)
+{
+    if (r->silent_epoch != m->epoch || m->silent > r->silent)
+        r->silent = m->silent;
+    r->silent_epoch = m->epoch;
+}
+
+int pass_learn(rank_taken *t)
+{
+    rank_taker *r = t->r;
+    at_link *at = &r->at[t->from - r->c.links];
+    pthread_mutex_lock(&r->lock);
+    int own = learn_job(t);
+    learn_failed(t, at);
+    if (own && !r->epoch)
+        r->epoch = t->m.epoch;
+    own = own && t->m.epoch <= r->epoch;
+    if (own && t->m.status == TAKE_END && t->m.epoch == r->epoch &&
+        t->backs_ended == r->backs_ended && !keep_parts(at, &t->m))
+        at->ended = t->boot;
+    if (own && t->m.status == TAKE_END)
+        learn_silent(r, &t->m);
+    at->idle = own && t->m.status == TAKE_IDLE ? t->boot : 0;
+    if (own && t->m.status == TAKE_BATCH) {
+        r->begun = r->epoch;
+        r->missing_since = 0;
+    }
+    if (t->m.status == TAKE_IDLE || !r->epoch || t->place)
+        t->tries++;
+    else
+        t->tries = 0;
+    pthread_mutex_unlock(&r->lock);
+    return own;
+}
+
+/* ---- batches that the rank holds ---- */
+
+void pass_hold(rank_taken *t)
+{
+    rank_taker *r = t->r;
+    pthread_mutex_lock(&r->lock);
+    atomic_store(&t->has_lease, 1);
+    t->held_next = r->held;
+    r->held = t;
+    t->is_held = 1;
+    pthread_mutex_unlock(&r->lock);
+}
+
+void pass_drop(rank_taken *t)
+{
+    rank_taker *r = t->r;
+    pthread_mutex_lock(&r->lock);
+    if (t->is_held) {
+        rank_taken **at = &r->held;
+        while (*at != t)
+            at = &(*at)->held_next;
+        *at = t->held_next;
+        t->is_held = 0;
+    }
+    pthread_mutex_unlock(&r->lock);
+}
+
+wire_batch_name *pass_held(rank_taker *r, size_t *n)
+{
+    wire_batch_name *out = NULL;
+    size_t most = 0;
+    *n = 0;
+    pthread_mutex_lock(&r->lock);
+    for (const rank_taken *t = r->held; t; t = t->held_next)
+        most++;
+    if (most)
+        out = calloc(most, sizeof *out);
+    for (const rank_taken *t = r->held; t && out; t = t->held_next)
+        if (*n < WIRE_HELD_MAX)
+            out[(*n)++] = (wire_batch_name){t->m.stream, t->m.number};
+    pthread_mutex_unlock(&r->lock);
+    return out;
+}

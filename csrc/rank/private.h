@@ -1,0 +1,157 @@
+/* private.h: what the parts of a rank share (private).
+ *
+ *   rank.c    its life; Take
+ *   source.c  what is read of a batch, and Return
+ *   passes.c  which worker a Take goes to, and when a pass is over
+ *   order.c   which of the Takes that wait gets a batch
+ */
+#ifndef PERSIA_RANK_PRIVATE_H
+#define PERSIA_RANK_PRIVATE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "batch/batch.h"
+#include "rank/rank.h"
+
+/* A worker. */
+typedef struct at_link {
+    uint64_t boot;  /* of the worker that has the plan */
+    uint64_t ended; /* of the one that has ended the epoch; or 0 */
+    uint64_t idle;  /* of the one that had nothing, and expects nothing */
+    uint64_t failed, failed_boot; /* batches, as that one said */
+    wire_loader_part *parts; /* [parts_n] what that one said of loaders */
+    size_t parts_n;
+} at_link;
+
+/* A Take that is not answered yet: see order.c. */
+enum take_state {
+    TAKE_IS_NEW, /* nothing was sent */
+    TAKE_ASKS,
+    TAKE_HOLDS,  /* a batch, but an earlier Take has none */
+    TAKE_WANTS,  /* a batch that a later one holds: workers have none */
+    TAKE_AT_END, /* the same: the epoch is over */
+    TAKE_IS_DONE
+};
+
+struct rank_taker {
+    worker_client c;
+    uint32_t dtype;
+    _Atomic(uint64_t) late_n, failed_n, given_up_n;
+    _Atomic(uint64_t) servers; /* see TakeReply */
+    _Atomic(unsigned) references; /* of the caller, batches, messages */
+    wire_plan plan;           /* constant once declared */
+    wire_memory plan_memory;
+    persia_turn in_order;     /* one Take by place at a time */
+    pthread_mutex_t lock;     /* guards all below */
+    uint64_t number;          /* of the last Take */
+    uint64_t generation;      /* that are not cancelled */
+    uint64_t job;             /* whose batches it takes; 0: not known yet */
+    uint64_t first;           /* epoch of its loaders; 0: not known yet */
+    uint64_t epoch;           /* of the open pass; 0: it is not known */
+    int over;                 /* the loop knows that it is */
+    int again;                /* ... and is to get that once more */
+    uint64_t begun;           /* the last one that had a batch */
+    uint64_t silent;          /* loaders without which the last one ended */
+    uint64_t silent_epoch;    /* that is of this one */
+    uint64_t missing_since;   /* a batch of it is at no worker; or 0 */
+    unsigned backs;           /* batches on their way back */
+    uint64_t backs_ended;     /* that arrived there */
+    int ordered;              /* Takes are by place: see persia_rank_order() */
+    uint64_t place;           /* of the next one, from 1 */
+    uint64_t used;            /* ... behind the last that the loop has */
+    size_t *homes;            /* [links] link of the places of a remainder */
+    at_link *at;              /* [links] */
+    rank_taken *held;         /* whose gradients workers wait for */
+    rank_taken *takes;        /* that are not answered, in order */
+    pthread_cond_t turned;    /* one of them has another state */
+};
+
+struct rank_taken {
+    batcher_source source; /* first */
+    rank_taker *r;
+    worker_link *from;
+    uint64_t boot, lineage; /* of the worker that gave it */
+    _Atomic(unsigned) references;
+    uint64_t number, generation;
+    uint64_t job;         /* that it asked for */
+    uint64_t backs_ended; /* when it asked */
+    uint64_t place;       /* that it asks for; 0: any */
+    size_t tries;         /* links that have none */
+    int look;             /* it is not this link's turn */
+    ps_client *c;         /* of the store that looks it up */
+    batch_index *index;   /* of the store's lookup */
+    wire_take_reply m;
+    link_answer answer;
+    _Atomic(int) has_lease, used;
+    _Atomic(int) skipped; /* the loop wants no gradients of it */
+    _Atomic(int) undone; /* the loop ended early, and has not trained it */
+    /* The rank's lock guards these: */
+    int is_held, is_listed; /* it is in `held`, `takes` */
+    rank_taken *held_next, *takes_next;
+    enum take_state state;
+};
+
+/* ---- rank.c ---- */
+
+/* Says what is wanted to a worker that does not know it. */
+int rank_prepare(rank_taker *r, worker_link *l);
+/* A call has ended with rc: whether the worker needs it again. */
+void rank_unprepare(rank_taker *r, const worker_link *l, int rc);
+
+/* ---- source.c ---- */
+
+/* What a batch is to the store; samples are filled in. */
+extern const batcher_source rank_source;
+/* Whether the features of the plan before one whose rows travel have another
+ * name. */
+int rank_key_is_new(const wire_plan *p, size_t feature);
+/* The rows of a table, or NULL: its features are pooled by the worker. */
+const wire_values *rank_rows(const rank_taken *t, const char *table);
+/* As link_retry().  Where servers differ to a worker, this rank's store may
+ * know more of them, as it has loaded a checkpoint. */
+int rank_retry(const rank_taken *t, worker_link *l, int rc, uint64_t until);
+/* A Return of the batch, without gradients. */
+wire_return rank_return(const rank_taken *t, uint32_t reason);
+
+/* ---- passes.c ---- */
+
+/* The link that had the last batch whose place has this remainder by the
+ * number of links: loaders go by it, too. */
+size_t *pass_home(const rank_taker *r, uint64_t place);
+/* The worker for this Take.  NULL: the pass is over, or (not *over) all that
+ * are there have ended the epoch. */
+worker_link *pass_link(rank_taken *t, int *over);
+/* Some of its batches are missing: all are asked again.
+ * PERSIA_EUNAVAILABLE: they have been for too long. */
+int pass_again(rank_taker *r);
+/* The same, where a worker that has not ended the epoch has no batch for this
+ * Take: one that is missing may have been sent again to a worker that has. */
+int pass_look_again(rank_taken *t);
+/* The loop has ended.  Whether it had the whole epoch: then the next pass is
+ * of the next one.  The rank's lock is held. */
+int pass_end(rank_taker *r);
+/* A batch goes back unused; until it has arrived workers may say that a rank
+ * has it. */
+void pass_give_back(rank_taker *r);
+void pass_gave_back(rank_taker *r);
+/* Takes in what an answer says of epochs.  Whether the answer is of this pass:
+ * a batch of another one is to be given back. */
+int pass_learn(rank_taken *t);
+/* The batches that the rank holds: [*n], or NULL.  The caller frees them. */
+wire_batch_name *pass_held(rank_taker *r, size_t *n);
+/* The rank has it: it has a lease. */
+void pass_hold(rank_taken *t);
+void pass_drop(rank_taken *t);
+
+/* ---- order.c ---- */
+
+/* It is behind those that wait. */
+void order_enter(rank_taken *t);
+void order_leave(rank_taken *t);
+/* A worker has answered; waits for the Takes before it.  Whether it is done:
+ * it has a batch, or the pass is over, or cancelled; else it must ask again.
+ */
+int order_settle(rank_taken *t);
+
+#endif

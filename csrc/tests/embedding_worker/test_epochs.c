@@ -1,0 +1,198 @@
+/* Epochs of loaders, as a worker that may be new to them tells ranks. */
+#include "tests/embedding_worker/world.h"
+
+/* The answer to a Take of this epoch. */
+static wire_take_reply answer_to(world *w, uint64_t epoch, uint64_t number,
+                                 wire_loader_part *part)
+{
+    wire_take_reply reply;
+    pending *c = ask(w, 1, epoch, number);
+    assert_int_equal(wait_for(c), PERSIA_OK);
+    DECODE(c, take_reply, &reply);
+    *part = reply.loaders_n ? reply.loaders[0] : (wire_loader_part){0};
+    end_call(c);
+    return reply;
+}
+
+/* What a worker that was started again learns of a loader that is in its
+ * second epoch, of which batches 1 and 3 are done. */
+static void beat_late(world *w, const wire_submit *more)
+{
+    uint64_t ends[1] = {3};
+    const wire_heartbeat m = {.caller = caller(w, 77), .stream = 5,
+                              .settled = 1, .epoch = 2, .first = 4,
+                              .ends = ends, .ends_n = 1, .window = {2}};
+    w->settled = 1;
+    beat_as(w, &m);
+    if (more)
+        send_as(w, more);
+}
+
+static void a_new_worker_knows_what_is_missing(void **state)
+{
+    world *w = *state;
+    wire_loader_part part;
+    hello(w, 1);
+    declare(w, "b");
+    beat_late(w, NULL);
+    wire_take_reply m = answer_to(w, 4, 1, &part);
+    assert_int_equal(m.status, TAKE_END);
+    assert_int_equal(part.stream, 5);
+    assert_int_equal(part.settled, 1);
+    assert_int_equal(part.last, 3);
+    assert_int_equal(part.window[0] & 3, 2); /* 3, and not 2 */
+    wire_submit moved = batch(w, 2);
+    moved.epoch = 1;
+    send_as(w, &moved);
+    m = answer_to(w, 4, 2, &part);
+    assert_int_equal(m.status, TAKE_BATCH);
+    assert_int_equal(m.number, 2);
+    assert_int_equal(m.epoch, 4);
+    m = answer_to(w, 4, 3, &part);
+    assert_int_equal(m.status, TAKE_END);
+    assert_int_equal(part.window[0] & 3, 2); /* nor does the rank say it */
+}
+
+static void a_new_rank_begins_where_batches_are_left(void **state)
+{
+    world *w = *state;
+    wire_loader_part part;
+    hello(w, 1);
+    declare(w, "b");
+    wire_submit left = batch(w, 2);
+    left.epoch = 1;
+    left.settled = 1;
+    beat_late(w, &left);
+    wire_take_reply m = answer_to(w, 0, 1, &part);
+    assert_int_equal(m.status, TAKE_BATCH);
+    assert_int_equal(m.epoch, 4);
+}
+
+static void a_new_rank_gets_no_epoch_that_is_done(void **state)
+{
+    world *w = *state;
+    wire_loader_part part;
+    hello(w, 1);
+    declare(w, "b");
+    beat_late(w, NULL);
+    wire_take_reply m = answer_to(w, 0, 1, &part); /* its loader sends 2 yet */
+    assert_int_equal(m.status, TAKE_EMPTY);
+    assert_int_equal(m.epoch, 0);
+    w->settled = 3;
+    beat(w, 2, 0);
+    m = answer_to(w, 0, 2, &part);
+    assert_int_equal(m.status, TAKE_EMPTY);
+    assert_int_equal(m.epoch, 5);
+}
+
+static void a_new_loader_has_the_epoch_of_the_ranks(void **state)
+{
+    world *w = *state;
+    wire_loader_part part;
+    hello(w, 1);
+    declare(w, "b");
+    send_batch(w, 1);
+    beat(w, 2, 1); /* it has left before a rank asked */
+    wire_take_reply m = answer_to(w, 7, 1, &part);
+    assert_int_equal(m.status, TAKE_BATCH);
+    assert_int_equal(m.epoch, 7);
+    m = answer_to(w, 7, 2, &part);
+    assert_int_equal(m.status, TAKE_END);
+}
+
+static void a_loader_that_waits_makes_ranks_look_elsewhere(void **state)
+{
+    world *w = *state;
+    wire_loader_part part;
+    const wire_heartbeat waits = {.caller = caller(w, 77), .stream = 5,
+                                  .waits = 1};
+    hello(w, 1);
+    declare(w, "b");
+    beat(w, 1, 0);
+    wire_take_reply m = answer_to(w, 1, 1, &part);
+    assert_int_equal(m.status, TAKE_EMPTY);
+    beat_as(w, &waits);
+    m = answer_to(w, 1, 2, &part);
+    assert_int_equal(m.status, TAKE_IDLE);
+    send_batch(w, 1); /* so it no longer waits */
+    wire_take look = {.caller = caller(w, 1), .epoch = 1, .number = 3,
+                      .look = 1};
+    for (int i = 0; i < 2; i++) {
+        pending *c = START(w->s, TAKE, take, &look);
+        assert_int_equal(wait_for(c), PERSIA_OK);
+        DECODE(c, take_reply, &m);
+        assert_int_equal(m.status, i ? TAKE_BATCH : TAKE_EMPTY);
+        end_call(c);
+        beat_as(w, &waits);
+    }
+}
+
+static void what_the_rank_has_in_hand_does_not_hold_it_up(void **state)
+{
+    world *w = *state;
+    wire_batch_name held[1] = {{5, 1}};
+    wire_take take = {.caller = caller(w, 1), .epoch = 1, .number = 1,
+                      .held = held, .held_n = 1};
+    wire_submit again = batch(w, 1);
+    wire_take_reply m;
+    again.attempt = 2; /* another worker had it, and died */
+    hello(w, 1);
+    declare(w, "b");
+    send_as(w, &again);
+    beat(w, 2, 0);
+    pending *c = START(w->s, TAKE, take, &take);
+    assert_int_equal(wait_for(c), PERSIA_OK);
+    DECODE(c, take_reply, &m);
+    assert_int_equal(m.status, TAKE_END);
+    end_call(c);
+    assert_int_equal(stats_of(w).withheld, 1);
+}
+
+static void a_full_queue_has_room_for_an_earlier_epoch(void **state)
+{
+    world w = {0};
+    void *ended = &w;
+    uint32_t status;
+    size_t done;
+    (void)state;
+    begin_with(&w, 1, 60 * SECOND);
+    persia_embedding_worker_destroy(w.s);
+    wire_out o;
+    persia_wire_out_init(&o);
+    wire_submit m = batch(&w, 2);
+    m.caller.boot = 0;
+    m.epoch = 2;
+    m.first = 1;
+    assert_int_equal(persia_wire_put_submit(&o, &m), PERSIA_OK);
+    embedding_worker_config config = {.servers = w.servers,
+                                      .message_limit = 1 << 20,
+                                      .queue_limit = o.bytes + 8,
+                                      .lease_ns = SECOND,
+                                      .silence_ns = 60 * SECOND, .loaders = 1,
+                                      .jobs = 2};
+    persia_wire_out_free(&o);
+    assert_int_equal(persia_embedding_worker_create(&config, &w.s), PERSIA_OK);
+    send_as(&w, &m);
+    m.number = 1;
+    m.epoch = 1;
+    send_as(&w, &m);
+    m.number = 3;
+    assert_int_equal(submit(&w, &m, &status, &done), PERSIA_OK);
+    assert_int_equal(status, SUBMIT_FULL);
+    finish_world(&ended);
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup_teardown(name, begin, finish_world)
+    const struct CMUnitTest tests[] = {
+        TEST(a_new_worker_knows_what_is_missing),
+        TEST(a_new_rank_begins_where_batches_are_left),
+        TEST(a_new_rank_gets_no_epoch_that_is_done),
+        TEST(a_new_loader_has_the_epoch_of_the_ranks),
+        TEST(a_loader_that_waits_makes_ranks_look_elsewhere),
+        TEST(what_the_rank_has_in_hand_does_not_hold_it_up),
+        cmocka_unit_test(a_full_queue_has_room_for_an_earlier_epoch),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
