@@ -120,7 +120,7 @@ NAMES = {
     "ReturnRequest": "return",
     "ReturnReply": "return_reply",
     "WorkerStatsReply": "worker_stats_reply",
-    "WorkerStats": "role_stats",
+    "WorkerStats": "embedding_worker_stats",
     "HeartbeatRequest": "heartbeat",
     "BatchName": "batch_name",
     "RowIds": "row_ids",
