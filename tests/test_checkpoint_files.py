@@ -243,6 +243,35 @@ def test_keep(tmp_path: Path) -> None:
     ]
 
 
+def test_a_root_within_a_step_of_another_is_refused(tmp_path: Path) -> None:
+    """A later save of the other would replace or remove it, as a folder."""
+    root, store = tmp_path / "root", make_store()
+    store.save(root, step=1)
+    (tmp_path / "link").symlink_to(root / "step-1")
+    before = sorted(tmp_path.rglob("*"))
+    for inner in ("root/step-1", "root/step-1/x", "root/step-2", "link/x"):
+        with pytest.raises(errors.StorageError):
+            store.save(tmp_path / inner, step=5)
+    assert sorted(tmp_path.rglob("*")) == before
+    store.save(tmp_path / "step-1", step=5)  # one of no root
+    assert store.load(tmp_path / "step-1").step == 5
+
+
+def test_a_folder_of_a_step_that_is_no_checkpoint_stays(
+    tmp_path: Path,
+) -> None:
+    """Such as the root of another run, made before this one began."""
+    store = make_store()
+    store.save(tmp_path / "step-2", step=7)
+    store.save(tmp_path, step=1)
+    with pytest.raises(errors.StorageError):
+        store.save(tmp_path, step=2)
+    assert store.load(tmp_path).step == 1
+    store.save(tmp_path, step=3, keep=1)
+    assert files.LocalRoot(tmp_path).steps() == [3]
+    assert files.LocalRoot(tmp_path / "step-2").steps() == [7]
+
+
 def test_a_checkpoint_is_removed_while_it_is_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

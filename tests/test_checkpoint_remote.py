@@ -91,6 +91,25 @@ def test_keep_and_steps(
         other.load(uri("nothing"))
 
 
+def test_a_root_within_a_step_of_another(
+    uri: Callable[[str], str], bucket: fs.FileSystem
+) -> None:
+    """It is refused, and one that was there before is not removed."""
+    store = make_store()
+    store.save(uri("out"), step=1)
+    before = listing(bucket, "out")
+    for inner in ("out/step-1", "out/step-1/x", "out/step-2"):
+        with pytest.raises(errors.StorageError):
+            store.save(uri(inner), step=5)
+    assert listing(bucket, "out") == before
+    store.save(uri("other/step-2"), step=7)
+    before = listing(bucket, "other")
+    for step in (1, 2):
+        with pytest.raises(errors.StorageError):
+            store.save(uri("other"), step=step)
+    assert listing(bucket, "other") == before
+
+
 def test_the_same_step_is_replaced(
     uri: Callable[[str], str], bucket: fs.FileSystem
 ) -> None:

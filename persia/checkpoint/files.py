@@ -13,7 +13,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, Protocol
 
 from persia.base.check import kind
@@ -64,6 +64,9 @@ class Root(Protocol):
         """Fails (OSError, StorageError) where `writing` would; changes
         nothing.
         """
+
+    def check_place(self) -> None:
+        """Fails (StorageError) if the root lies in a step of another root."""
 
     def writing(self) -> contextlib.AbstractContextManager[Path]:
         """An empty local folder for the files of a new checkpoint; what
@@ -192,6 +195,29 @@ def outdated(root: Root, newest: str, training: str, keep: int) -> list[str]:
     return old[: max(0, len(old) - (keep - 1))]
 
 
+def refuse_inside(
+    root: Root, path: str, is_file: Callable[[str], bool]
+) -> None:
+    """Raises if a root lies in a checkpoint of another root, which removes
+    its checkpoints as whole folders.
+
+    Args:
+        root: named in the error.
+        path: its absolute path.
+        is_file: whether there is a file of a path.
+    """
+    whole = PurePosixPath(path)
+    for one in (whole, *whole.parents):
+        if STEP.fullmatch(one.name) and (
+            is_file(f"{one.parent}/{LATEST}") or is_file(f"{one}/{MANIFEST}")
+        ):
+            raise StorageError(
+                f"{root} is or lies in {one.name} of the checkpoints in "
+                f"{one.parent}, which a run there would replace or remove: "
+                "save into a folder outside of them"
+            )
+
+
 def local_files(path: str | os.PathLike[str]) -> list[Path]:
     """The files of all checkpoints of a root, or of one step, that are on
     this machine."""
@@ -260,13 +286,18 @@ class LocalRoot:
     def __str__(self) -> str:
         return str(self.path)
 
+    def check_place(self) -> None:
+        refuse_inside(self, str(self.path.resolve()), os.path.isfile)
+
     def check(self) -> None:
+        self.check_place()
         path = self.path.absolute()
         there = next(p for p in (path, *path.parents) if os.path.lexists(p))
         tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=there).cleanup()
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Path]:
+        self.check_place()
         path = self.path.absolute()
         made = [p for p in (path, *path.parents) if not p.exists()]
         path.mkdir(parents=True, exist_ok=True)
@@ -341,6 +372,12 @@ class LocalRoot:
         write_file(temporary / MANIFEST, lambda file: file.write(text))
         sync_folder(temporary)
         name = f"step-{document['step']}"
+        there = self.path / name
+        if there.exists() and not (there / MANIFEST).is_file():
+            raise StorageError(
+                f"{there} is in the way, and no checkpoint: move it away, or "
+                "save into another folder"
+            )
         self.replace(temporary, name)
         latest = self.path / f"{TEMPORARY}{LATEST}"
         latest.unlink(missing_ok=True)

@@ -39,6 +39,7 @@ from persia.checkpoint.files import (
     Found,
     LocalRoot,
     outdated,
+    refuse_inside,
 )
 from persia.checkpoint.manifest import MANIFEST, File, encode_manifest
 from persia.errors import InvalidArgument, StorageError
@@ -103,6 +104,7 @@ class RemoteRoot:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Path]:
+        self.check_place()
         folder: contextlib.AbstractContextManager[Path | str]
         if self.shared:
             folder = LocalRoot(self._staging()).writing()
@@ -115,13 +117,31 @@ class RemoteRoot:
     def _remove_unfinished(self) -> None:
         """In a shared staging folder under its lock: nobody writes them."""
         whole = set(self.steps())
+        with self._calls("read"):
+            names = [
+                name for name, step in self._folders() if step not in whole
+            ]
+            for name in names:
+                if self._is_file(f"{self._path}/{name}/{LATEST}"):
+                    raise StorageError(
+                        f"{self.at(name)} has the checkpoints of another run: "
+                        "save into another folder"
+                    )
         with self._removing():
-            for name, step in self._folders():
-                if step not in whole:
-                    self._fs.delete_dir(f"{self._path}/{name}")
+            for name in names:
+                self._fs.delete_dir(f"{self._path}/{name}")
 
     def check(self) -> None:
+        self.check_place()
         self.steps()
+
+    def check_place(self) -> None:
+        with self._calls("read"):
+            refuse_inside(self, self._path, self._is_file)
+
+    def _is_file(self, path: str) -> bool:
+        file: bool = self._fs.get_file_info(path).type == fs.FileType.File
+        return file
 
     def _staging(self) -> Path:
         """Where the folders of `writing` and `reading` are made."""
@@ -235,7 +255,7 @@ class RemoteRoot:
     def read(self, name: str) -> bytes | None:
         path = f"{self._path}/{name}"
         with self._calls("read"):
-            if self._fs.get_file_info(path).type != fs.FileType.File:
+            if not self._is_file(path):
                 return None
             with self._fs.open_input_stream(path) as file:
                 data = file.read()

@@ -106,6 +106,7 @@ class Roots(NamedTuple):
                 f"--save {root} is the folder of one checkpoint; name the "
                 "folder above it, or another one"
             )
+        place.check_place()
         from_ = None if resume is None else _manifest(resume)
         removed = {}
         if steps := place.steps():
