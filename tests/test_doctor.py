@@ -312,7 +312,7 @@ def test_a_library_that_is_missing_is_a_line(
             check=False,
         )
 
-    for command in (["train"], ["--version"], ["checkpoint", "ls", "x"]):
+    for command in (["train"], ["checkpoint", "ls", "x"]):
         done = call(*command, *words)
         assert done.returncode == 1
         (line,) = done.stderr.splitlines()

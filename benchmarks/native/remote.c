@@ -13,12 +13,12 @@
 
 #define BENCH __attribute__((visibility("default")))
 
-enum { TABLES_MAX = 64 };
+enum { BENCH_TABLES_MAX = 64 };
 
 typedef struct bench_remote {
     ps_client *client;
     uint32_t tables, dim;
-    uint32_t numbers[TABLES_MAX];
+    uint32_t numbers[BENCH_TABLES_MAX];
     optim_args optim;
 } bench_remote;
 
@@ -33,7 +33,7 @@ BENCH void bench_remote_close(bench_remote *r)
 /* Tables of this process. */
 static int open_local(bench_remote *r, unsigned threads)
 {
-    const ps_config config = {.threads = threads};
+    const tables_config config = {.threads = threads};
     return persia_client_create_embedded(&config, &r->client);
 }
 
@@ -44,8 +44,8 @@ BENCH int bench_remote_open(const char *address, const char *name,
                             unsigned threads, uint64_t stream,
                             bench_remote **out)
 {
-    if (tables > TABLES_MAX)
-        return persia_err_set(PERSIA_EARG, "at most %d tables", TABLES_MAX);
+    if (tables > BENCH_TABLES_MAX)
+        return persia_err_set(PERSIA_EARG, "at most %d tables", BENCH_TABLES_MAX);
     bench_remote *r = calloc(1, sizeof(*r));
     if (!r)
         return PERSIA_ENOMEM;
@@ -90,7 +90,7 @@ BENCH int bench_remote_open(const char *address, const char *name,
 BENCH int bench_remote_pull(bench_remote *r, uint32_t tables, size_t n,
                             const uint64_t *ids, float *out, uint32_t *rows)
 {
-    pull_job jobs[TABLES_MAX];
+    pull_job jobs[BENCH_TABLES_MAX];
     for (uint32_t i = 0; i < tables; i++)
         jobs[i] = (pull_job){.n = n,
                              .ids = ids + i * n,
@@ -105,8 +105,8 @@ BENCH int bench_remote_push(bench_remote *r, uint64_t number, uint32_t tables,
                             size_t n, const uint64_t *ids,
                             const uint32_t *rows, const float *grad)
 {
-    push_job jobs[TABLES_MAX];
-    push_part parts[TABLES_MAX];
+    push_job jobs[BENCH_TABLES_MAX];
+    push_part parts[BENCH_TABLES_MAX];
     for (uint32_t i = 0; i < tables; i++) {
         parts[i] = (push_part){.n = n,
                                .ids = ids + i * n,

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from pyarrow import parquet as pq
 
 from persia import errors, hash_ids
-from persia.data import Files, Records, Schema, Table, infer, inference
+from persia.data import Files, Records, Schema, Table, infer
+from persia.data.schema import inference
 
 pandas = pytest.importorskip("pandas")
 

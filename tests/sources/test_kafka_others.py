@@ -351,7 +351,7 @@ def test_a_schema_of_a_topic(noida: Broker, topic: str) -> None:
     url = f"kafka://{noida.servers}/{topic}"
     done = typer.testing.CliRunner().invoke(app, ["schema", url])
     assert done.exit_code == 0, done.output
-    assert Schema(**yaml.safe_load(done.output)).used_columns == {
+    assert Schema(**yaml.safe_load(done.stdout)).used_columns == {
         *("y", "x", "c")
     }
     noida.create(f"{topic}-junk")

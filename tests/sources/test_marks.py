@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from persia.data import Files, Schema, lines, read_csv, read_json
+from persia.data import Files, Schema
+from persia.data.formats import lines, read_csv, read_json
 from persia.data.formats import read_tfrecord as tfrecord
 from persia.datasets import Criteo
 from persia.train.config import TrainConfig

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persia.data import Schema, encode
+from persia.data import Schema
+from persia.data.schema import encode
 from persia.data.schema.encode import Encoder
 
 NUMBERS = st.from_regex(

@@ -131,18 +131,19 @@ def test_train_takes_what_feed_sends() -> None:
 
 def test_wrong_commands_are_one_line() -> None:
     """They name what is missing."""
-    for command, text in (
-        (["serve", "worker"], "PERSIA_SERVERS"),
-        (["feed"], "PERSIA_WORKERS"),
-        (["feed", "--workers", "a:1", "--shard", "2/2"], "0 to N - 1 of N"),
+    for command, status, text in (
+        (["serve", "worker"], 2, "PERSIA_SERVERS"),
+        (["feed"], 2, "PERSIA_WORKERS"),
+        (["feed", "--workers", "a:1", "--shard", "2/2"], 2, "0 to N - 1 of N"),
         (
             ["feed", "--workers", "127.0.0.1:1", "--timeout", "0.2"],
+            1,
             "Unavailable",
         ),
     ):
         process = start("-m", "persia", *command)
         _, messages = process.communicate(timeout=60)
-        assert process.returncode == 1
+        assert process.returncode == status
         assert messages.startswith("persia: error[")
         assert text in messages
         assert "Traceback" not in messages
