@@ -129,6 +129,7 @@ def test_the_last_batch_of_an_epoch_that_was_not_trained(workers: int) -> None:
                 sender.end()
                 for n, one in enumerate(loop(trainer, 8)):
                     if n == 2:
+                        time.sleep(0.3)  # the look-ahead hears of the end
                         break
                     trainer.step(one)
                 del one
