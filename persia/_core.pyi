@@ -1,5 +1,5 @@
 # The C core: csrc/py. Buffers are any object with the buffer protocol.
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import numpy.typing as npt
@@ -322,6 +322,15 @@ class Channel:
     ) -> dict[str, int]: ...
     def close(self) -> None: ...
 
+LOG_PROCESS: int
+LOG_DISK: int
+
+def log_read(
+    path: str,
+    position: int,
+    fn: Callable[[str, int, int, int, int, str, int], None],
+    /,
+) -> tuple[dict[str, int], tuple[str, int, int]]: ...
 @final
 class Server:
     port: int
@@ -335,7 +344,8 @@ class Server:
         lineage: int,
         message_limit: int,
         checkpoints: str | None,
-        log: int = 0,
+        lines: int = 0,
+        log: tuple[str, int, int, int] | None = None,
     ) -> None: ...
     def start(
         self,
@@ -350,6 +360,10 @@ class Server:
     def health(self, serving: bool, /) -> None: ...
     def stop(self, grace: float, /) -> None: ...
     def checkpoints(self, path: str, /) -> None: ...
+    def replay(self, position: int, /) -> dict[str, int]: ...
+    def replayed(self) -> tuple[int, int]: ...
+    def log_counts(self) -> dict[str, int]: ...
+    def log_release(self, position: int, /) -> None: ...
     def channel(self, timeout: float, /) -> Channel: ...
     def close(self) -> None: ...
 

@@ -121,6 +121,9 @@ typedef struct ckpt_places {
 } ckpt_places;
 
 enum { CKPT_PROOF = 128 }; /* bytes of a proof, with 0 */
+/* The root whose folders lie in the folder of the server's log: no name of a
+ * user's. */
+#define CKPT_LOG_ROOT "@log"
 
 /* Folders below one that an operator names, <path>/<root>/<folder>: plain
  * names and no links.  The content of .proof there must be the proof, which
@@ -129,6 +132,8 @@ typedef struct ckpt_root ckpt_root;
 PERSIA_API int persia_ckpt_root_open(ckpt_root **out); /* without a path */
 /* Another path; jobs that have begun are not disturbed. */
 PERSIA_API int persia_ckpt_root_set(ckpt_root *r, const char *path);
+/* The path of CKPT_LOG_ROOT. */
+PERSIA_API int persia_ckpt_root_set_log(ckpt_root *r, const char *path);
 PERSIA_API ckpt_places persia_ckpt_root_places(ckpt_root *r);
 /* When no shard uses its places. */
 PERSIA_API void persia_ckpt_root_close(ckpt_root *r);

@@ -14,6 +14,7 @@
 struct ckpt_root {
     pthread_mutex_t lock; /* guards: */
     int fd;               /* the open folder, or -1 */
+    int log;              /* that of the server's log, or -1 */
 };
 
 static const char temporary[] = ".tmp-";
@@ -97,11 +98,11 @@ static void below_free(void *ctx)
     free(b);
 }
 
-static int root_fd(ckpt_root *r, int *out)
+static int root_fd(ckpt_root *r, int log, int *out)
 {
     pthread_mutex_lock(&r->lock);
-    const int there = r->fd >= 0;
-    *out = there ? fcntl(r->fd, F_DUPFD_CLOEXEC, 0) : -1;
+    const int fd = log ? r->log : r->fd, there = fd >= 0;
+    *out = there ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : -1;
     pthread_mutex_unlock(&r->lock);
     if (!there)
         return persia_err_set(PERSIA_EARG,
@@ -116,7 +117,10 @@ static int root_fd(ckpt_root *r, int *out)
 static int find_below(void *root, const char *name, const char *folder,
                       const char *proof, int writes, ckpt_io **out)
 {
-    int rc = persia_ckpt_name_check(name);
+    const int log = !strcmp(name, CKPT_LOG_ROOT);
+    int rc = log ? PERSIA_OK : persia_ckpt_name_check(name);
+    if (log)
+        name = "."; /* folders lie in it */
     if (!rc && writes && !*proof)
         rc = persia_err_set(PERSIA_EARG,
                             "a snapshot needs a proof: the content of "
@@ -134,7 +138,7 @@ static int find_below(void *root, const char *name, const char *folder,
     memcpy(b->name, name, strlen(name) + 1);
     memcpy(b->folder, folder, strlen(folder) + 1);
     memcpy(b->proof, proof, strlen(proof) + 1);
-    rc = root_fd(root, &b->root);
+    rc = root_fd(root, log, &b->root);
     if (!rc)
         rc = persia_ckpt_folder(&(ckpt_opener){below_open, below_free, b},
                                 CKPT_CHUNK, out);
@@ -150,25 +154,35 @@ int persia_ckpt_root_open(ckpt_root **out)
     if (!r)
         return persia_err_set(PERSIA_ENOMEM, "no memory for a folder");
     pthread_mutex_init(&r->lock, NULL);
-    r->fd = -1;
+    r->fd = r->log = -1;
+    return PERSIA_OK;
+}
+
+/* `at` is a field of r. */
+static int set_path(ckpt_root *r, int *at, const char *path, const char *what)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), before;
+    if (fd < 0)
+        return persia_err_set(PERSIA_EIO,
+                              "the folder of %s %s cannot be opened: %s", what,
+                              path, strerror(errno));
+    pthread_mutex_lock(&r->lock);
+    before = *at;
+    *at = fd;
+    pthread_mutex_unlock(&r->lock);
+    if (before >= 0)
+        close(before);
     return PERSIA_OK;
 }
 
 int persia_ckpt_root_set(ckpt_root *r, const char *path)
 {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), before;
-    if (fd < 0)
-        return persia_err_set(PERSIA_EIO,
-                              "the folder of checkpoints %s cannot be "
-                              "opened: %s",
-                              path, strerror(errno));
-    pthread_mutex_lock(&r->lock);
-    before = r->fd;
-    r->fd = fd;
-    pthread_mutex_unlock(&r->lock);
-    if (before >= 0)
-        close(before);
-    return PERSIA_OK;
+    return set_path(r, &r->fd, path, "checkpoints");
+}
+
+int persia_ckpt_root_set_log(ckpt_root *r, const char *path)
+{
+    return set_path(r, &r->log, path, "the log");
 }
 
 ckpt_places persia_ckpt_root_places(ckpt_root *r)
@@ -182,6 +196,8 @@ void persia_ckpt_root_close(ckpt_root *r)
         return;
     if (r->fd >= 0)
         close(r->fd);
+    if (r->log >= 0)
+        close(r->log);
     pthread_mutex_destroy(&r->lock);
     free(r);
 }

@@ -451,7 +451,7 @@ static void fill_jobs(void *ctx, request *q)
     wire_pull *m = &q->args.pull.m;
     *m = (wire_pull){.caller = q->caller, .dtype = WIRE_FP32,
                      .tables = p->asked, .tables_n = p->wanted_n};
-    q->args.pull.args = (shard_pull){m, p->jobs};
+    q->args.pull.args = (shard_pull){.m = m, .jobs = p->jobs};
 }
 
 static int accept_jobs(void *ctx, request *q)

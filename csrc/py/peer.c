@@ -301,8 +301,8 @@ static int place_into(const char *const texts[3], char *root, char *folder,
 static PyObject *snapshot_to_dict(const wire_snapshot_reply *r)
 {
     PyObject *out = Py_BuildValue(
-        "{sI sI sK sK sK sK sK}", "started", r->started, "done", r->done,
-        "restore",
+        "{sI sI sK sK sK sK sK sK}", "started", r->started, "done", r->done,
+        "log", (unsigned long long)r->log, "restore",
         (unsigned long long)r->restore, "updates",
         (unsigned long long)r->updates, "step", (unsigned long long)r->step,
         "t", (unsigned long long)r->t,

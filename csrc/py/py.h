@@ -22,6 +22,7 @@
     X(roles)                                                                  \
     X(data)                                                                   \
     X(ckpt)                                                                   \
+    X(log)                                                                    \
     X(server)
 
 #define PY_DECLARE(file) int py_add_##file(PyObject *module);

@@ -6,6 +6,7 @@
 
 #include "client/client.h"
 #include "server/server.h"
+#include "py/log.h"
 #include "py/peer.h"
 
 /* ---- a channel ---------------------------------------------------------- */
@@ -226,6 +227,8 @@ struct py_served {
     tables *p;
     ps_service *service;
     ckpt_root *root;
+    updates_log *log; /* or NULL */
+    log_progress replayed;
 };
 
 void py_served_drop(py_served *s)
@@ -237,6 +240,7 @@ void py_served_drop(py_served *s)
         return;
     if (persia_service_destroy(s->service))
         return; /* a thread hangs in a file, and needs them */
+    persia_log_close(s->log);
     persia_tables_destroy(s->p);
     persia_ckpt_root_close(s->root);
     free(s);
@@ -270,8 +274,10 @@ py_served *py_server_served(PyObject *server, struct ps_service **service)
     return s;
 }
 
+/* config->log is its own, unless it fails. */
 static int served_create(const tables_config *shard, service_config *config,
-                         const char *checkpoints, py_served **out)
+                         const char *checkpoints, const char *log,
+                         py_served **out)
 {
     py_served *s = calloc(1, sizeof *s);
     if (!s)
@@ -279,6 +285,8 @@ static int served_create(const tables_config *shard, service_config *config,
     int rc = persia_ckpt_root_open(&s->root);
     if (!rc && checkpoints)
         rc = persia_ckpt_root_set(s->root, checkpoints);
+    if (!rc && log)
+        rc = persia_ckpt_root_set_log(s->root, log);
     if (!rc)
         rc = persia_tables_create(shard, &s->p);
     if (rc)
@@ -287,6 +295,7 @@ static int served_create(const tables_config *shard, service_config *config,
     rc = persia_service_create(s->p, config, &s->service);
     if (rc)
         goto fail;
+    s->log = config->log;
     atomic_init(&s->users, 1);
     *out = s;
     return PERSIA_OK;
@@ -304,15 +313,18 @@ static PyObject *server_new(PyTypeObject *type, PyObject *args,
 {
     static char *words[] = {"namespace",     "shard",       "shards",
                             "threads",       "memory_limit", "lineage",
-                            "message_limit", "checkpoints", "log", NULL};
-    const char *name_space, *checkpoints;
+                            "message_limit", "checkpoints", "lines",
+                            "log",           NULL};
+    const char *name_space, *checkpoints, *path = NULL;
+    PyObject *log = Py_None;
     tables_config shard = {0};
     service_config config = {0};
     unsigned long long memory, lineage, message;
+    int ignored;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "sIIIKKKz|i", words, &name_space, &config.shard,
+            args, kwargs, "sIIIKKKz|iO", words, &name_space, &config.shard,
             &config.shards, &shard.threads, &memory, &lineage, &message,
-            &checkpoints, &config.log))
+            &checkpoints, &config.lines, &log))
         return NULL;
     size_t length = strlen(name_space);
     if (length >= sizeof config.name_space)
@@ -324,13 +336,19 @@ static PyObject *server_new(PyTypeObject *type, PyObject *args,
     shard.memory_limit = memory;
     config.lineage = lineage;
     config.message_limit = message;
+    if (py_log_open(log, name_space, config.shard, config.shards,
+                    &config.log) ||
+        (log != Py_None && !PyArg_ParseTuple(log, "s|iKK", &path, &ignored,
+                                             &memory, &message)))
+        return NULL;
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     server_object *self = (server_object *)alloc(type, 0);
     if (!self)
         return NULL;
-    int rc = served_create(&shard, &config, checkpoints, &self->served);
+    int rc = served_create(&shard, &config, checkpoints, path, &self->served);
     if (rc) {
         self->served = NULL;
+        persia_log_close(config.log);
         py_raise(rc);
         Py_DECREF(self);
         return NULL;
@@ -468,6 +486,70 @@ static void server_dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
+/* ---- its log ------------------------------------------------------------ */
+
+/* The server, if it has a log; or NULL with an exception set. */
+static py_served *server_log(PyObject *self)
+{
+    server_object *s = server_open(self);
+    if (!s || s->served->log)
+        return s ? s->served : NULL;
+    py_raise(persia_err_set(PERSIA_EARG, "this server has no log"));
+    return NULL;
+}
+
+static PyObject *server_replay(PyObject *self, PyObject *arg)
+{
+    py_served *s = server_log(self);
+    const unsigned long long from = PyLong_AsUnsignedLongLong(arg);
+    log_found found;
+    int rc;
+    if (!s || PyErr_Occurred())
+        return NULL;
+    atomic_fetch_add(&s->users, 1);
+    Py_BEGIN_ALLOW_THREADS
+    rc = persia_service_replay(s->service, from, &s->replayed, &found);
+    py_served_drop(s);
+    Py_END_ALLOW_THREADS
+    return rc ? py_raise(rc) : py_log_found(&found);
+}
+
+static PyObject *server_replayed(PyObject *self, PyObject *unused)
+{
+    const py_served *s = server_log(self);
+    (void)unused;
+    if (!s)
+        return NULL;
+    return Py_BuildValue(
+        "KK",
+        (unsigned long long)__atomic_load_n(&s->replayed.done,
+                                            __ATOMIC_RELAXED),
+        (unsigned long long)__atomic_load_n(&s->replayed.total,
+                                            __ATOMIC_RELAXED));
+}
+
+static PyObject *server_log_counts(PyObject *self, PyObject *unused)
+{
+    py_served *s = server_log(self);
+    (void)unused;
+    return s ? py_log_counts(s->log) : NULL;
+}
+
+static PyObject *server_log_release(PyObject *self, PyObject *arg)
+{
+    py_served *s = server_log(self);
+    const unsigned long long position = PyLong_AsUnsignedLongLong(arg);
+    int rc;
+    if (!s || PyErr_Occurred())
+        return NULL;
+    atomic_fetch_add(&s->users, 1);
+    Py_BEGIN_ALLOW_THREADS
+    rc = persia_log_release(s->log, position);
+    py_served_drop(s);
+    Py_END_ALLOW_THREADS
+    return rc ? py_raise(rc) : Py_NewRef(Py_None);
+}
+
 /* A Channel to this server without a connection. */
 static PyObject *server_checkpoints(PyObject *self, PyObject *arg)
 {
@@ -543,6 +625,15 @@ static PyMethodDef server_methods[] = {
      "that have begun."},
     {"checkpoints", server_checkpoints, METH_O,
      "checkpoints(path)\n--\n\nAnother folder of checkpoints."},
+    {"replay", server_replay, METH_O,
+     "replay(position)\n--\n\nApplies the records of the log from there on, "
+     "then appends to it; what was found."},
+    {"replayed", server_replayed, METH_NOARGS,
+     "replayed()\n--\n\nBytes that were replayed, and that are to be."},
+    {"log_counts", server_log_counts, METH_NOARGS,
+     "log_counts()\n--\n\nPositions and counts of the log."},
+    {"log_release", server_log_release, METH_O,
+     "log_release(position)\n--\n\nA cut of the rows there is on disk."},
     {"channel", server_channel, METH_O,
      "channel(timeout)\n--\n\nA Channel to it without a connection."},
     {"close", server_close, METH_NOARGS, "close()\n--\n\nFrees its tables."},

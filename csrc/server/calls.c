@@ -26,7 +26,10 @@ static void answered(void *ctx, int rc, shard_reply *reply);
 /* The arguments of a call: the message, or a struct around it. */
 #define ARGS_PLAIN(r, name) (&(r)->m.name)
 #define ARGS_JOBS(r, name)                                                    \
-    ((r)->name = (shard_##name){.m = &(r)->m.name}, &(r)->name)
+    ((r)->name = (shard_##name){.m = &(r)->m.name,                            \
+                                .raw = (r)->call->request,                    \
+                                .raw_n = (r)->call->request_n},               \
+     &(r)->name)
 
 #define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
     static int start_##name(request *r)                                       \
@@ -70,43 +73,43 @@ static const char *peer_of(rpc_call *call, char *out)
     return out;
 }
 
-static void log_denied(ps_service *s, const char *method, const char *peer,
+static void line_denied(ps_service *s, const char *method, const char *peer,
                        const char *reason)
 {
-    service_wake(s, log_line(&s->log, LOG_DENIED,
+    service_wake(s, lines_write(&s->lines, LINE_DENIED,
                              "peer=%s method=%s reason=%s", peer, method,
                              reason));
 }
 
 void persia_service_denied(void *service, const char *method, const char *peer)
 {
-    log_denied(service, method, peer, "token");
+    line_denied(service, method, peer, "token");
 }
 
-static void log_rows(const request *r)
+static void line_rows(const request *r)
 {
     ps_service *s = r->s;
     const wire_rows *m = &r->m.put_rows;
     const table *t = persia_tables_table(persia_shard_tables(s->shard), m->no);
-    const enum log_kind kind = m->drop    ? LOG_DROPPED
-                               : m->erase ? LOG_ERASED
-                                          : LOG_CLEARED;
+    const enum line_kind kind = m->drop    ? LINE_DROPPED
+                               : m->erase ? LINE_ERASED
+                                          : LINE_CLEARED;
     char peer[PEER];
     if (t && (m->drop || m->erase || m->clear))
-        service_wake(s, log_line(&s->log, kind,
+        service_wake(s, lines_write(&s->lines, kind,
                                  "peer=%s client=%016llx table=%s",
                                  peer_of(r->call, peer),
                                  (unsigned long long)m->caller.client,
                                  persia_table_get_config(t)->name));
 }
 
-static void log_restore(const request *r, const wire_restore_reply *reply)
+static void line_restore(const request *r, const wire_restore_reply *reply)
 {
     const wire_restore *m = &r->m.restore;
     char peer[PEER];
     if (m->verb == RESTORE_COMMIT && reply->done)
         service_wake(r->s,
-                     log_line(&r->s->log, LOG_RESTORED,
+                     lines_write(&r->s->lines, LINE_RESTORED,
                               "peer=%s client=%016llx root=%s folder=%s "
                               "lineage=%016llx rows=%llu",
                               peer_of(r->call, peer),
@@ -115,13 +118,13 @@ static void log_restore(const request *r, const wire_restore_reply *reply)
                               (unsigned long long)reply->rows));
 }
 
-static void log_hello(const request *r, const wire_hello_reply *reply)
+static void line_hello(const request *r, const wire_hello_reply *reply)
 {
     const wire_hello *m = &r->m.hello;
     char peer[PEER];
     if (reply->taken)
         service_wake(r->s,
-                     log_line(&r->s->log, LOG_TAKEOVER,
+                     lines_write(&r->s->lines, LINE_TAKEOVER,
                               "peer=%s client=%016llx rank=%u stream=%016llx "
                               "incarnation=%llu",
                               peer_of(r->call, peer),
@@ -131,14 +134,14 @@ static void log_hello(const request *r, const wire_hello_reply *reply)
 }
 
 /* What a call has changed for others than its client. */
-static void log_change(const request *r, const void *reply)
+static void line_change(const request *r, const void *reply)
 {
     if (r->call->method == WIRE_PUT_ROWS)
-        log_rows(r);
+        line_rows(r);
     else if (r->call->method == WIRE_RESTORE)
-        log_restore(r, reply);
+        line_restore(r, reply);
     else if (r->call->method == WIRE_HELLO)
-        log_hello(r, reply);
+        line_hello(r, reply);
 }
 
 /* ---- answers ------------------------------------------------------------ */
@@ -173,7 +176,7 @@ static void answered(void *ctx, int rc, shard_reply *reply)
     persia_wire_out_init(&o);
     r->reply = *reply;
     if (!rc)
-        log_change(r, reply->message);
+        line_change(r, reply->message);
     if (!rc)
         rc = methods[call->method].put(&o, reply->message);
     if (!rc)
@@ -203,7 +206,7 @@ static int check_call(ps_service *s, rpc_call *call)
         return persia_err_set(PERSIA_EPROTOCOL, "there is no method %u",
                               method);
     if (flags & OP_ADMIN && !call->admin) {
-        log_denied(s, persia_wire_paths[method], peer_of(call, peer),
+        line_denied(s, persia_wire_paths[method], peer_of(call, peer),
                    "administration");
         return persia_err_set(PERSIA_EDENIED,
                               "%s is administration: it needs the "

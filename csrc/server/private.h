@@ -2,14 +2,14 @@
  *
  *   server.c    life, the timer
  *   calls.c     messages to calls of the shard, answers to messages
- *   log.c       lines for those who run it
+ *   lines.c     lines for those who run it
  *
  * Order of locks: the shard's, then one of these.
  */
 #ifndef PERSIA_SERVER_PRIVATE_H
 #define PERSIA_SERVER_PRIVATE_H
 
-#include "server/log.h"
+#include "server/lines.h"
 #include "server/server.h"
 
 #include <pthread.h>
@@ -28,7 +28,7 @@ struct ps_service {
     int timer_runs;
 
     job_ends ends;  /* has a lock of its own; so has: */
-    server_log log;
+    server_lines lines;
 };
 
 /* The timer looks at this time already: of the shard's environment.  0: at

@@ -36,7 +36,7 @@ static void *timer_main(void *arg)
         s->wake_at = UINT64_MAX; /* others may set it again meanwhile */
         pthread_mutex_unlock(&s->timer_lock);
         service_wake(s, persia_shard_tick(s->shard, now));
-        service_wake(s, log_counts(&s->log, now));
+        service_wake(s, lines_count(&s->lines, now));
         pthread_mutex_lock(&s->timer_lock);
         while (!s->stop && s->wake_at > persia_clock_ns())
             persia_cond_wait_until(&s->wake, &s->timer_lock, s->wake_at);
@@ -85,6 +85,7 @@ static int make_shard(ps_service *s, tables *tables,
                       .shards = config->shards,
                       .lineage = config->lineage,
                       .message_limit = config->message_limit,
+                      .log = config->log,
                       .env = {.ctx = s,
                               .wake = service_wake,
                               .files = config->files,
@@ -109,7 +110,7 @@ int persia_service_create(tables *p, const service_config *config,
     pthread_mutex_init(&s->timer_lock, NULL);
     persia_job_ends_init(&s->ends);
     persia_cond_init(&s->wake);
-    log_init(&s->log, config->log);
+    lines_init(&s->lines, config->lines);
     int rc = make_shard(s, p, config);
     if (!rc)
         rc = timer_start(s);
@@ -118,6 +119,12 @@ int persia_service_create(tables *p, const service_config *config,
     else
         *out = s;
     return rc;
+}
+
+int persia_service_replay(ps_service *s, uint64_t from, log_progress *progress,
+                          log_found *found)
+{
+    return persia_shard_replay(s->shard, s->ref, from, progress, found);
 }
 
 void persia_service_close(ps_service *s)
@@ -141,7 +148,7 @@ int persia_service_destroy(ps_service *s)
     persia_shard_destroy(s->shard);
     pthread_cond_destroy(&s->wake);
     persia_job_ends_free(&s->ends);
-    log_free(&s->log);
+    lines_free(&s->lines);
     pthread_mutex_destroy(&s->timer_lock);
     free(s);
     return 0;

@@ -26,9 +26,10 @@ typedef struct service_config {
     uint64_t lineage;         /* of the rows; 0: chosen */
     uint64_t message_limit;   /* bytes, told to clients */
     ckpt_places files;        /* of snapshots and restores, or zeros: none */
-    int log; /* file descriptor for a line on each call that is denied, row
-                that is restored, cleared, erased or dropped, and stream that
-                is taken over; 0: none */
+    int lines; /* file descriptor for a line on each call that is denied, row
+                  that is restored, cleared, erased or dropped, and stream that
+                  is taken over; 0: none */
+    updates_log *log; /* see shard_config */
 } service_config;
 
 /* The shard must outlive the service. */
@@ -37,6 +38,9 @@ PERSIA_API int persia_service_create(tables *p, const service_config *config,
 /* So many requests run at once, and one that waits is one of them (0:
  * any number may be): see persia_shard_set_calls(). */
 PERSIA_API void persia_service_set_calls(ps_service *s, uint32_t calls);
+/* persia_shard_replay(). */
+PERSIA_API int persia_service_replay(ps_service *s, uint64_t from,
+                                     log_progress *progress, log_found *found);
 /* Fails what is parked, and every call from now on but Hello, Snapshot and
  * Stats, with PERSIA_EUNAVAILABLE: the server is about to stop. */
 PERSIA_API void persia_service_close(ps_service *s);

@@ -63,7 +63,7 @@ static int declare_locked(shard *s, const table_spec *spec,
             "another name",
             spec->name, (unsigned long long)spec->capacity,
             (unsigned long long)capacity);
-    return PERSIA_OK;
+    return logged_tables(s);
 }
 
 typedef struct declaring {
@@ -106,11 +106,16 @@ typedef struct taken {
 static int take_restore(void *ctx)
 {
     const taken *t = ctx;
-    if (t->m->caller.boot == t->s->boot &&
-        t->m->caller.lineage == atomic_load(&t->s->lineage) &&
-        t->m->restore > atomic_load(&t->s->restored))
-        atomic_store(&t->s->restored, t->m->restore);
-    return PERSIA_OK;
+    const uint64_t had = atomic_load(&t->s->restored);
+    if (t->m->caller.boot != t->s->boot ||
+        t->m->caller.lineage != atomic_load(&t->s->lineage) ||
+        t->m->restore <= had)
+        return PERSIA_OK;
+    atomic_store(&t->s->restored, t->m->restore);
+    int rc = logged_identity(t->s);
+    if (rc)
+        atomic_store(&t->s->restored, had);
+    return rc;
 }
 
 /* Its slots: one run, none has moved. */

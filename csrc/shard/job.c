@@ -262,6 +262,12 @@ static int is_abandoned(const job *n)
            n->asked + ABANDONED_NS <= persia_clock_ns();
 }
 
+/* A cut that the server takes for its log gives way to those of clients. */
+static int is_own(const job *n)
+{
+    return !strcmp(n->root, CKPT_LOG_ROOT);
+}
+
 static int busy(const job *n)
 {
     return persia_err_set(PERSIA_EUNAVAILABLE,
@@ -416,7 +422,7 @@ static int begin_snapshot_locked(jobs *j, const wire_snapshot *m, job *fresh,
     if (slot >= 0 && j->of[slot]->state != JOB_FAILED)
         return PERSIA_OK; /* the answer to the first was lost */
     /* One process saves into a root at a time: another one has died. */
-    if (n && strcmp(n->root, m->root) != 0 && !is_abandoned(n))
+    if (n && strcmp(n->root, m->root) != 0 && !is_abandoned(n) && !is_own(n))
         return busy(n);
     if (slot == JOB_SNAPSHOT) /* it has failed, and begins again */
         *failed = take_locked(j, slot);
@@ -439,6 +445,7 @@ static int answer_snapshot_locked(job *n, wire_snapshot_reply *reply,
     reply->updates = n->moment.updates;
     reply->step = n->moment.step;
     reply->t = n->moment.t;
+    reply->log = n->moment.log;
     reply->pushes = n->pushes;
     reply->pushes_n = n->tables_n;
     reply->ledgers = n->moment.ledgers;
@@ -602,7 +609,8 @@ static int exchange_rows_locked(jobs *j, job *n, const wire_restore *m,
     if (n->exchanged)
         return PERSIA_OK;
     /* No rows arrive while one is made. */
-    if (writes && (!strcmp(writes->root, m->root) || is_abandoned(writes)))
+    if (writes && (!strcmp(writes->root, m->root) || is_abandoned(writes) ||
+                   is_own(writes)))
         *snapshot = take_locked(j, JOB_SNAPSHOT);
     *done = !n->in_place;
     return n->in_place ? replace_locked(j, n) : restore_commit(n);
@@ -664,6 +672,8 @@ void restore_run(shard *s, const shard_call *c, const wire_restore *m)
     int rc = ask_restore(s, m, c->deadline, &reply, &old);
     if (!rc && old && m->verb == RESTORE_COMMIT)
         wait_drop(s, PERSIA_ESTALE, OTHER_ROWS);
+    if (!rc && reply.done && m->verb == RESTORE_COMMIT)
+        rc = logged_wait(s);
     if (m->verb == RESTORE_PREPARE && s->env.wake)
         s->env.wake(s->env.ctx, 0);
     call_reply(c, rc, &reply);

@@ -61,7 +61,7 @@ enum job_state {
 
 /* What belongs to a cut of the rows. */
 typedef struct job_moment {
-    uint64_t restore, updates, step, t;
+    uint64_t restore, updates, step, t, log;
     wire_ledger *ledgers; /* the job's, by free() */
     size_t ledgers_room, ledgers_n;
 } job_moment;
@@ -113,6 +113,8 @@ struct job {
     uint64_t *here;     /* [tables_n] rows of this shard in them */
     int in_place;       /* there is no room for rows beside those in use */
     int exchanged;      /* the rows are in use */
+    wire_memory memory; /* of the request, for the log: */
+    wire_span request;  /* empty: there is no log */
 };
 
 /* ---- job.c -------------------------------------------------------------- */

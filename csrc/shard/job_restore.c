@@ -7,6 +7,7 @@
 
 void restore_free(job *n)
 {
+    persia_wire_memory_free(&n->memory);
     for (uint32_t i = 0; n->staged && i < n->tables_n; i++)
         persia_table_destroy(n->staged[i]);
     free(n->staged);
@@ -80,7 +81,10 @@ int restore_make(shard *s, const wire_restore *m, uint64_t deadline,
         return persia_err_set(PERSIA_ENOMEM, "no memory for a restore");
     if (m->pushes_n)
         memcpy(n->pushes, m->pushes, m->pushes_n * sizeof *n->pushes);
-    rc = take_files(n, m);
+    persia_wire_memory_init(&n->memory);
+    rc = logged_restore_keep(s, m, &n->memory, &n->request);
+    if (!rc)
+        rc = take_files(n, m);
     if (!rc)
         rc = ledger_create(LEDGER_STREAMS, &n->ledger);
     return rc ? rc : ledger_fill(n->ledger, m->ledgers, m->ledgers_n);
@@ -259,6 +263,12 @@ static int exchange(void *ctx)
     int rc = exchange_tables(n, n->tables_n);
     if (rc)
         return rc;
+    if ((rc = logged_restore(s, &n->request))) {
+        char text[512];
+        snprintf(text, sizeof text, "%s", persia_err_text());
+        (void)exchange_tables(n, n->tables_n); /* back again */
+        return persia_err_set(rc, "%s", text);
+    }
     rows_are_there(n);
     ledger_exchange(s->ledger, n->ledger, &s->lineage, n->lineage);
     atomic_store(&s->restored, n->moment.restore);

@@ -49,6 +49,7 @@ static int take_cut(void *ctx)
     n->moment.updates = persia_tables_updates(s->p);
     n->moment.t = persia_tables_t(s->p);
     n->moment.step = wait_step(s);
+    n->moment.log = s->log ? persia_log_end(s->log) : 0;
     return rc;
 }
 

@@ -39,6 +39,8 @@ typedef void (*shard_done)(void *ctx, int rc, shard_reply *reply);
 typedef struct shard_pull {
     const wire_pull *m;
     pull_job *jobs;
+    const void *raw; /* as of shard_push */
+    size_t raw_n;
 } shard_pull;
 
 /* jobs: [m->tables_n] or NULL.  The direct body takes gradients as parts from
@@ -48,6 +50,8 @@ typedef struct shard_pull {
 typedef struct shard_push {
     const wire_push *m;
     push_job *jobs;
+    const void *raw; /* [raw_n] the message as it arrived; NULL: it did not */
+    size_t raw_n;
 } shard_push;
 
 /* All that is known of a method: X(as in WIRE_METHODS, name, its request's

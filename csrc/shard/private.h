@@ -8,6 +8,8 @@
  *   waits.c    what waits: parts of steps, pulls; Leave; the tick
  *   groups.c   parts of updates of several batches
  *   rows.c     whole rows
+ *   logged.c   what goes into the log, answers that wait for it
+ *   replay.c   what comes out of it
  *   job.c      snapshots and restores: states and requests; job_snapshot.c
  *              writes, job_restore.c reads and exchanges
  *   ends.c     waiting for the threads of snapshots and restores at the end
@@ -21,6 +23,7 @@
 
 #include "shard/buffers.h"
 #include "shard/job.h"
+#include "shard/logged.h"
 #include "shard/shard.h"
 
 #include <pthread.h>
@@ -93,7 +96,9 @@ typedef struct push_call {
                              head of a part's copies: wait_begin_locked() */
     shard_call call;
     const wire_push *m;
-    push_job *jobs; /* see shard_push */
+    push_job *jobs; /* see shard_push, and: */
+    const void *raw;
+    size_t raw_n;
     ledger_key key;
     ledger_flight flight;
     /* Why it is not applied, of this part alone: */
@@ -122,7 +127,14 @@ struct shard {
     _Atomic(uint32_t) calls; /* see persia_shard_set_calls() */
     _Atomic(uint64_t) pulls, pushes, duplicates, failed;
 
+    updates_log *log; /* or NULL */
+    int replaying;    /* from the beginning of a shard with a log on, until
+                         persia_shard_replay() is through; no client is there */
+    pthread_mutex_t late_lock; /* guards: */
+    late_answer *late;         /* in no order */
+
     pthread_mutex_t declare_lock; /* one Declare at a time; guards writes: */
+    uint32_t logged_tables; /* that the log has */
     /* of all shards, as declared; set before its table can be seen */
     _Atomic(uint64_t) capacity[TABLES_MAX];
 
@@ -145,6 +157,10 @@ struct shard {
     _Atomic(int) replacing; /* a job is about to fill them */
     jobs jobs;
 };
+
+/* A call of this process, which is answered through done(). */
+shard_call direct_call_begin(shard_ref *to, uint64_t deadline,
+                             shard_done done, void *ctx);
 
 /* ---- shard.c ------------------------------------------------------------ */
 
@@ -188,8 +204,15 @@ void push_reply(shard *s, push_call *c, const wire_push_reply *reply);
 void push_reply_status(shard *s, push_call *c, uint32_t status);
 /* What the ledger says about an update that is not new. */
 void push_reply_state(shard *s, push_call *c, enum ledger_state state);
-/* Off the stack; NULL: it was answered that there is no memory. */
+/* Off the stack, unless it is; NULL: it was answered that there is no
+ * memory. */
 push_call *push_keep(const push_call *c);
+/* Whether its tables, settings, ids and clocks are those of this shard. */
+int push_check(const shard *s, const shard_push *a);
+/* Answers the parts of an update, and the copies that wait; `reply`: to the
+ * first part. */
+void push_answer_all(shard *s, push_call **parts, uint32_t n, int rc,
+                     const char *text, const wire_push_reply *reply);
 /* Applies n whole updates' parts as one (the parts of a step in the order of
  * their ranks; or one update), and answers.  Parts that were applied or
  * settled before are answered so, and the others are applied without them. */

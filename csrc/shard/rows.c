@@ -79,12 +79,15 @@ static int put_rows(void *ctx)
     table *t;
     int rc = check_rows(s, &m->caller);
     if (!rc && m->drop)
-        return persia_tables_drop(s->p, m->no);
+        return (rc = logged_rows(s, m)) ? rc
+                                        : persia_tables_drop(s->p, m->no);
     if (rc || (rc = find_table(s, m->no, &t)) ||
         (rc = check_ids_here(s, t, m->ids, m->n)))
         return rc;
     if (m->erase)
-        return persia_table_erase(t, m->n, m->ids, &p->erased);
+        return (rc = logged_rows(s, m))
+                   ? rc
+                   : persia_table_erase(t, m->n, m->ids, &p->erased);
     const table_config *c = persia_table_get_config(t);
     if (m->n && (m->dim != c->dim || !m->vectors))
         return persia_err_set(PERSIA_ESHAPE,
@@ -102,6 +105,8 @@ static int put_rows(void *ctx)
                               "table %s: PutRows with clear has no "
                               "rows; put them afterwards",
                               c->name);
+    if ((rc = logged_rows(s, m)))
+        return rc;
     return m->clear ? persia_table_clear(t)
                     : persia_table_set(t, m->n, m->ids, m->vectors, m->state);
 }
@@ -109,8 +114,11 @@ static int put_rows(void *ctx)
 void put_rows_run(shard *s, const shard_call *c, const wire_rows *m)
 {
     putting p = {.s = s, .m = m};
-    int rc = m->drop ? persia_tables_between(s->p, put_rows, &p)
-                     : persia_tables_change(s->p, put_rows, &p);
+    int rc = m->drop || s->log
+                 ? persia_tables_between(s->p, put_rows, &p)
+                 : persia_tables_change(s->p, put_rows, &p);
+    if (!rc)
+        rc = logged_wait(s);
     const wire_rows reply = {.no = m->no, .erased = p.erased};
     call_reply(c, rc, &reply);
 }

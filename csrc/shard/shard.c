@@ -53,12 +53,15 @@ int persia_shard_create(tables *tables, const shard_config *config,
     s->no = config->shard;
     s->shards = config->shards;
     s->message_limit = config->message_limit;
+    s->log = config->log;
+    s->replaying = config->log != NULL;
     s->boot = config->boot;
     atomic_init(&s->lineage, config->lineage);
     s->born = persia_clock_ns();
     s->wake_at = UINT64_MAX;
     sync_init(&s->sync);
     pthread_mutex_init(&s->declare_lock, NULL);
+    pthread_mutex_init(&s->late_lock, NULL);
     pthread_mutex_init(&s->wait_lock, NULL);
     jobs_init(&s->jobs);
     if ((rc = ledger_create(LEDGER_STREAMS, &s->ledger)) ||
@@ -79,6 +82,7 @@ void persia_shard_destroy(shard *s)
     sync_free(&s->sync);
     groups_free(s);
     pthread_mutex_destroy(&s->declare_lock);
+    pthread_mutex_destroy(&s->late_lock);
     pthread_mutex_destroy(&s->wait_lock);
     jobs_free(&s->jobs);
     free(s);

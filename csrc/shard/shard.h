@@ -33,6 +33,7 @@
 #define PERSIA_SHARD_H
 
 #include "ckpt/ckpt.h"
+#include "log/log.h"
 #include "shard/acks.h"
 #include "shard/gaps.h"
 #include "shard/ledger.h"
@@ -72,6 +73,9 @@ typedef struct shard_config {
     uint64_t lineage;       /* of the rows; random, not 0 */
     uint64_t message_limit; /* bytes of a packed answer, at least 4096 */
     shard_env env;
+    /* Or NULL.  It is being read, and must outlive the shard; before any other
+     * client calls, persia_shard_replay() must have returned. */
+    updates_log *log;
 } shard_config;
 
 /* The tables must outlive the shard. */
@@ -88,6 +92,10 @@ PERSIA_API int persia_shard_direct(shard *s, shard_ref **out);
  * on.  The text lasts. */
 PERSIA_API void persia_shard_refuse(shard_ref *direct, int code,
                                     const char *text);
+/* Applies the records of the log from a position on, which a cut of the rows
+ * that are there had; then the log is appended to. */
+PERSIA_API int persia_shard_replay(shard *s, shard_ref *direct, uint64_t from,
+                                   log_progress *progress, log_found *found);
 /* So many calls may wait at once (0: any number): pulls that wait leave half
  * of them, and one for each rank of steps, to updates; more ranks than that
  * cannot train in step. */

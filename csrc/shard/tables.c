@@ -166,7 +166,9 @@ int persia_tables_push_noted(tables *p, push_job *jobs, size_t jobs_n,
     pthread_rwlock_rdlock(&p->gate);
     int rc = note ? note->before(note->ctx) : PERSIA_OK;
     if (!rc)
-        rc = persia_table_push(p->s, jobs, jobs_n);
+        rc = persia_table_push_ready(p->s, jobs, jobs_n,
+                                     note ? note->ready : NULL,
+                                     note ? note->ctx : NULL);
     if (!rc || push_started(jobs, jobs_n)) {
         atomic_fetch_add(&p->updates, !note || !note->skips);
         if (note)
@@ -219,4 +221,11 @@ void persia_tables_note_t(tables *p, uint64_t t)
 void persia_tables_set_t(tables *p, uint64_t t)
 {
     atomic_store(&p->t, t);
+}
+
+void persia_tables_set_now(tables *p, uint32_t seconds)
+{
+    const uint32_t n = persia_tables_tables(p);
+    for (uint32_t i = 0; i < n; i++)
+        persia_table_set_now(p->tables[i], seconds);
 }

@@ -53,6 +53,9 @@ PERSIA_API int persia_tables_pull(tables *p, pull_job *jobs, size_t jobs_n);
 typedef struct tables_note {
     /* Before the push, which does not run if this is an error. */
     int (*before)(void *ctx);
+    /* After all was reserved, before the first row changes; an error refuses
+     * the push as a whole.  NULL: nothing. */
+    int (*ready)(void *ctx);
     /* After it: all was applied (rc is PERSIA_OK), or memory gave out when
      * some of it was; that counts as an update, too.  Not called when the
      * push was refused as a whole. */
@@ -85,6 +88,10 @@ PERSIA_API void persia_tables_set_updates(tables *p, uint64_t updates);
 PERSIA_API uint64_t persia_tables_t(const tables *p);
 PERSIA_API void persia_tables_note_t(tables *p, uint64_t t);
 PERSIA_API void persia_tables_set_t(tables *p, uint64_t t);
+
+/* The time of updates for policies that look at it, in seconds; 0: that of
+ * the machine. */
+PERSIA_API void persia_tables_set_now(tables *p, uint32_t seconds);
 
 #ifdef __cplusplus
 }

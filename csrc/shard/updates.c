@@ -13,6 +13,8 @@ enum { PIECE = 2048 }; /* rows that are widened, ids that are checked */
 
 push_call *push_keep(const push_call *c)
 {
+    if (c->kept)
+        return c->kept;
     push_call *kept = malloc(sizeof *kept);
     if (!kept) {
         call_fail(&c->call, PERSIA_ENOMEM, "no memory for an update that "
@@ -84,6 +86,9 @@ void push_reply_state(shard *s, push_call *c, enum ledger_state state)
     int code = PERSIA_OK;
     if (state == LEDGER_DONE)
         code = ledger_refusal(s->ledger, &c->key, text, sizeof text);
+    if (state == LEDGER_DONE && !code && s->log && !s->replaying &&
+        (code = persia_log_check(s->log))) /* it may not last */
+        snprintf(text, sizeof text, "%s", persia_err_text());
     if (is_stale(s, &c->m->caller)) /* it is another ledger's */
         push_reply_status(s, c, PUSH_STALE_LINEAGE);
     else if (code)
@@ -135,7 +140,7 @@ static int check_table(const shard *s, const wire_push_table *m,
     return check_ids(s, t, m->ids, m->grads.n);
 }
 
-static int check_push(const shard *s, const shard_push *a)
+int push_check(const shard *s, const shard_push *a)
 {
     const wire_push *m = a->m;
     uint8_t seen[WIRE_TABLES_MAX] = {0};
@@ -177,6 +182,9 @@ typedef struct update {
     uint64_t step;     /* 0: none */
     uint64_t t;        /* of its parts with tables; 0: it has none */
     int applied;       /* as a whole or in part */
+    int bare;          /* without ids: apply_empty() */
+    uint64_t logged;   /* behind its record */
+    late_answer *late; /* or NULL */
     uint64_t updates;  /* of the shard, when it was */
 } update;
 
@@ -446,6 +454,13 @@ static int update_before(void *ctx)
     return rc;
 }
 
+/* The last that may fail. */
+static int update_ready(void *ctx)
+{
+    update *u = ctx;
+    return logged_push(u->s, u->calls, u->n, u->bare, &u->logged);
+}
+
 static void update_after(void *ctx, int rc)
 {
     update *u = ctx;
@@ -516,18 +531,26 @@ static int is_refused_here(const update *u, int rc)
  * ids, so that counts and clocks, and Adam's t with them, move alike. */
 static void apply_empty(update *u, const tables_note *note)
 {
+    u->bare = 1;
     for (size_t j = 0; j < u->jobs_n; j++)
         u->jobs[j].parts_n = 0;
     (void)persia_tables_push_noted(u->s->p, u->jobs, u->jobs_n, note);
 }
 
-/* The counts of a step are in the answer to its first part, so that ranks may
- * add theirs up. */
-static void update_answer_all(update *u, int rc, const char *text)
+void push_answer_all(shard *s, push_call **parts, uint32_t n, int rc,
+                     const char *text, const wire_push_reply *reply)
 {
     const wire_push_reply applied = {.status = PUSH_APPLIED,
-                                     .updates = u->updates};
-    wire_push_reply reply = applied;
+                                     .updates = reply->updates};
+    for (uint32_t i = 0; i < n; i++)
+        part_answer(s, parts[i], rc, text, i ? &applied : reply);
+}
+
+/* The counts of a step are in the answer to its first part, so that ranks may
+ * add theirs up.  Where the log syncs the answer waits for it. */
+static void update_answer_all(update *u, int rc, const char *text)
+{
+    wire_push_reply reply = {.status = PUSH_APPLIED, .updates = u->updates};
     for (size_t j = 0; j < u->jobs_n && !rc; j++) {
         reply.created += u->jobs[j].created;
         reply.refused += u->jobs[j].refused;
@@ -535,10 +558,18 @@ static void update_answer_all(update *u, int rc, const char *text)
         reply.nonfinite += u->jobs[j].nonfinite;
         reply.touched += u->jobs[j].touched;
     }
-    for (uint32_t i = 0; i < u->n; i++) {
-        part_answer(u->s, u->calls[i], rc, text, &reply);
-        reply = applied;
+    late_answer *late = u->late;
+    u->late = NULL;
+    if (!late || !u->applied) {
+        free(late);
+        push_answer_all(u->s, u->calls, u->n, rc, text, &reply);
+        return;
     }
+    late->end = u->logged;
+    late->rc = rc;
+    late->reply = reply;
+    snprintf(late->text, sizeof late->text, "%s", text);
+    late_keep(u->s, late);
 }
 
 /* None of an update was applied. */
@@ -555,10 +586,13 @@ static int apply_parts(shard *s, push_call **calls, uint32_t n)
     optim_args few[FEW];
     update u = {.s = s, .calls = calls, .n = n, .step = calls[0]->m->step,
                 .few = few};
-    tables_note note = {.before = update_before, .after = update_after,
-                        .ctx = &u, .skips = n == 1 && calls[0]->m->skips};
+    tables_note note = {.before = update_before, .ready = update_ready,
+                        .after = update_after, .ctx = &u,
+                        .skips = n == 1 && calls[0]->m->skips};
     char text[1024] = "";
-    int rc = build(&u);
+    int rc = late_make(s, calls, n, &u.late);
+    if (!rc)
+        rc = build(&u);
     if (!rc)
         rc = persia_tables_push_noted(s->p, u.jobs, u.jobs_n, &note);
     const int whole = !u.some_are_out;
@@ -571,6 +605,7 @@ static int apply_parts(shard *s, push_call **calls, uint32_t n)
     }
     buffer_give(u.wide);
     if (!whole) {
+        free(u.late);
         persia_wire_memory_free(&u.memory);
         return 0;
     }
@@ -636,6 +671,9 @@ static void park_copy(shard *s, const push_call *copy)
 
 static void apply_alone(shard *s, push_call *c)
 {
+    /* Its answer may wait. */
+    if (s->log && persia_log_syncs(s->log) && !(c = push_keep(c)))
+        return;
     enum ledger_state state = ledger_begin(s->ledger, &c->key, &c->flight,
                                            NULL);
     if (state == LEDGER_BUSY)
@@ -647,8 +685,9 @@ static void apply_alone(shard *s, push_call *c)
 void push_run(shard *s, const shard_call *call, const shard_push *a)
 {
     const wire_push *m = a->m;
-    push_call c = {.call = *call, .m = m, .jobs = a->jobs};
-    int rc = check_push(s, a);
+    push_call c = {.call = *call, .m = m, .jobs = a->jobs, .raw = a->raw,
+                   .raw_n = a->raw_n};
+    int rc = push_check(s, a);
     c.key = (ledger_key){m->stream, m->number, m->settled,
                          owner_of(&m->caller)};
     if (rc)

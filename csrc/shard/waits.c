@@ -230,7 +230,9 @@ int wait_open(shard *s, const wire_hello *m, wire_hello_reply *out)
             dropped = sync_take_one(&s->sync, i, &n);
     }
     pthread_mutex_unlock(&s->wait_lock);
-    out->taken = (uint32_t)taken;
+    out->taken = !rc && taken;
+    if (!rc)
+        rc = logged_claim(s, m);
     if (dropped)
         fail_parts(s, dropped, n, PERSIA_EUNAVAILABLE, "another client has "
                    "opened the stream of this part of a step");

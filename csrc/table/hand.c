@@ -166,5 +166,10 @@ void hand_touch_locked(const table *t, const stripe *s, size_t n,
 void hand_look_locked(const table *t, stripe *s)
 {
     if (t->evict.reads_time)
-        s->hand.now = (uint32_t)persia_clock_seconds();
+        s->hand.now = t->now ? t->now : (uint32_t)persia_clock_seconds();
+}
+
+void persia_table_set_now(table *t, uint32_t seconds)
+{
+    t->now = seconds;
 }

@@ -36,13 +36,18 @@ static void job_finish(push_job *job)
 }
 
 /* All jobs, with their tables' gates held shared. */
-static int push_gated(sched *s, push_plan *plan)
+static int push_gated(sched *s, push_plan *plan, int (*ready)(void *ctx),
+                      void *ctx)
 {
     reservation *r = &plan->reservation;
     int rc = reservation_take(r, push_count_new, plan);
 
     if (rc)
         return rc;
+    if (ready && (rc = ready(ctx))) {
+        reservation_leave(r);
+        return rc;
+    }
     for (size_t j = 0; j < plan->jobs_n; j++)
         job_start(plan, j);
     rc = persia_sched_for_rows(s, plan->first_stripe[plan->jobs_n],
@@ -54,6 +59,12 @@ static int push_gated(sched *s, push_plan *plan)
 }
 
 int persia_table_push(sched *s, push_job *jobs, size_t jobs_n)
+{
+    return persia_table_push_ready(s, jobs, jobs_n, NULL, NULL);
+}
+
+int persia_table_push_ready(sched *s, push_job *jobs, size_t jobs_n,
+                            int (*ready)(void *ctx), void *ctx)
 {
     push_plan plan;
     int rc = persia_fork_check("table_push");
@@ -71,7 +82,7 @@ int persia_table_push(sched *s, push_job *jobs, size_t jobs_n)
         return rc;
     for (size_t j = 0; j < jobs_n; j++)
         pthread_rwlock_rdlock(&plan.reservation.claims[j].t->gate);
-    rc = push_gated(s, &plan);
+    rc = push_gated(s, &plan, ready, ctx);
     for (size_t j = 0; j < jobs_n; j++)
         pthread_rwlock_unlock(&plan.reservation.claims[j].t->gate);
     return rc;

@@ -81,6 +81,8 @@ struct table {
     uint64_t making;  /* rows that claims in flight may make */
     uint64_t growth;  /* bytes announced for pages that widen */
     _Atomic(int) shallow; /* a directory had no memory: pages are large */
+    uint32_t now;          /* persia_table_set_now(); no other thread has the
+                              table then */
     uint64_t expected;     /* rows; written while no other thread knows it */
     table_cut *cut;        /* guarded by gate, held exclusively */
     mem_blocks blocks;     /* the stripes' index pages */

@@ -117,6 +117,13 @@ PERSIA_API int persia_table_check_optim(const table_config *config,
  * checked for all jobs, and their memory is taken, before the first row
  * changes. */
 PERSIA_API int persia_table_push(sched *s, push_job *jobs, size_t jobs_n);
+/* The same; ready(ctx) runs when nothing can fail any more and nothing has
+ * changed yet.  Its error refuses the push. */
+PERSIA_API int persia_table_push_ready(sched *s, push_job *jobs, size_t jobs_n,
+                                       int (*ready)(void *ctx), void *ctx);
+/* The time that policies which look at it see, in seconds; 0: that of the
+ * machine. */
+PERSIA_API void persia_table_set_now(table *t, uint32_t seconds);
 
 /* Whole rows.  state is [n, state_floats] or NULL; found[i] is 1 if ids[i]
  * has a row (else its initial value is given), found may be NULL. */

@@ -374,10 +374,11 @@ static const wire_field snapshot_reply_fields[] = {
     [7] = F(wire_snapshot_reply, rows_written, U64, "rows_written"),
     [8] = F(wire_snapshot_reply, t, U64, "t"),
     [14] = F(wire_snapshot_reply, restore, FIXED64, "restore"),
+    [15] = F(wire_snapshot_reply, log, U64, "log"),
 };
 static const wire_type snapshot_reply_type = {
     .name = "SnapshotReply", .size = sizeof(wire_snapshot_reply),
-    .fields = snapshot_reply_fields, .fields_n = 14
+    .fields = snapshot_reply_fields, .fields_n = 15
 };
 
 static const wire_field restore_fields[] = {

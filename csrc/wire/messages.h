@@ -419,6 +419,7 @@ typedef struct wire_snapshot_reply {
     uint64_t rows_written;
     uint64_t t; /* the highest applied at the cut */
     uint64_t restore; /* see HelloReply, at the cut */
+    uint64_t log; /* position in the server's log at the cut */
 } wire_snapshot_reply;
 
 typedef struct wire_restore {

@@ -44,6 +44,7 @@ class Snapshot(pydantic.BaseModel):
     t: int | None = None
     slots: Literal[4096, 65536] = 65536  # see Manifest
     restore: int = 0
+    log: int = 0  # position in the server's log
     tables: list[dict[str, str | int | float]]
     pushes: list[int]
     ledgers: list[manifests.Ledger]
@@ -62,6 +63,7 @@ class Snapshot(pydantic.BaseModel):
             t=answer["t"],
             slots=manifests.SLOTS,
             restore=answer["restore"],
+            log=answer["log"],
             tables=hello["tables"][: len(answer["pushes"])],
             pushes=answer["pushes"],
             ledgers=[
@@ -87,6 +89,10 @@ class Snapshot(pydantic.BaseModel):
                 for table, name, rows, size, crc in answer["files"]
             ],
         )
+
+    def encode(self) -> bytes:
+        """The bytes of its file."""
+        return manifests.encode_manifest(self.model_dump(mode="json"))
 
     @classmethod
     def decode(cls, raw: bytes, path: Path) -> Snapshot:

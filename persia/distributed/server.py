@@ -16,7 +16,7 @@ import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pydantic
 from pydantic import Field
@@ -28,6 +28,7 @@ from persia.checkpoint import files
 from persia.checkpoint import manifest as manifests
 from persia.checkpoint.ledgers import Numbers
 from persia.checkpoint.snapshot import SNAPSHOT, Snapshot
+from persia.distributed.durable import Log
 from persia.distributed.serving import (
     Listening,
     Signals,
@@ -43,7 +44,7 @@ from persia.errors import (
 
 __all__ = ["ServeConfig", "Server", "find_shard", "serve"]
 
-_LOG = 2  # the file of lines about who was denied, who changed what
+_LINES = 2  # the file of lines about who was denied, who changed what
 _WAIT = 3600.0  # seconds that a call within the process may take
 _POLL = 0.02  # seconds between questions whether something is done
 _SAVE_SECONDS = 3.0  # that a save on exit has, whatever --grace says
@@ -112,8 +113,40 @@ class ServeConfig(Listening):
         "restores, whole rows.",
     )
 
+    durable: Literal["off", "process", "disk"] = Field(
+        "off",
+        description="What an acknowledged update survives: off (nothing: "
+        "what came after the last checkpoint is lost, and reported), process "
+        "(a crash of the server), disk (a power cut, too).",
+    )
+    log: Path | None = Field(
+        None,
+        description="Folder of the log of --durable, on a disk of this "
+        "server's; each server has its own folder in it.",
+    )
+    log_limit: pydantic.ByteSize | None = Field(
+        None,
+        ge=1 << 16,
+        description="Bytes of the log from which on the server writes its "
+        "rows beside it, such as 4GiB (default: 1GiB).",
+    )
+    log_from: Literal["cut"] | None = Field(
+        None,
+        description="cut: begin with the rows that were written last, "
+        "without the records behind them, where the log is damaged.",
+    )
+
     @pydantic.model_validator(mode="after")
     def _check(self) -> ServeConfig:
+        if self.durable != "off" and self.log is None:
+            raise ValueError(
+                f"--durable {self.durable} needs a folder for its log: "
+                "--log /var/lib/persia"
+            )
+        if self.durable == "off" and self.log is not None:
+            raise ValueError(
+                "--log without --durable: give --durable process or disk"
+            )
         for name in ("restore", "save_on_exit"):
             if getattr(self, name) is not None and self.checkpoints is None:
                 option = name.replace("_", "-")
@@ -203,6 +236,11 @@ class Server:
         self._security = config.security(
             admin_token_file=config.admin_token_file
         )
+        self._log = (
+            Log(config, self.shard, self.shards)
+            if config.durable != "off"
+            else None
+        )
         self._core = _core.Server(
             namespace=config.namespace,
             shard=self.shard,
@@ -214,7 +252,8 @@ class Server:
             checkpoints=str(config.checkpoints)
             if config.checkpoints is not None
             else None,
-            log=_LOG,
+            lines=_LINES,
+            log=self._log.arguments() if self._log is not None else None,
         )
         self._channel = self._core.channel(_WAIT)
 
@@ -261,6 +300,34 @@ class Server:
         """Frees the rows."""
         self._channel.close()
         self._core.close()
+
+    # ---- the log
+
+    def recover(self) -> bool:
+        """Brings back what the log has; see :meth:`Log.recover`. Whether
+        there was anything."""
+        if self._log is None:
+            return False
+
+        def read(root: str, folder: str, cut: Snapshot) -> int:
+            return self._read_rows(
+                root, folder, cut.tables, cut.lineage, cut.part()
+            )
+
+        found = self._log.recover(self._core, read)
+        hello = self._channel.hello(self.config.namespace, 0)
+        if hello["tables"]:
+            say(
+                f"recovered from {self._log.path}: {hello['updates']:,} "
+                f"updates, the last {found['records']:,} records from the log"
+            )
+        return bool(hello["tables"])
+
+    def cutting(self) -> contextlib.AbstractContextManager[None]:
+        """Keeps the log short meanwhile."""
+        if self._log is None:
+            return contextlib.nullcontext()
+        return self._log.cutting(self._core, self._write_rows)
 
     # ---- checkpoints
 
@@ -463,9 +530,9 @@ class Server:
     def _save(self, own: str, root: files.LocalRoot) -> int:
         with root.writing() as temporary:
             snapshot = self._write_rows(own, temporary)
-            text = manifests.encode_manifest(snapshot.model_dump(mode="json"))
             files.write_file(
-                temporary / SNAPSHOT, lambda file: file.write(text)
+                temporary / SNAPSHOT,
+                lambda file: file.write(snapshot.encode()),
             )
             files.sync_folder(temporary)
             root.replace(temporary, files.ROWS)
@@ -510,7 +577,8 @@ def serve(config: ServeConfig) -> None:
             with contextlib.closing(Server(config)) as server:
                 _prepare(server)
                 signals.keep()
-                _run(server, signals)
+                with server.cutting():
+                    _run(server, signals)
         except Stopped:
             say("stopping: nothing was served, nothing is saved")
 
@@ -519,7 +587,8 @@ def _prepare(server: Server) -> None:
     config = server.config
     if config.save_on_exit is not None:
         server.check_save(config.save_on_exit)
-    if config.restore is not None:
+    recovered = server.recover()
+    if config.restore is not None and not recovered:
         rows = server.restore()
         what = "none" if rows is None else f"{rows:,}"
         say(f"restored {config.restore}: {what} rows")

@@ -120,10 +120,10 @@ server server_start(uint32_t shard, uint32_t shards, const char *folder)
 server server_limited(uint32_t shard, uint32_t shards, const char *folder,
                       uint64_t limit)
 {
-    return server_logged(shard, shards, folder, limit, 0);
+    return server_with_lines(shard, shards, folder, limit, 0);
 }
 
-server server_logged(uint32_t shard, uint32_t shards, const char *folder,
+server server_with_lines(uint32_t shard, uint32_t shards, const char *folder,
                      uint64_t limit, int log)
 {
     server v = {0};
@@ -132,7 +132,7 @@ server server_logged(uint32_t shard, uint32_t shards, const char *folder,
                               .shard = shard,
                               .shards = shards,
                               .message_limit = 64 << 20,
-                              .log = log};
+                              .lines = log};
     if (persia_ckpt_root_open(&v.root) ||
         (folder && persia_ckpt_root_set(v.root, folder)))
         fail_msg("%s", persia_err_text());

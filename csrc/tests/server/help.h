@@ -61,7 +61,7 @@ server server_start(uint32_t shard, uint32_t shards, const char *folder);
 server server_limited(uint32_t shard, uint32_t shards, const char *folder,
                       uint64_t limit);
 /* The same with a file descriptor of its log. */
-server server_logged(uint32_t shard, uint32_t shards, const char *folder,
+server server_with_lines(uint32_t shard, uint32_t shards, const char *folder,
                      uint64_t limit, int log);
 void server_stop(server *v);
 wire_caller caller_of(const server *v);

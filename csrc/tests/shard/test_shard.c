@@ -128,7 +128,7 @@ static void updates_count_pushes_that_succeed(void **state)
 /* A note counts the pushes of row 5; each adds 1 to it. */
 typedef struct noted {
     tables *p;
-    int refuse, before, after, code;
+    int refuse, refuse_ready, before, ready, after, code;
     table_cut *cut;
     int after_at_cut;
 } noted;
@@ -138,6 +138,13 @@ static int note_before(void *ctx)
     noted *n = ctx;
     n->before++;
     return n->refuse ? persia_err_set(PERSIA_ESTALE, "no") : PERSIA_OK;
+}
+
+static int note_ready(void *ctx)
+{
+    noted *n = ctx;
+    n->ready++;
+    return n->refuse_ready ? persia_err_set(PERSIA_EIO, "no") : PERSIA_OK;
 }
 
 static void note_after(void *ctx, int rc)
@@ -158,7 +165,8 @@ static int push_noted(noted *n, float gradient)
                     .parts = &part,
                     .parts_n = 1,
                     .optim = &optim};
-    tables_note note = {note_before, note_after, n, 0};
+    tables_note note = {.before = note_before, .ready = note_ready,
+                        .after = note_after, .ctx = n};
     int rc = persia_tables_push_noted(n->p, &job, 1, &note);
     assert_true(rc == PERSIA_OK ? job.touched == 1 : job.touched == 0);
     return rc;
@@ -179,13 +187,29 @@ static void a_note_belongs_to_its_update(void **state)
     assert_int_equal(n.code, PERSIA_OK);
     assert_int_equal(push_noted(&n, (float)NAN), PERSIA_ENONFINITE);
     assert_int_equal(n.before, 2);
+    assert_int_equal(n.ready, 1); /* it was refused before */
     assert_int_equal(n.after, 1);
     n.refuse = 1;
     assert_int_equal(push_noted(&n, 1), PERSIA_ESTALE);
+    assert_int_equal(n.ready, 1);
+    assert_int_equal(n.after, 1);
+    n.refuse = 0;
+    n.refuse_ready = 1;
+    float had[4], has[4];
+    const uint64_t id = 5;
+    uint8_t found;
+    table *t = persia_tables_table(n.p, 0);
+    assert_int_equal(persia_table_get(t, 1, &id, had, NULL, &found), 0);
+    assert_int_equal(push_noted(&n, 1), PERSIA_EIO);
+    assert_int_equal(persia_table_get(t, 1, &id, has, NULL, &found), 0);
+    assert_memory_equal(had, has, sizeof had);
+    n.refuse_ready = 0;
+    assert_int_equal(n.ready, 2);
     assert_int_equal(n.after, 1);
     assert_int_equal(persia_tables_updates(n.p), 1);
     /* an update without any table */
-    tables_note note = {note_before, note_after, &n, 0};
+    tables_note note = {.before = note_before, .ready = note_ready,
+                        .after = note_after, .ctx = &n};
     n.refuse = 0;
     assert_int_equal(persia_tables_push_noted(n.p, NULL, 0, &note), PERSIA_OK);
     assert_int_equal(n.after, 2);

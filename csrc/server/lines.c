@@ -1,4 +1,4 @@
-#include "server/log.h"
+#include "server/lines.h"
 
 #include <poll.h>
 #include <stdarg.h>
@@ -11,14 +11,14 @@
 enum { LINES = 3, TEXT = 1024 };
 #define MINUTE_NS ((uint64_t)60 * 1000000000)
 
-static const char *const names[LOG_KINDS] = {
-    [LOG_DENIED] = "denied",   [LOG_RESTORED] = "restored",
-    [LOG_CLEARED] = "cleared", [LOG_ERASED] = "erased",
-    [LOG_DROPPED] = "dropped", [LOG_TAKEOVER] = "takeover"};
+static const char *const names[LINE_KINDS] = {
+    [LINE_DENIED] = "denied",   [LINE_RESTORED] = "restored",
+    [LINE_CLEARED] = "cleared", [LINE_ERASED] = "erased",
+    [LINE_DROPPED] = "dropped", [LINE_TAKEOVER] = "takeover"};
 
-void log_init(server_log *l, int fd)
+void lines_init(server_lines *l, int fd)
 {
-    *l = (server_log){.fd = fd};
+    *l = (server_lines){.fd = fd};
     pthread_mutex_init(&l->lock, NULL);
 }
 
@@ -38,7 +38,7 @@ static size_t smaller(size_t n, size_t most)
 }
 
 /* Whether the file took it. */
-static int write_line(const server_log *l, enum log_kind kind,
+static int write_line(const server_lines *l, enum line_kind kind,
                       const char *fields)
 {
     char text[TEXT];
@@ -54,7 +54,7 @@ static int write_line(const server_log *l, enum log_kind kind,
            write(l->fd, text, n) == (ssize_t)n;
 }
 
-static void write_count_locked(server_log *l, enum log_kind kind)
+static void write_count_locked(server_lines *l, enum line_kind kind)
 {
     char text[64];
     if (!l->of[kind].more)
@@ -65,11 +65,11 @@ static void write_count_locked(server_log *l, enum log_kind kind)
         l->of[kind].more = 0;
 }
 
-uint64_t log_counts(server_log *l, uint64_t now)
+uint64_t lines_count(server_lines *l, uint64_t now)
 {
     uint64_t next = UINT64_MAX;
     pthread_mutex_lock(&l->lock);
-    for (int kind = 0; kind < LOG_KINDS; kind++) {
+    for (int kind = 0; kind < LINE_KINDS; kind++) {
         if (l->of[kind].until > now || !l->of[kind].until) {
             if (l->of[kind].more && l->of[kind].until < next)
                 next = l->of[kind].until;
@@ -83,21 +83,21 @@ uint64_t log_counts(server_log *l, uint64_t now)
     return next;
 }
 
-void log_free(server_log *l)
+void lines_free(server_lines *l)
 {
-    for (int kind = 0; kind < LOG_KINDS; kind++)
+    for (int kind = 0; kind < LINE_KINDS; kind++)
         write_count_locked(l, kind);
     pthread_mutex_destroy(&l->lock);
 }
 
-uint64_t log_line(server_log *l, enum log_kind kind, const char *format, ...)
+uint64_t lines_write(server_lines *l, enum line_kind kind, const char *format, ...)
 {
     char fields[TEXT];
     va_list list;
     if (!l->fd)
         return UINT64_MAX;
     const uint64_t now = persia_clock_ns();
-    (void)log_counts(l, now);
+    (void)lines_count(l, now);
     va_start(list, format);
     vsnprintf(fields, sizeof fields, format, list);
     va_end(list);

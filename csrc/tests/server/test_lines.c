@@ -3,7 +3,7 @@
 
 #include <fcntl.h>
 
-#include "server/log.h"
+#include "server/lines.h"
 
 static int ends[2]; /* of a pipe: read, write */
 static char text[4096];
@@ -56,7 +56,7 @@ static void deny(server *v, uint32_t method)
 static void who_changes_what_is_logged(void **state)
 {
     (void)state;
-    server v = server_logged(0, 1, base, 0, ends[1]);
+    server v = server_with_lines(0, 1, base, 0, ends[1]);
     declare_two(&v, 1);
     assert_string_equal(said(), "");
     deny(&v, WIRE_SNAPSHOT);
@@ -110,27 +110,27 @@ static void many_lines_become_a_count(void **state)
     real_now = machine.now;
     machine.now = now;
     persia_system_install(&machine);
-    server_log l;
-    log_init(&l, ends[1]);
+    server_lines l;
+    lines_init(&l, ends[1]);
     for (int i = 0; i < 3; i++)
-        assert_true(log_line(&l, LOG_DENIED, "i=%d", i) == UINT64_MAX);
+        assert_true(lines_write(&l, LINE_DENIED, "i=%d", i) == UINT64_MAX);
     assert_int_equal(lines_of(said()), 3);
     uint64_t due = 0;
     for (int i = 0; i < 1000; i++)
-        due = log_line(&l, LOG_DENIED, "i=%d", i);
-    assert_true(log_line(&l, LOG_DROPPED, "other") == UINT64_MAX);
+        due = lines_write(&l, LINE_DENIED, "i=%d", i);
+    assert_true(lines_write(&l, LINE_DROPPED, "other") == UINT64_MAX);
     expect_line("dropped other");
-    assert_true(log_counts(&l, due - 1) == due);
+    assert_true(lines_count(&l, due - 1) == due);
     assert_string_equal(said(), "");
     later = 61 * (uint64_t)SECOND;
-    assert_true(log_counts(&l, persia_clock_ns()) == UINT64_MAX);
+    assert_true(lines_count(&l, persia_clock_ns()) == UINT64_MAX);
     expect_line("denied more=1000\n");
-    (void)log_line(&l, LOG_DENIED, "two\nlines");
+    (void)lines_write(&l, LINE_DENIED, "two\nlines");
     expect_line("denied two?lines\n");
     for (int i = 0; i < 5; i++)
-        (void)log_line(&l, LOG_DENIED, "i=%d", i);
+        (void)lines_write(&l, LINE_DENIED, "i=%d", i);
     assert_int_equal(lines_of(said()), 2);
-    log_free(&l);
+    lines_free(&l);
     expect_line("denied more=3\n");
     persia_system_install(NULL);
 }
@@ -140,15 +140,15 @@ static void a_full_pipe_costs_lines_alone(void **state)
 {
     static char fill[4096];
     (void)state;
-    server_log l;
-    log_init(&l, ends[1]);
+    server_lines l;
+    lines_init(&l, ends[1]);
     while (write(ends[1], fill, sizeof fill) > 0)
         ;
     assert_int_equal(fcntl(ends[1], F_SETFL, 0), 0); /* writing waits now */
-    assert_true(log_line(&l, LOG_DENIED, "lost") != UINT64_MAX);
+    assert_true(lines_write(&l, LINE_DENIED, "lost") != UINT64_MAX);
     while (read(ends[0], fill, sizeof fill) > 0)
         ;
-    log_free(&l);
+    lines_free(&l);
     expect_line("denied more=1\n");
 }
 

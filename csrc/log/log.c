@@ -1,0 +1,391 @@
+/* log.c: the life of a log, its states, and what it lets go of. */
+#include "log/private.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- states ------------------------------------------------------------- */
+
+/* The table of log.h: bit `to` of moves[from]. */
+static const unsigned moves[LOG_STATES] = {
+    [LOG_READING] = 1 << LOG_OPEN,
+    [LOG_OPEN] = 1 << LOG_FAILED,
+    [LOG_FAILED] = 1 << LOG_OPEN,
+};
+
+void log_move_locked(updates_log *l, enum log_state to)
+{
+    assert(moves[l->state] >> to & 1);
+    l->state = to;
+}
+
+int log_io_error(const char *what, const char *name, int code)
+{
+    return persia_err_set(PERSIA_EIO, "%s %s of the log failed: %s", what,
+                          name, strerror(code));
+}
+
+/* ---- segments ----------------------------------------------------------- */
+
+int segments_add(updates_log *l, uint64_t first)
+{
+    if (l->segments_n == l->segments_room) {
+        const size_t room = l->segments_room * 2 + 16;
+        uint64_t *grown = realloc(l->firsts, room * sizeof *grown);
+        if (!grown)
+            return persia_err_set(PERSIA_ENOMEM, "no memory for a log");
+        l->firsts = grown;
+        l->segments_room = room;
+    }
+    l->firsts[l->segments_n++] = first;
+    return PERSIA_OK;
+}
+
+static int found_file(void *ctx, const char *name)
+{
+    uint64_t first;
+    return segment_parse(name, &first) ? segments_add(ctx, first) : PERSIA_OK;
+}
+
+static int by_position(const void *a, const void *b)
+{
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* The segments that there are, in order. */
+static int segments_find(updates_log *l)
+{
+    int rc = l->disk->list(l->disk, found_file, l);
+    if (rc == PERSIA_ENOMEM)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a log");
+    if (rc)
+        return log_io_error("reading the folder", "", rc);
+    if (l->segments_n)
+        qsort(l->firsts, l->segments_n, sizeof *l->firsts, by_position);
+    return PERSIA_OK;
+}
+
+static int head_damaged(const char *name)
+{
+    return persia_err_set(PERSIA_ECORRUPT,
+                          "the log is damaged: %s, offset 0: this is no head "
+                          "of a segment",
+                          name);
+}
+
+/* The head of the first segment.  *holds: it is whole; a crash may have left a
+ * single one without, in which there is no record then. */
+static int first_head(updates_log *l, segment_head *h, int *holds)
+{
+    char name[SEGMENT_NAME];
+    size_t got;
+    uint64_t size = 0;
+    int file;
+    segment_name(l->firsts[0], name);
+    int rc = l->disk->open(l->disk, name, 0, &file);
+    if (rc)
+        return log_io_error("opening", name, rc);
+    rc = l->disk->read(l->disk, file, 0, h, sizeof *h, &got);
+    if (!rc)
+        rc = l->disk->size(l->disk, file, &size);
+    l->disk->close(l->disk, file);
+    if (rc)
+        return log_io_error("reading", name, rc);
+    *holds = got == sizeof *h && segment_head_holds(h, l->firsts[0]);
+    return *holds || (l->segments_n == 1 && size <= HEAD_BYTES)
+               ? PERSIA_OK
+               : head_damaged(name);
+}
+
+/* Whose the log is. */
+static int owner_check(updates_log *l)
+{
+    segment_head h;
+    int holds = 0;
+    if (!l->segments_n)
+        return PERSIA_OK;
+    int rc = first_head(l, &h, &holds);
+    if (rc)
+        return rc;
+    if (!holds)
+        return PERSIA_OK;
+    l->id = h.id;
+    const log_owner *o = &l->config.owner;
+    if (!strcmp(h.name_space, o->name_space) && h.shard == o->shard &&
+        h.shards == o->shards)
+        return PERSIA_OK;
+    return persia_err_set(PERSIA_EMISMATCH,
+                          "the log is of shard %u of %u of namespace '%s', "
+                          "this is shard %u of %u of '%s'",
+                          h.shard, h.shards, h.name_space, o->shard,
+                          o->shards, o->name_space);
+}
+
+/* ---- life --------------------------------------------------------------- */
+
+static int log_make(log_disk *disk, updates_log **out)
+{
+    updates_log *l = calloc(1, sizeof *l);
+    *out = NULL;
+    if (!l)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a log");
+    l->disk = disk;
+    l->file = -1;
+    l->wanted_at = PERSIA_FOREVER;
+    l->state = LOG_READING;
+    pthread_mutex_init(&l->lock, NULL);
+    persia_cond_init(&l->change);
+    boot_of_machine(l->boot);
+    *out = l;
+    return PERSIA_OK;
+}
+
+static void log_free(updates_log *l)
+{
+    pthread_cond_destroy(&l->change);
+    pthread_mutex_destroy(&l->lock);
+    free(l->firsts);
+    free(l);
+}
+
+int persia_log_open(log_disk *disk, const log_config *config,
+                    updates_log **out)
+{
+    int rc = log_make(disk, out);
+    updates_log *l = *out;
+    if (rc)
+        return rc;
+    l->config = *config;
+    l->writes = 1;
+    rc = persia_random_id(&l->id);
+    if (!rc)
+        rc = segments_find(l);
+    if (!rc)
+        rc = owner_check(l);
+    if (!rc)
+        return PERSIA_OK;
+    log_free(l);
+    *out = NULL;
+    return rc;
+}
+
+int persia_log_look(log_disk *disk, updates_log **out, log_owner *owner)
+{
+    segment_head h = {.id = 0};
+    int holds = 0;
+    int rc = log_make(disk, out);
+    updates_log *l = *out;
+    if (rc)
+        return rc;
+    rc = segments_find(l);
+    if (!rc && !l->segments_n)
+        rc = persia_err_set(PERSIA_EARG, "there is no log in this folder");
+    if (!rc)
+        rc = first_head(l, &h, &holds);
+    if (!rc && holds) {
+        l->id = h.id;
+        *owner = (log_owner){.shard = h.shard, .shards = h.shards};
+        memcpy(owner->name_space, h.name_space, sizeof owner->name_space);
+        l->config.owner = *owner;
+    } else if (!rc) {
+        rc = persia_err_set(PERSIA_EARG, "the log has no record yet");
+    }
+    if (!rc)
+        return PERSIA_OK;
+    log_free(l);
+    *out = NULL;
+    return rc;
+}
+
+void persia_log_on_sync(updates_log *l, void (*fn)(void *ctx), void *ctx)
+{
+    l->on_sync = fn;
+    l->on_sync_ctx = ctx;
+}
+
+/* Cuts off what lies behind the end in the last segment that is kept. */
+static int segment_resume(updates_log *l)
+{
+    char name[SEGMENT_NAME];
+    const uint64_t first = l->firsts[l->segments_n - 1];
+    segment_name(first, name);
+    int rc = l->disk->open(l->disk, name, 0, &l->file);
+    if (rc)
+        return log_io_error("opening", name, rc);
+    l->at = HEAD_BYTES + l->end - first;
+    rc = l->disk->cut(l->disk, l->file, l->at);
+    return rc ? log_io_error("cutting the torn tail off", name, rc)
+              : PERSIA_OK;
+}
+
+/* Removes segments behind the end, which have no record; or all. */
+static int segments_trim(updates_log *l, int all)
+{
+    while (l->segments_n &&
+           (all || l->firsts[l->segments_n - 1] >= l->end)) {
+        char name[SEGMENT_NAME];
+        segment_name(l->firsts[l->segments_n - 1], name);
+        int rc = l->disk->remove(l->disk, name);
+        if (rc)
+            return log_io_error("removing", name, rc);
+        l->segments_n--;
+    }
+    return PERSIA_OK;
+}
+
+int persia_log_begin(updates_log *l, const log_found *found)
+{
+    pthread_mutex_lock(&l->lock);
+    l->end = found->end;
+    l->cut = found->first;
+    int rc = segments_trim(l, found->behind);
+    if (!rc)
+        rc = l->segments_n ? segment_resume(l) : segment_begin_locked(l);
+    /* What was read is there; whether the disk has it is not known. */
+    if (!rc && l->config.level == LOG_DISK && (rc = l->disk->sync(l->disk,
+                                                                   l->file)))
+        rc = log_io_error("syncing", "the last segment", rc);
+    l->synced = l->config.level == LOG_DISK ? l->end : 0;
+    if (!rc)
+        log_move_locked(l, LOG_OPEN);
+    pthread_mutex_unlock(&l->lock);
+    return rc || l->config.level != LOG_DISK ? rc : sync_start(l);
+}
+
+void persia_log_close(updates_log *l)
+{
+    if (!l)
+        return;
+    sync_stop(l);
+    l->disk->close(l->disk, l->file);
+    l->disk->free(l->disk);
+    log_free(l);
+}
+
+/* ---- questions ---------------------------------------------------------- */
+
+int persia_log_syncs(const updates_log *l)
+{
+    return l->config.level == LOG_DISK;
+}
+
+static int failure_locked(const updates_log *l)
+{
+    return persia_err_set(PERSIA_EUNAVAILABLE, "%s", l->text);
+}
+
+uint64_t persia_log_first(const updates_log *l)
+{
+    return l->segments_n ? l->firsts[0] : 0;
+}
+
+int persia_log_check(updates_log *l)
+{
+    pthread_mutex_lock(&l->lock);
+    int rc = l->state == LOG_FAILED ? failure_locked(l) : PERSIA_OK;
+    pthread_mutex_unlock(&l->lock);
+    return rc;
+}
+
+int persia_log_synced(updates_log *l, uint64_t end, int *rc)
+{
+    pthread_mutex_lock(&l->lock);
+    const int is = l->synced >= end;
+    *rc = !is && l->state == LOG_FAILED ? failure_locked(l) : PERSIA_OK;
+    pthread_mutex_unlock(&l->lock);
+    return is;
+}
+
+int persia_log_wait(updates_log *l, uint64_t end)
+{
+    pthread_mutex_lock(&l->lock);
+    while (l->synced < end && l->state == LOG_OPEN && l->thread_runs)
+        persia_cond_wait(&l->change, &l->lock);
+    int rc = l->synced < end && l->state == LOG_FAILED ? failure_locked(l)
+                                                       : PERSIA_OK;
+    pthread_mutex_unlock(&l->lock);
+    return rc;
+}
+
+uint64_t persia_log_end(updates_log *l)
+{
+    pthread_mutex_lock(&l->lock);
+    const uint64_t end = l->end;
+    pthread_mutex_unlock(&l->lock);
+    return end;
+}
+
+log_counts persia_log_count(updates_log *l)
+{
+    pthread_mutex_lock(&l->lock);
+    const log_counts n = {.end = l->end,
+                          .synced = l->synced,
+                          .cut = l->cut,
+                          .records = l->records,
+                          .bytes = l->bytes,
+                          .refused = l->refused,
+                          .failed = l->state == LOG_FAILED};
+    pthread_mutex_unlock(&l->lock);
+    return n;
+}
+
+/* ---- cuts --------------------------------------------------------------- */
+
+int persia_log_wants_cut(updates_log *l)
+{
+    pthread_mutex_lock(&l->lock);
+    const int wants = l->cut_wanted || l->state == LOG_FAILED ||
+                      l->end - l->cut > l->config.limit;
+    pthread_mutex_unlock(&l->lock);
+    return wants;
+}
+
+void persia_log_want_cut(updates_log *l)
+{
+    pthread_mutex_lock(&l->lock);
+    l->cut_wanted = 1;
+    pthread_mutex_unlock(&l->lock);
+}
+
+/* Removes segments whose records all lie before the cut.  The last one stays:
+ * it has the end. */
+static int segments_release_locked(updates_log *l)
+{
+    size_t gone = 0;
+    int rc = PERSIA_OK;
+    while (gone + 1 < l->segments_n && l->firsts[gone + 1] <= l->cut && !rc) {
+        char name[SEGMENT_NAME];
+        segment_name(l->firsts[gone], name);
+        rc = l->disk->remove(l->disk, name);
+        if (rc)
+            rc = log_io_error("removing", name, rc);
+        else
+            gone++;
+    }
+    l->segments_n -= gone;
+    memmove(l->firsts, l->firsts + gone, l->segments_n * sizeof *l->firsts);
+    return rc;
+}
+
+int persia_log_release(updates_log *l, uint64_t position)
+{
+    pthread_mutex_lock(&l->lock);
+    int rc = PERSIA_OK;
+    const int heals = l->state == LOG_FAILED && position == l->end;
+    if (heals)
+        rc = segment_begin_locked(l);
+    if (heals && !rc) {
+        log_move_locked(l, LOG_OPEN);
+        l->synced = l->end;
+    }
+    if (position > l->cut)
+        l->cut = position;
+    if (l->state != LOG_FAILED)
+        l->cut_wanted = 0;
+    if (!rc)
+        rc = segments_release_locked(l);
+    pthread_mutex_unlock(&l->lock);
+    return rc;
+}

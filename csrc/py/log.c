@@ -1,0 +1,126 @@
+/* log.c: the log of a server, for persia._core.Server, and a function that
+ * reads one. */
+#include <string.h>
+
+#include "log/log.h"
+#include "py/log.h"
+#include "py/py.h"
+
+int py_log_open(PyObject *options, const char *name_space, uint32_t shard,
+                uint32_t shards, updates_log **out)
+{
+    log_config config = {.owner = {.shard = shard, .shards = shards}};
+    const char *path;
+    unsigned long long segment, limit;
+    int level;
+    log_disk *disk = NULL;
+    *out = NULL;
+    if (options == Py_None)
+        return 0;
+    if (!PyArg_ParseTuple(options, "siKK", &path, &level, &segment, &limit))
+        return -1;
+    memcpy(config.owner.name_space, name_space, strlen(name_space) + 1);
+    config.level = (enum log_level)level;
+    config.segment = segment;
+    config.limit = limit;
+    int rc = persia_log_disk_open(path, 1, &disk);
+    if (!rc)
+        rc = persia_log_open(disk, &config, out);
+    if (!rc)
+        return 0;
+    if (disk)
+        disk->free(disk);
+    py_raise(rc);
+    return -1;
+}
+
+PyObject *py_log_found(const log_found *f)
+{
+    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K}", "first",
+                         (unsigned long long)f->first, "end",
+                         (unsigned long long)f->end, "records",
+                         (unsigned long long)f->records, "segments",
+                         (unsigned long long)f->segments, "torn",
+                         (unsigned long long)f->torn);
+}
+
+PyObject *py_log_counts(updates_log *l)
+{
+    const log_counts n = persia_log_count(l);
+    return Py_BuildValue(
+        "{s:K,s:K,s:K,s:K,s:K,s:K,s:O,s:O}", "end", (unsigned long long)n.end,
+        "synced", (unsigned long long)n.synced, "cut",
+        (unsigned long long)n.cut, "records", (unsigned long long)n.records,
+        "bytes", (unsigned long long)n.bytes, "refused",
+        (unsigned long long)n.refused, "failed",
+        n.failed ? Py_True : Py_False, "wants_cut",
+        persia_log_wants_cut(l) ? Py_True : Py_False);
+}
+
+/* ---- reading ------------------------------------------------------------ */
+
+/* A record for a callback. */
+static int give_record(void *ctx, const log_record *r)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < r->n; i++)
+        bytes += r->parts[i].n;
+    PyObject *answer = PyObject_CallFunction(
+        ctx, "sKKKIsK", persia_log_type_name(r->type),
+        (unsigned long long)r->position, (unsigned long long)bytes,
+        (unsigned long long)r->n, (unsigned)r->seconds, r->file,
+        (unsigned long long)r->offset);
+    if (!answer)
+        return PERSIA_EINTR;
+    Py_DECREF(answer);
+    return PERSIA_OK;
+}
+
+static PyObject *log_read(PyObject *module, PyObject *args)
+{
+    const char *path;
+    unsigned long long from;
+    PyObject *fn;
+    log_disk *disk = NULL;
+    updates_log *l = NULL;
+    log_owner owner;
+    log_found found = {0};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "sKO", &path, &from, &fn))
+        return NULL;
+    int rc = persia_log_disk_open(path, 0, &disk);
+    if (!rc)
+        rc = persia_log_look(disk, &l, &owner);
+    if (rc && disk)
+        disk->free(disk);
+    if (!rc)
+        rc = persia_log_read(l, from == UINT64_MAX ? persia_log_first(l)
+                                                   : from,
+                             give_record, fn, NULL, &found);
+    persia_log_close(l);
+    if (PyErr_Occurred())
+        return NULL;
+    if (rc)
+        return py_raise(rc);
+    return Py_BuildValue("N(sII)", py_log_found(&found), owner.name_space,
+                         owner.shard, owner.shards);
+}
+
+static PyMethodDef functions[] = {
+    {"log_read", log_read, METH_VARARGS,
+     "log_read(path, position, fn)\n--\n\nReads the log of a server from a "
+     "position on (2^64 - 1: from its first record), checks it, and calls "
+     "fn(type, position, bytes, parts, seconds, file, offset) for each "
+     "record; what was found, and (namespace, shard, shards)."},
+    {NULL, NULL, 0, NULL},
+};
+
+int py_add_log(PyObject *module)
+{
+    return PyModule_AddFunctions(module, functions) ||
+                   PyModule_AddIntConstant(module, "LOG_PROCESS",
+                                           LOG_PROCESS) ||
+                   PyModule_AddIntConstant(module, "LOG_DISK", LOG_DISK)
+               ? -1
+               : 0;
+}

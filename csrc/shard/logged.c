@@ -1,0 +1,224 @@
+/* logged.c: records of a shard's log; answers that wait for it. */
+#include "shard/private.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- records of one message --------------------------------------------- */
+
+typedef int (*message_put_fn)(wire_out *o, const void *m);
+
+#define PUT(name)                                                             \
+    static int put_##name(wire_out *o, const void *m)                         \
+    {                                                                         \
+        return persia_wire_put_##name(o, m);                                  \
+    }
+PUT(push)
+PUT(rows)
+PUT(declare)
+PUT(hello)
+PUT(restore)
+#undef PUT
+
+/* A message in one piece, in `memory`. */
+static int encode(message_put_fn put, const void *m, wire_memory *memory,
+                  wire_span *out)
+{
+    wire_out o;
+    persia_wire_out_init(&o);
+    int rc = put(&o, m);
+    void *data = rc ? NULL : persia_wire_memory_take(memory, o.bytes + 1);
+    if (!rc && !data)
+        rc = PERSIA_ENOMEM;
+    if (!rc) {
+        persia_wire_out_copy(&o, data);
+        *out = (wire_span){data, o.bytes};
+    }
+    persia_wire_out_free(&o);
+    return rc;
+}
+
+static int append_message(shard *s, enum log_type type, message_put_fn put,
+                          const void *m)
+{
+    wire_memory memory;
+    wire_span part;
+    uint64_t end;
+    if (!s->log || s->replaying)
+        return PERSIA_OK;
+    persia_wire_memory_init(&memory);
+    int rc = encode(put, m, &memory, &part);
+    if (!rc)
+        rc = persia_log_append(s->log, type, &part, 1, &end);
+    persia_wire_memory_free(&memory);
+    return rc;
+}
+
+int logged_rows(shard *s, const wire_rows *m)
+{
+    return append_message(s, LOG_ROWS, put_rows, m);
+}
+
+int logged_claim(shard *s, const wire_hello *m)
+{
+    return append_message(s, LOG_CLAIM, put_hello, m);
+}
+
+int logged_identity(shard *s)
+{
+    const wire_hello m = {
+        .caller = {.lineage = atomic_load(&s->lineage)},
+        .version = WIRE_VERSION,
+        .restore = atomic_load(&s->restored)};
+    return append_message(s, LOG_IDENTITY, put_hello, &m);
+}
+
+int logged_restore_keep(shard *s, const wire_restore *m, wire_memory *memory,
+                        wire_span *out)
+{
+    *out = (wire_span){NULL, 0};
+    return s->log && !s->replaying ? encode(put_restore, m, memory, out)
+                                   : PERSIA_OK;
+}
+
+int logged_restore(shard *s, const wire_span *request)
+{
+    uint64_t end;
+    if (!request->data || s->replaying)
+        return PERSIA_OK;
+    int rc = persia_log_append(s->log, LOG_RESTORE, request, 1, &end);
+    if (!rc) /* the files of the checkpoint may go */
+        persia_log_want_cut(s->log);
+    return rc;
+}
+
+int logged_wait(shard *s)
+{
+    if (!s->log || s->replaying || !persia_log_syncs(s->log))
+        return PERSIA_OK;
+    return persia_log_wait(s->log, persia_log_end(s->log));
+}
+
+int logged_tables(shard *s)
+{
+    int rc = PERSIA_OK;
+    const uint32_t n = persia_tables_tables(s->p);
+    while (s->log && !s->replaying && s->logged_tables < n && !rc) {
+        const uint32_t no = s->logged_tables;
+        wire_declare m = {.table = persia_table_get_config(
+                                       persia_tables_table(s->p, no))->spec};
+        m.table.capacity = atomic_load(&s->capacity[no]);
+        rc = append_message(s, LOG_TABLE, put_declare, &m);
+        s->logged_tables += !rc;
+    }
+    return rc;
+}
+
+/* ---- updates ------------------------------------------------------------ */
+
+/* The request without ids and gradients: number, settings and clocks stay. */
+static int encode_bare(const wire_push *m, wire_memory *memory, wire_span *out)
+{
+    wire_push bare = *m;
+    const size_t bytes = m->tables_n * sizeof *bare.tables;
+    bare.tables = persia_wire_memory_take(memory, bytes + 1);
+    if (!bare.tables)
+        return PERSIA_ENOMEM;
+    for (size_t i = 0; i < m->tables_n; i++) {
+        bare.tables[i] = m->tables[i];
+        bare.tables[i].ids = NULL;
+        bare.tables[i].grads = (wire_values){.no = m->tables[i].grads.no};
+    }
+    return encode(put_push, &bare, memory, out);
+}
+
+static int encode_part(const push_call *c, int bare, wire_memory *memory,
+                       wire_span *out)
+{
+    if (bare)
+        return encode_bare(c->m, memory, out);
+    if (!c->raw)
+        return persia_err_set(PERSIA_EARG, "this server has a log, which "
+                              "updates of its own process do not reach");
+    *out = (wire_span){c->raw, c->raw_n};
+    return PERSIA_OK;
+}
+
+int logged_push(shard *s, push_call *const *parts, uint32_t n, int bare,
+                uint64_t *end)
+{
+    wire_memory memory;
+    int rc = PERSIA_OK;
+    if (!s->log || s->replaying)
+        return PERSIA_OK;
+    persia_wire_memory_init(&memory);
+    wire_span *spans = persia_wire_memory_take(&memory, n * sizeof *spans);
+    if (!spans)
+        rc = PERSIA_ENOMEM;
+    for (uint32_t i = 0; i < n && !rc; i++)
+        rc = encode_part(parts[i], bare, &memory, &spans[i]);
+    if (!rc)
+        rc = persia_log_append(s->log, LOG_PUSH, spans, n, end);
+    persia_wire_memory_free(&memory);
+    return rc;
+}
+
+/* ---- answers that wait -------------------------------------------------- */
+
+int late_make(shard *s, push_call *const *parts, uint32_t n,
+              late_answer **out)
+{
+    *out = NULL;
+    if (!s->log || s->replaying || !persia_log_syncs(s->log))
+        return PERSIA_OK;
+    late_answer *a = malloc(sizeof *a + n * sizeof *a->parts);
+    if (!a)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for an answer");
+    memcpy(a->parts, parts, n * sizeof *a->parts);
+    a->n = n;
+    *out = a;
+    return PERSIA_OK;
+}
+
+static void late_answer_now(shard *s, late_answer *a, int rc)
+{
+    if (rc) {
+        a->rc = rc;
+        snprintf(a->text, sizeof a->text, "%s", persia_err_text());
+    }
+    push_answer_all(s, a->parts, a->n, a->rc, a->text, &a->reply);
+    free(a);
+}
+
+/* The first that need not wait; NULL: there is none. */
+static late_answer *late_take(shard *s, int *rc)
+{
+    pthread_mutex_lock(&s->late_lock);
+    late_answer **at = &s->late;
+    while (*at && !persia_log_synced(s->log, (*at)->end, rc) && !*rc)
+        at = &(*at)->next;
+    late_answer *a = *at;
+    if (a)
+        *at = a->next;
+    pthread_mutex_unlock(&s->late_lock);
+    return a;
+}
+
+void late_synced(void *ctx)
+{
+    shard *s = ctx;
+    int rc = PERSIA_OK;
+    for (late_answer *a; (a = late_take(s, &rc));)
+        late_answer_now(s, a, rc);
+}
+
+void late_keep(shard *s, late_answer *a)
+{
+    pthread_mutex_lock(&s->late_lock);
+    a->next = s->late;
+    s->late = a;
+    pthread_mutex_unlock(&s->late_lock);
+    /* It may have been synced, or the log have failed, before it was there. */
+    late_synced(s);
+}

@@ -1,0 +1,226 @@
+"""The log of a server: it survives a crash without losing an update.
+
+The C core appends each change to the log before it is applied, and removes
+files that are not needed any more (``csrc/log``). What is left here is the
+beginning, from the rows of the last cut and the records behind it, and the
+cuts themselves: whenever the log is long, the rows of this shard are written
+beside it, while training runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from persia import _core
+from persia.base.logs import say
+from persia.checkpoint import files
+from persia.checkpoint.snapshot import SNAPSHOT, Snapshot
+from persia.errors import PersiaError, StorageError
+
+if TYPE_CHECKING:
+    from persia.distributed.server import ServeConfig
+
+__all__ = ["LEVELS", "ROOT", "Log", "folder_of"]
+
+#: The root of cuts, as the core knows it: no user's checkpoint has this name.
+ROOT = "@log"
+#: Levels of ``--durable`` that keep a log.
+LEVELS = {"process": _core.LOG_PROCESS, "disk": _core.LOG_DISK}
+
+_SEGMENT = 256 << 20  # bytes of a file, at most
+_LIMIT = 1 << 30  # bytes of a log, at least, where no limit is given
+_POLL = 0.5  # seconds between looks at the log
+_PATIENCE = (1.0, 60.0)  # seconds after a cut that failed: first and longest
+
+
+def folder_of(log: Path, namespace: str, shard: int, shards: int) -> Path:
+    """The folder of one server's log below that of ``--log``."""
+    return log / f"{namespace}-{shard}-of-{shards}"
+
+
+class Log:
+    """The log of one server.
+
+    Args:
+        config: with ``durable`` other than "off", and ``log``.
+        shard: which, of
+        shards: how many.
+    """
+
+    def __init__(self, config: ServeConfig, shard: int, shards: int) -> None:
+        assert config.log is not None
+        self.path = folder_of(config.log, config.namespace, shard, shards)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"--log {config.log}: {error.strerror}"
+            ) from None
+        self._limit = config.log_limit
+        self._level = LEVELS[config.durable]
+        self._from_cut = config.log_from == "cut"
+        self._root = files.LocalRoot(self.path)
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def arguments(self) -> tuple[str, int, int, int]:
+        """What the core is given."""
+        limit = self._limit or _LIMIT
+        segment = max(1 << 16, min(_SEGMENT, limit // 4))
+        return str(self.path), self._level, segment, limit
+
+    # ---- the beginning
+
+    def recover(
+        self,
+        core: _core.Server,
+        read: Callable[[str, str, Snapshot], int],
+    ) -> dict[str, int]:
+        """Reads the rows of the last cut, then applies the log behind it.
+
+        Args:
+            core: the server, which has neither.
+            read: reads the rows of a snapshot in a root and folder.
+
+        Returns:
+            "records" that were applied, "torn" bytes at the end of the log
+            that a crash left unfinished, and positions.
+
+        Raises:
+            CorruptFile: a file is damaged; the text names it and the place.
+        """
+        cut = self._cut()
+        position = 0
+        if cut is not None:
+            folder, snapshot = cut
+            read(ROOT, folder.name, snapshot)
+            position = snapshot.log
+        if self._from_cut:
+            self._drop(position)
+        found = core.replay(position)
+        if found["torn"]:
+            say(
+                f"the log {self.path} ended within a record that was never "
+                f"acknowledged: {found['torn']:,} bytes are cut off",
+                "warning",
+            )
+        return found
+
+    def _cut(self) -> tuple[Path, Snapshot] | None:
+        path = self._root.at(files.ROWS)
+        try:
+            raw = (path / SNAPSHOT).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StorageError(f"{path} cannot be read: {error}") from error
+        return path, Snapshot.decode(raw, path / SNAPSHOT)
+
+    def _drop(self, position: int) -> None:
+        """Puts the records aside, which are not to be applied."""
+        aside = self.path / f"dropped-{int(time.time())}"
+        segments = list(self.path.glob("log-*"))
+        if not segments:
+            return
+        aside.mkdir()
+        for segment in segments:
+            segment.rename(aside / segment.name)
+        say(
+            f"--log-from cut: {len(segments)} files of the log are in "
+            f"{aside}; the server begins with the rows at position "
+            f"{position:,}, and what was acknowledged after them is lost",
+            "warning",
+        )
+
+    # ---- cuts
+
+    @contextlib.contextmanager
+    def cutting(
+        self,
+        core: _core.Server,
+        write: Callable[[str, Path], Snapshot],
+    ) -> Iterator[None]:
+        """Cuts, whenever the log wants one, until the end of the context.
+
+        Args:
+            core: the server.
+            write: writes the rows into a folder of a root.
+        """
+
+        def run() -> None:
+            pause = _PATIENCE[0]
+            while not self._stop.wait(_POLL):
+                if not core.log_counts()["wants_cut"]:
+                    continue
+                try:
+                    self.cut(core, write)
+                    pause = _PATIENCE[0]
+                except (PersiaError, OSError) as error:
+                    say(
+                        f"the rows could not be written beside the log: "
+                        f"{error}; next attempt in {pause:.0f} s",
+                        "warning",
+                    )
+                    self._stop.wait(pause)
+                    pause = min(2 * pause, _PATIENCE[1])
+
+        self._thread = threading.Thread(
+            target=run, name="persia-cuts", daemon=True
+        )
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            self._thread.join()
+
+    def cut(
+        self,
+        core: _core.Server,
+        write: Callable[[str, Path], Snapshot],
+    ) -> None:
+        """Writes the rows beside the log, and lets go of what lies before."""
+        with self._root.writing() as temporary:
+            snapshot = write(ROOT, temporary)
+            files.write_file(
+                temporary / SNAPSHOT,
+                lambda file: file.write(snapshot.encode()),
+            )
+            files.sync_folder(temporary)
+            self._root.replace(temporary, files.ROWS)
+        core.log_release(snapshot.log)
+
+
+def records_of(path: Path) -> dict[str, Any]:
+    """What a log has, in words and numbers: for ``persia log``."""
+    types: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    times: list[int] = []
+
+    def note(
+        kind: str,
+        position: int,
+        size: int,
+        parts: int,
+        seconds: int,
+        file: str,
+        offset: int,
+    ) -> None:
+        types[kind] = types.get(kind, 0) + 1
+        sizes[kind] = sizes.get(kind, 0) + size
+        times[:] = [times[0] if times else seconds, seconds]
+
+    found, owner = _core.log_read(str(path), (1 << 64) - 1, note)
+    return {
+        "namespace": owner[0],
+        "shard": owner[1],
+        "shards": owner[2],
+        "records": types,
+        "bytes": sizes,
+        "times": times,
+    } | found
