@@ -45,6 +45,8 @@ if(PERSIA_TESTS)
     foreach(room IN LISTS rooms ITEMS data)
         add_room_tests(${room})
     endforeach()
+    target_sources(test_server_durable PRIVATE
+        "${CMAKE_SOURCE_DIR}/tests/log/disk.c")
     target_link_options(test_embedding_worker_link PRIVATE -Wl,--wrap=persia_rpc_start)
     # Memory runs out: tests/fault.h.
     foreach(test shard_oom loop_oom)

@@ -1,5 +1,7 @@
 #include "tests/server/help.h"
 
+#include "log/private.h"
+
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -123,23 +125,26 @@ server server_limited(uint32_t shard, uint32_t shards, const char *folder,
     return server_with_lines(shard, shards, folder, limit, 0);
 }
 
-server server_with_lines(uint32_t shard, uint32_t shards, const char *folder,
-                     uint64_t limit, int log)
+static server server_make(service_config *service, const char *folder,
+                          uint64_t limit)
 {
-    server v = {0};
+    server v = {.log = service->log};
     tables_config config = {.threads = 2, .memory_limit = limit};
-    service_config service = {.name_space = "test",
-                              .shard = shard,
-                              .shards = shards,
-                              .message_limit = 64 << 20,
-                              .lines = log};
+    memcpy(service->name_space, "test", 5);
+    service->message_limit = 64 << 20;
     if (persia_ckpt_root_open(&v.root) ||
         (folder && persia_ckpt_root_set(v.root, folder)))
         fail_msg("%s", persia_err_text());
-    service.files = persia_ckpt_root_places(v.root);
+    service->files = persia_ckpt_root_places(v.root);
     if (persia_tables_create(&config, &v.p) ||
-        persia_service_create(v.p, &service, &v.s))
+        persia_service_create(v.p, service, &v.s))
         fail_msg("%s", persia_err_text());
+    return v;
+}
+
+static void server_open_streams(server *s)
+{
+    const server v = *s;
     for (uint64_t i = 0; i < 8; i++) {
         wire_hello m = {.caller = {.client = 1, .incarnation = 1},
                         .version = WIRE_VERSION,
@@ -148,16 +153,45 @@ server server_with_lines(uint32_t shard, uint32_t shards, const char *folder,
         wire_hello_reply reply;
         result r = CALL(&v, HELLO, hello, &m);
         DECODE(&r, hello_reply, &reply);
-        v.boot = reply.boot;
-        v.lineage = reply.lineage;
+        s->boot = reply.boot;
+        s->lineage = reply.lineage;
         result_free(&r);
     }
+}
+
+server server_with_lines(uint32_t shard, uint32_t shards, const char *folder,
+                         uint64_t limit, int lines)
+{
+    service_config service = {.shard = shard, .shards = shards,
+                              .lines = lines};
+    server v = server_make(&service, folder, limit);
+    server_open_streams(&v);
+    return v;
+}
+
+server server_durable(log_disk *disk, enum log_level level, const char *boot)
+{
+    log_found found;
+    service_config service = {.shards = 1};
+    const log_config config = {.owner = {"test", 0, 1},
+                               .level = level,
+                               .segment = 16384,
+                               .limit = 64 << 20};
+    if (persia_log_open(disk, &config, &service.log))
+        fail_msg("%s", persia_err_text());
+    if (boot)
+        snprintf(service.log->boot, sizeof service.log->boot, "%s", boot);
+    server v = server_make(&service, NULL, 0);
+    if (persia_service_replay(v.s, 0, NULL, &found))
+        fail_msg("%s", persia_err_text());
+    server_open_streams(&v);
     return v;
 }
 
 void server_stop(server *v)
 {
     persia_service_destroy(v->s);
+    persia_log_close(v->log);
     persia_tables_destroy(v->p);
     persia_ckpt_root_close(v->root);
     v->s = NULL;

@@ -50,6 +50,7 @@ typedef struct server {
     tables *p;
     ps_service *s;
     ckpt_root *root;
+    updates_log *log; /* or NULL */
     uint64_t boot, lineage; /* as Hello said */
 } server;
 
@@ -60,9 +61,12 @@ server server_start(uint32_t shard, uint32_t shards, const char *folder);
 /* The same with a memory limit, in bytes. */
 server server_limited(uint32_t shard, uint32_t shards, const char *folder,
                       uint64_t limit);
-/* The same with a file descriptor of its log. */
+/* The same with a file descriptor of its lines. */
 server server_with_lines(uint32_t shard, uint32_t shards, const char *folder,
-                     uint64_t limit, int log);
+                         uint64_t limit, int lines);
+/* Shard 0 of 1 with a log on this disk, which is replayed first.  boot: of the
+ * machine; NULL: this one's. */
+server server_durable(log_disk *disk, enum log_level level, const char *boot);
 void server_stop(server *v);
 wire_caller caller_of(const server *v);
 
