@@ -35,6 +35,14 @@ def command(
     short: Annotated[
         bool, typer.Option("--short", help="Few batches, three kills.")
     ] = False,
+    durable: Annotated[
+        bool,
+        typer.Option(
+            "--durable",
+            help="Servers keep a log (persia serve ps --durable process): "
+            "they are killed in each round, and may lose nothing.",
+        ),
+    ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Rounds at once.")] = 2,
     logs: Annotated[
         Path | None,
@@ -60,6 +68,7 @@ def command(
         "rounds": rounds,
         "seed": seed,
         "short": short,
+        "durable": durable,
         "jobs": jobs,
         "logs": None if logs is None else str(logs),
         "json": json,

@@ -24,6 +24,7 @@ def main(given: dict[str, Any]) -> int:
         itertools.islice(seeds, rounds) if rounds else seeds,
         time.monotonic() + 60 * minutes if minutes else math.inf,
         short=given["short"],
+        durable=given["durable"],
         jobs=given["jobs"],
         logs=None if logs is None else Path(logs),
     ):

@@ -10,6 +10,7 @@ KEPT = "kept"  # SIGTERM, after which they begin with what they saved
 EMPTY = "empty"  # they are killed, and begin without rows
 SNAPSHOTS = "snapshots"  # ... and begin with the last of their snapshots
 ROLLBACK = "rollback"  # trainers load a checkpoint whenever they start
+DURABLE = "durable"  # ... and servers have a log, which loses nothing
 
 AGAIN = 3  # exit status of a rank that begins again with a checkpoint
 KINDS = ("parts", "shard", "named", "unnamed")
@@ -103,13 +104,15 @@ class Round:
         )
 
 
-def of_seed(seed: int, short: bool) -> Round:
-    """The round of a seed."""
+def of_seed(seed: int, short: bool, durable: bool = False) -> Round:
+    """The round of a seed; durable: servers keep a log, and are killed."""
     r = Random(f"chaos {seed}")
-    killed = seed % 3 == 0
+    killed = durable or seed % 3 == 0
     fate = r.choice(
         [EMPTY, SNAPSHOTS, ROLLBACK] if killed else [KEPT, KEPT, ROLLBACK]
     )
+    if durable:
+        fate = DURABLE
     staleness = r.choice([0, 1, 8])
     ranks = 1 if fate == ROLLBACK else r.choice([1, 2])
     steps = staleness == 0 and ranks > 1

@@ -20,7 +20,7 @@ from persia.distributed.security import Security
 from persia.distributed.server import ServeConfig, Server
 from persia.distributed.status import ask_embedding
 from persia.torture import data
-from persia.torture.plan import AGAIN, ROLLBACK, Round
+from persia.torture.plan import AGAIN, DURABLE, ROLLBACK, Round
 
 TIMEOUT = 40.0
 SAVE_EVERY = 20  # batches
@@ -39,7 +39,11 @@ def server(made: Round, folder: Path, ports: list[int], i: int) -> None:
     """``persia serve ps``"""
     flags = ["--shard", f"{i}/{made.servers}", "--port", str(ports[i])]
     flags += ["--threads", "2", "--grace", "5"]
-    if made.fate != "empty":
+    if made.fate == DURABLE:
+        # Short, so that cuts are taken and segments are removed, too.
+        flags += ["--durable", "process", "--log", str(folder / "log")]
+        flags += ["--log-limit", "256KiB"]
+    elif made.fate != "empty":
         flags += ["--checkpoints", str(folder), "--restore", "out"]
         flags += ["--or-empty", "--save-on-exit", "out"]
     command("serve", "ps", *flags)

@@ -38,9 +38,11 @@ def imports() -> None:
     torch.set_num_threads(1)
 
 
-def run(seed: int, short: bool, folder: Path) -> dict[str, Any]:
+def run(
+    seed: int, short: bool, durable: bool, folder: Path
+) -> dict[str, Any]:
     """A round; what became of it."""
-    made = plan.of_seed(seed, short)
+    made = plan.of_seed(seed, short, durable)
     folder.mkdir(parents=True)
     data.write(made, folder)
     (folder / "plan.txt").write_text(
@@ -74,12 +76,12 @@ def run(seed: int, short: bool, folder: Path) -> dict[str, Any]:
     }
 
 
-def begin(seed: int, short: bool, folder: Path) -> int:
+def begin(seed: int, short: bool, durable: bool, folder: Path) -> int:
     """A round in a process of its own."""
 
     def work() -> None:
         try:
-            found = run(seed, short, folder)
+            found = run(seed, short, durable, folder)
         except BaseException:
             found = {"seed": seed, "wrong": [traceback.format_exc()]}
         (folder / "result.json").write_text(json.dumps(found))
@@ -135,6 +137,7 @@ def play(
     until: float,
     *,
     short: bool = False,
+    durable: bool = False,
     jobs: int = 2,
     logs: Path | None = None,
 ) -> Iterator[dict[str, Any]]:
@@ -144,6 +147,7 @@ def play(
         seeds: of the rounds.
         until: a time of ``time.monotonic()`` after which none begins.
         short: fewer batches and kills.
+        durable: servers keep a log, and lose nothing.
         jobs: rounds at once.
         logs: a folder for those of all rounds. Without it those of rounds
             with a violation are kept, in a new folder.
@@ -161,7 +165,7 @@ def play(
                 break
             folder = root / str(seed)
             shutil.rmtree(folder, ignore_errors=True)
-            running[begin(seed, short, folder)] = folder
+            running[begin(seed, short, durable, folder)] = folder
         if not running:
             return
         pid, _ = os.wait()

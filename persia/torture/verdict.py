@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from persia.torture.plan import ROLLBACK, Round
+from persia.torture.plan import DURABLE, ROLLBACK, Round
 
 
 def shard_of(i: int, shards: int) -> int:
@@ -130,6 +130,8 @@ def _compare(made: Round, out: Verdict) -> None:
         if out.missing:
             out.wrong.append(f"missing: {out.missing} after a rollback")
         return
+    if made.fate == DURABLE and out.told:
+        out.wrong.append(f"told {out.told}, although servers have a log")
     if out.missing == out.told:
         return
     text = f"missing {out.missing}, told {out.told} (loaders {out.loaders})"
