@@ -189,8 +189,30 @@ static double limit_of(const fan *f, const ps_client *r)
     return (double)(f->limit_ns ? f->limit_ns : r->timeout_ns) * 1e-9;
 }
 
-/* Whether, and when, the request is sent again. */
-static void request_pause(const fan *f, request *q, uint64_t deadline)
+/* Whether a server applies its log, and has made progress since it was asked
+ * last. */
+static int server_recovers(const ps_client *r, server *to)
+{
+    const wire_stats m = {.caller = {.client = r->client}};
+    shard_reply reply;
+    int moves = 0;
+    if (persia_shard_wait(to->ref, WIRE_STATS, &m,
+                          persia_clock_ns() + GRACE_NS, &reply))
+        return 0;
+    const wire_stats_reply *s = reply.message;
+    if (s->recovers) {
+        pthread_mutex_lock(&to->lock);
+        moves = s->done + 1 != to->recovered;
+        to->recovered = s->done + 1;
+        pthread_mutex_unlock(&to->lock);
+    }
+    persia_shard_release(&reply);
+    return moves;
+}
+
+/* Whether, and when, the request is sent again.  A server that recovers may
+ * take longer than any deadline: it is waited for while it makes progress. */
+static void request_pause(const fan *f, request *q, uint64_t *deadline)
 {
     ps_client *r = q->call->r;
     uint64_t now = persia_clock_ns();
@@ -200,7 +222,9 @@ static void request_pause(const fan *f, request *q, uint64_t deadline)
         pause = PAUSE_MAX_NS;
     /* Half of it is chance, so that many clients do not ask at once. */
     pause = pause / 2 + id_hash(now ^ r->client) % (pause / 2);
-    if (now + pause < deadline) {
+    if (now + pause >= *deadline && !f->limit_ns && server_recovers(r, q->to))
+        *deadline = client_deadline(r);
+    if (now + pause < *deadline) {
         q->at = now + pause;
         q->state = REQUEST_PAUSED;
         r->counts.retries++;
@@ -214,7 +238,7 @@ static void request_pause(const fan *f, request *q, uint64_t deadline)
 }
 
 /* What to do about a request that was answered. */
-static void request_judge(const fan *f, request *q, uint64_t deadline)
+static void request_judge(const fan *f, request *q, uint64_t *deadline)
 {
     ps_client *r = q->call->r;
     int rc = q->rc;
@@ -229,7 +253,7 @@ static void request_judge(const fan *f, request *q, uint64_t deadline)
     }
     if (rc == PERSIA_ESTALE && !f->fresh && q->repairs < REPAIRS) {
         q->repairs++;
-        rc = server_repair(r, q->to, q->caller.boot, deadline);
+        rc = server_repair(r, q->to, q->caller.boot, *deadline);
         if (!rc) {
             q->state = REQUEST_READY;
             q->rc = PERSIA_OK;
@@ -245,7 +269,7 @@ static void request_judge(const fan *f, request *q, uint64_t deadline)
 /* ---- all of them ---- */
 
 /* The answer is the caller's until the request is sent again. */
-static void judge_all(call *k, const fan *f, uint64_t deadline)
+static void judge_all(call *k, const fan *f, uint64_t *deadline)
 {
     for (size_t i = 0; i < k->requests_n; i++) {
         pthread_mutex_lock(&k->lock);
@@ -400,7 +424,7 @@ static int run(call *k, const fan *f, uint64_t deadline, int *held)
         pthread_mutex_unlock(&k->lock);
         if (rc)
             return persia_err_set(rc, "interrupted while waiting for servers");
-        judge_all(k, f, deadline);
+        judge_all(k, f, &deadline);
         pthread_mutex_lock(&k->lock);
         s = look(k);
         if (s.failed) {

@@ -261,7 +261,9 @@ static PyObject *stats_to_dict(const wire_stats_reply *r)
     if (!tables)
         return NULL;
     return Py_BuildValue(
-        "{sK sK sK sK sK sK sK sK sK sK sK sK sK sN}", "boot",
+        "{sO sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK sN}", "recovers",
+        r->recovers ? Py_True : Py_False, "done", (unsigned long long)r->done,
+        "total", (unsigned long long)r->total, "boot",
         (unsigned long long)r->boot, "lineage",
         (unsigned long long)r->lineage, "restore",
         (unsigned long long)r->restore, "updates",

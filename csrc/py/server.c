@@ -228,7 +228,6 @@ struct py_served {
     ps_service *service;
     ckpt_root *root;
     updates_log *log; /* or NULL */
-    log_progress replayed;
 };
 
 void py_served_drop(py_served *s)
@@ -508,24 +507,20 @@ static PyObject *server_replay(PyObject *self, PyObject *arg)
         return NULL;
     atomic_fetch_add(&s->users, 1);
     Py_BEGIN_ALLOW_THREADS
-    rc = persia_service_replay(s->service, from, &s->replayed, &found);
+    rc = persia_service_replay(s->service, from, &found);
     py_served_drop(s);
     Py_END_ALLOW_THREADS
     return rc ? py_raise(rc) : py_log_found(&found);
 }
 
-static PyObject *server_replayed(PyObject *self, PyObject *unused)
+static PyObject *server_ready(PyObject *self, PyObject *unused)
 {
     const py_served *s = server_log(self);
     (void)unused;
     if (!s)
         return NULL;
-    return Py_BuildValue(
-        "KK",
-        (unsigned long long)__atomic_load_n(&s->replayed.done,
-                                            __ATOMIC_RELAXED),
-        (unsigned long long)__atomic_load_n(&s->replayed.total,
-                                            __ATOMIC_RELAXED));
+    persia_shard_ready(persia_service_shard(s->service));
+    Py_RETURN_NONE;
 }
 
 static PyObject *server_log_counts(PyObject *self, PyObject *unused)
@@ -628,8 +623,8 @@ static PyMethodDef server_methods[] = {
     {"replay", server_replay, METH_O,
      "replay(position)\n--\n\nApplies the records of the log from there on, "
      "then appends to it; what was found."},
-    {"replayed", server_replayed, METH_NOARGS,
-     "replayed()\n--\n\nBytes that were replayed, and that are to be."},
+    {"ready", server_ready, METH_NOARGS,
+     "ready()\n--\n\nWhat has recovered answers clients from now on."},
     {"log_counts", server_log_counts, METH_NOARGS,
      "log_counts()\n--\n\nPositions and counts of the log."},
     {"log_release", server_log_release, METH_O,

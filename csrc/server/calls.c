@@ -23,13 +23,17 @@ static void answered(void *ctx, int rc, shard_reply *reply);
 
 /* ---- methods ------------------------------------------------------------ */
 
+/* Of a push, for the log. */
+static void keep_raw(request *r)
+{
+    r->push.raw = r->call->request;
+    r->push.raw_n = r->call->request_n;
+}
+
 /* The arguments of a call: the message, or a struct around it. */
 #define ARGS_PLAIN(r, name) (&(r)->m.name)
 #define ARGS_JOBS(r, name)                                                    \
-    ((r)->name = (shard_##name){.m = &(r)->m.name,                            \
-                                .raw = (r)->call->request,                    \
-                                .raw_n = (r)->call->request_n},               \
-     &(r)->name)
+    ((r)->name = (shard_##name){.m = &(r)->m.name}, keep_raw(r), &(r)->name)
 
 #define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
     static int start_##name(request *r)                                       \
@@ -213,7 +217,8 @@ static int check_call(ps_service *s, rpc_call *call)
                               "administration token",
                               persia_wire_paths[method]);
     }
-    return PERSIA_OK;
+    return method == WIRE_STATS ? PERSIA_OK
+                                : persia_shard_check_ready(s->shard);
 }
 
 void persia_service_handle(void *service, rpc_call *call)

@@ -121,10 +121,9 @@ int persia_service_create(tables *p, const service_config *config,
     return rc;
 }
 
-int persia_service_replay(ps_service *s, uint64_t from, log_progress *progress,
-                          log_found *found)
+int persia_service_replay(ps_service *s, uint64_t from, log_found *found)
 {
-    return persia_shard_replay(s->shard, s->ref, from, progress, found);
+    return persia_shard_replay(s->shard, s->ref, from, found);
 }
 
 void persia_service_close(ps_service *s)

@@ -38,9 +38,10 @@ PERSIA_API int persia_service_create(tables *p, const service_config *config,
 /* So many requests run at once, and one that waits is one of them (0:
  * any number may be): see persia_shard_set_calls(). */
 PERSIA_API void persia_service_set_calls(ps_service *s, uint32_t calls);
-/* persia_shard_replay(). */
+/* persia_shard_replay().  A service with a log answers clients from
+ * persia_shard_ready() on; Stats before, too. */
 PERSIA_API int persia_service_replay(ps_service *s, uint64_t from,
-                                     log_progress *progress, log_found *found);
+                                     log_found *found);
 /* Fails what is parked, and every call from now on but Hello, Snapshot and
  * Stats, with PERSIA_EUNAVAILABLE: the server is about to stop. */
 PERSIA_API void persia_service_close(ps_service *s);

@@ -197,6 +197,12 @@ int stats_answer(shard *s, const wire_stats *m, wire_memory *memory,
                               .duplicates = s->duplicates,
                               .parked = s->parked_n,
                               .failed = s->failed,
+                              .recovers = atomic_load(&s->recovers) != 0,
+                              .done = jobs_restored(s) +
+                                      __atomic_load_n(&s->replayed.done,
+                                                      __ATOMIC_RELAXED),
+                              .total = __atomic_load_n(&s->replayed.total,
+                                                       __ATOMIC_RELAXED),
                               .tables_n = n};
     int rc = specs(s, n, memory, &out->tables);
     if (rc)

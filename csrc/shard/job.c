@@ -380,6 +380,17 @@ uint64_t jobs_tick(shard *s, uint64_t at)
     return next;
 }
 
+uint64_t jobs_restored(shard *s)
+{
+    uint64_t rows = 0;
+    pthread_mutex_lock(&s->jobs.lock);
+    for (int k = JOB_RESTORE; k < JOB_SLOTS; k += JOB_KINDS)
+        if (s->jobs.of[k])
+            rows += atomic_load(&s->jobs.of[k]->rows);
+    pthread_mutex_unlock(&s->jobs.lock);
+    return rows;
+}
+
 /* Someone asks. */
 static void ask_locked(job *n)
 {

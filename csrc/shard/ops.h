@@ -39,8 +39,6 @@ typedef void (*shard_done)(void *ctx, int rc, shard_reply *reply);
 typedef struct shard_pull {
     const wire_pull *m;
     pull_job *jobs;
-    const void *raw; /* as of shard_push */
-    size_t raw_n;
 } shard_pull;
 
 /* jobs: [m->tables_n] or NULL.  The direct body takes gradients as parts from

@@ -129,7 +129,9 @@ struct shard {
 
     updates_log *log; /* or NULL */
     int replaying;    /* from the beginning of a shard with a log on, until
-                         persia_shard_replay() is through; no client is there */
+                         persia_shard_replay() is through */
+    log_progress replayed;
+    _Atomic(int) recovers; /* the same, until persia_shard_ready() */
     pthread_mutex_t late_lock; /* guards: */
     late_answer *late;         /* in no order */
 

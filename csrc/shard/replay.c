@@ -229,11 +229,12 @@ static int replay_record(void *ctx, const log_record *r)
 }
 
 int persia_shard_replay(shard *s, shard_ref *direct, uint64_t from,
-                        log_progress *progress, log_found *found)
+                        log_found *found)
 {
     replaying p = {.s = s, .ref = direct};
     assert(s->log && s->replaying);
-    int rc = persia_log_read(s->log, from, replay_record, &p, progress, found);
+    int rc = persia_log_read(s->log, from, replay_record, &p, &s->replayed,
+                             found);
     persia_tables_set_now(s->p, 0);
     if (rc)
         return rc;

@@ -55,6 +55,7 @@ int persia_shard_create(tables *tables, const shard_config *config,
     s->message_limit = config->message_limit;
     s->log = config->log;
     s->replaying = config->log != NULL;
+    atomic_init(&s->recovers, config->log != NULL);
     s->boot = config->boot;
     atomic_init(&s->lineage, config->lineage);
     s->born = persia_clock_ns();
@@ -86,6 +87,22 @@ void persia_shard_destroy(shard *s)
     pthread_mutex_destroy(&s->wait_lock);
     jobs_free(&s->jobs);
     free(s);
+}
+
+int persia_shard_check_ready(const shard *s)
+{
+    if (!atomic_load(&s->recovers))
+        return PERSIA_OK;
+    return persia_err_set(
+        PERSIA_EUNAVAILABLE,
+        "the server recovers: it has applied %.1f of %.1f MB of its log",
+        (double)__atomic_load_n(&s->replayed.done, __ATOMIC_RELAXED) * 1e-6,
+        (double)__atomic_load_n(&s->replayed.total, __ATOMIC_RELAXED) * 1e-6);
+}
+
+void persia_shard_ready(shard *s)
+{
+    atomic_store(&s->recovers, 0);
 }
 
 tables *persia_shard_tables(const shard *s)

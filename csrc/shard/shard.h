@@ -73,8 +73,8 @@ typedef struct shard_config {
     uint64_t lineage;       /* of the rows; random, not 0 */
     uint64_t message_limit; /* bytes of a packed answer, at least 4096 */
     shard_env env;
-    /* Or NULL.  It is being read, and must outlive the shard; before any other
-     * client calls, persia_shard_replay() must have returned. */
+    /* Or NULL.  It is being read, and must outlive the shard.  Such a shard
+     * recovers until persia_shard_ready(). */
     updates_log *log;
 } shard_config;
 
@@ -93,9 +93,13 @@ PERSIA_API int persia_shard_direct(shard *s, shard_ref **out);
 PERSIA_API void persia_shard_refuse(shard_ref *direct, int code,
                                     const char *text);
 /* Applies the records of the log from a position on, which a cut of the rows
- * that are there had; then the log is appended to. */
+ * that are there had; then the log is appended to.  Only who has `direct` may
+ * call the shard until persia_shard_ready(): Stats shows the progress. */
 PERSIA_API int persia_shard_replay(shard *s, shard_ref *direct, uint64_t from,
-                                   log_progress *progress, log_found *found);
+                                   log_found *found);
+PERSIA_API void persia_shard_ready(shard *s);
+/* PERSIA_EUNAVAILABLE until then. */
+int persia_shard_check_ready(const shard *s);
 /* So many calls may wait at once (0: any number): pulls that wait leave half
  * of them, and one for each rank of steps, to updates; more ranks than that
  * cannot train in step. */

@@ -459,10 +459,13 @@ static const wire_field stats_reply_fields[] = {
         COUNT(wire_stats_reply, tables_n), .limit = 4096,
         .type = &table_stats_type),
     [15] = F(wire_stats_reply, restore, FIXED64, "restore"),
+    [16] = F(wire_stats_reply, recovers, U32, "recovers", .limit = 1),
+    [17] = F(wire_stats_reply, done, U64, "done"),
+    [18] = F(wire_stats_reply, total, U64, "total"),
 };
 static const wire_type stats_reply_type = {
     .name = "StatsReply", .size = sizeof(wire_stats_reply),
-    .fields = stats_reply_fields, .fields_n = 15
+    .fields = stats_reply_fields, .fields_n = 18
 };
 
 static const wire_field plan_feature_fields[] = {

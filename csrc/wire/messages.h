@@ -469,6 +469,11 @@ typedef struct wire_stats_reply {
     size_t tables_n;
     table_stats *stats; /* one a table */
     uint64_t restore; /* see HelloReply */
+    /* It reads its rows and applies its log, and refuses all requests but this
+     * one meanwhile (persia-error: Unavailable). */
+    uint32_t recovers;
+    uint64_t done; /* rows, and bytes of the log, so far */
+    uint64_t total; /* bytes of the log */
 } wire_stats_reply;
 
 /* What is looked up: a feature by a table. */

@@ -39,6 +39,7 @@ COMMANDS = {
     "data": "Check files of samples.",
     "checkpoint": "List, inspect and verify checkpoints, local or remote.",
     "rows": "Look at single rows, or erase them.",
+    "log": "Look into the logs of servers, and verify them.",
     "serve": "Serve rows, or batches with their embeddings.",
     "feed": "Send the batches of a data set to embedding workers.",
     "status": "Show what servers hold and do.",

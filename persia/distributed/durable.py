@@ -10,6 +10,7 @@ beside it, while training runs.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,12 +21,17 @@ from persia import _core
 from persia.base.logs import say
 from persia.checkpoint import files
 from persia.checkpoint.snapshot import SNAPSHOT, Snapshot
-from persia.errors import PersiaError, StorageError
+from persia.errors import (
+    CorruptFile,
+    PersiaError,
+    StorageError,
+    Unavailable,
+)
 
 if TYPE_CHECKING:
     from persia.distributed.server import ServeConfig
 
-__all__ = ["LEVELS", "ROOT", "Log", "folder_of"]
+__all__ = ["LEVELS", "ROOT", "Log", "described", "folder_of", "verified"]
 
 #: The root of cuts, as the core knows it: no user's checkpoint has this name.
 ROOT = "@log"
@@ -63,10 +69,11 @@ class Log:
             ) from None
         self._limit = config.log_limit
         self._level = LEVELS[config.durable]
-        self._from_cut = config.log_from == "cut"
         self._root = files.LocalRoot(self.path)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        if config.log_from == "cut":
+            self._drop()
 
     def arguments(self) -> tuple[str, int, int, int]:
         """What the core is given."""
@@ -94,14 +101,12 @@ class Log:
         Raises:
             CorruptFile: a file is damaged; the text names it and the place.
         """
-        cut = self._cut()
+        cut = _cut_of(self.path)
         position = 0
         if cut is not None:
             folder, snapshot = cut
             read(ROOT, folder.name, snapshot)
             position = snapshot.log
-        if self._from_cut:
-            self._drop(position)
         found = core.replay(position)
         if found["torn"]:
             say(
@@ -111,29 +116,26 @@ class Log:
             )
         return found
 
-    def _cut(self) -> tuple[Path, Snapshot] | None:
-        path = self._root.at(files.ROWS)
-        try:
-            raw = (path / SNAPSHOT).read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise StorageError(f"{path} cannot be read: {error}") from error
-        return path, Snapshot.decode(raw, path / SNAPSHOT)
-
-    def _drop(self, position: int) -> None:
+    def _drop(self) -> None:
         """Puts the records aside, which are not to be applied."""
         aside = self.path / f"dropped-{int(time.time())}"
         segments = list(self.path.glob("log-*"))
         if not segments:
             return
-        aside.mkdir()
-        for segment in segments:
-            segment.rename(aside / segment.name)
+        with open(self.path / "lock", "wb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Unavailable(
+                    f"another server has the log {self.path} open"
+                ) from None
+            aside.mkdir()
+            for segment in segments:
+                segment.rename(aside / segment.name)
         say(
             f"--log-from cut: {len(segments)} files of the log are in "
-            f"{aside}; the server begins with the rows at position "
-            f"{position:,}, and what was acknowledged after them is lost",
+            f"{aside}; the server begins with the rows of the last cut, and "
+            "what was acknowledged after it is lost",
             "warning",
         )
 
@@ -196,9 +198,20 @@ class Log:
         core.log_release(snapshot.log)
 
 
-def records_of(path: Path) -> dict[str, Any]:
-    """What a log has, in words and numbers: for ``persia log``."""
-    types: dict[str, int] = {}
+# ---- looking at one ---------------------------------------------------------
+
+
+def described(path: Path) -> dict[str, Any]:
+    """What the log in a folder has: "namespace", "shard", "shards"; "records"
+    and their "bytes" by type; "times" of the first and the last, in seconds
+    since 1970; positions "first" and "end"; "cut": that of the rows beside
+    it, or None; "segments"; "torn": bytes at the end that are no record.
+
+    Raises:
+        CorruptFile: it is damaged.
+        StorageError: it cannot be read.
+    """
+    counts: dict[str, int] = {}
     sizes: dict[str, int] = {}
     times: list[int] = []
 
@@ -211,16 +224,49 @@ def records_of(path: Path) -> dict[str, Any]:
         file: str,
         offset: int,
     ) -> None:
-        types[kind] = types.get(kind, 0) + 1
+        counts[kind] = counts.get(kind, 0) + 1
         sizes[kind] = sizes.get(kind, 0) + size
         times[:] = [times[0] if times else seconds, seconds]
 
     found, owner = _core.log_read(str(path), (1 << 64) - 1, note)
-    return {
+    cut = _cut_of(path)
+    return found | {
+        "log": str(path),
         "namespace": owner[0],
         "shard": owner[1],
         "shards": owner[2],
-        "records": types,
+        "records": counts,
         "bytes": sizes,
         "times": times,
-    } | found
+        "cut": None if cut is None else cut[1].log,
+    }
+
+
+def verified(path: Path) -> int:
+    """Reads every byte of the rows beside a log; how many rows.
+
+    Raises:
+        CorruptFile: a file is not what was written.
+    """
+    cut = _cut_of(path)
+    if cut is None:
+        return 0
+    folder, snapshot = cut
+    with files.opened(folder) as descriptor:
+        for file in snapshot.files:
+            crc, size = _core.ckpt_file_crc(descriptor, file.name)
+            if (f"{crc:08x}", size) != (file.crc32c, file.bytes):
+                raise CorruptFile(f"{folder / file.name} is damaged")
+    return sum(file.rows for file in snapshot.files)
+
+
+def _cut_of(path: Path) -> tuple[Path, Snapshot] | None:
+    """The rows beside a log, and their description."""
+    folder = files.LocalRoot(path).at(files.ROWS)
+    try:
+        raw = (folder / SNAPSHOT).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be read: {error}") from error
+    return folder, Snapshot.decode(raw, folder / SNAPSHOT)

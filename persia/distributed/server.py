@@ -218,7 +218,8 @@ def _auto_index(environment: Mapping[str, str], host: str) -> str:
 class Server:
     """A shard that is served, from the making to :meth:`close`.
 
-    Its rows are there, but no client can reach it before :meth:`start`.
+    No client can reach it before :meth:`start`, and one of a server that has
+    a log waits until :meth:`ready`.
     """
 
     def __init__(self, config: ServeConfig) -> None:
@@ -258,7 +259,7 @@ class Server:
         self._channel = self._core.channel(_WAIT)
 
     def start(self) -> str:
-        """Listens, and says that it is healthy; the address."""
+        """Listens; the address. Without a log clients are answered."""
         config = self.config
         host = f"[{config.host}]" if ":" in config.host else config.host
         port = self._core.start(
@@ -269,8 +270,15 @@ class Server:
             message_limit=config.message_limit,
             security=self._security.arguments(),
         )
-        self._core.health(True)
+        if self._log is None:
+            self.ready()
         return f"{host}:{port}"
+
+    def ready(self) -> None:
+        """From now on clients are answered."""
+        if self._log is not None:
+            self._core.ready()
+        self._core.health(True)
 
     def stats(self) -> dict[str, Any]:
         """Its counters and, under "tables", those of each table."""
@@ -575,16 +583,19 @@ def serve(config: ServeConfig) -> None:
     with Signals(max(config.grace, least)) as signals:
         try:
             with contextlib.closing(Server(config)) as server:
-                _prepare(server)
+                address = _prepare(server)
                 signals.keep()
                 with server.cutting():
-                    _run(server, signals)
+                    _run(server, address, signals)
         except Stopped:
             say("stopping: nothing was served, nothing is saved")
 
 
-def _prepare(server: Server) -> None:
+def _prepare(server: Server) -> str:
+    """Brings its rows back; the address. Clients of a server that replays its
+    log see how far it is."""
     config = server.config
+    address = server.start() if config.log is not None else ""
     if config.save_on_exit is not None:
         server.check_save(config.save_on_exit)
     recovered = server.recover()
@@ -595,11 +606,12 @@ def _prepare(server: Server) -> None:
     if config.metrics_port is not None:
         port = server.show_metrics(config.metrics_port)
         say(f"metrics on http://{config.metrics_host}:{port}/metrics")
+    return address or server.start()
 
 
-def _run(server: Server, signals: Signals) -> None:
+def _run(server: Server, address: str, signals: Signals) -> None:
     config = server.config
-    address = server.start()
+    server.ready()
     warn_of(config)
     say(f"serving shard {server.shard} of {server.shards} on {address}")
     signals.wait()

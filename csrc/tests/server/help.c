@@ -182,8 +182,9 @@ server server_durable(log_disk *disk, enum log_level level, const char *boot)
     if (boot)
         snprintf(service.log->boot, sizeof service.log->boot, "%s", boot);
     server v = server_make(&service, NULL, 0);
-    if (persia_service_replay(v.s, 0, NULL, &found))
+    if (persia_service_replay(v.s, 0, &found))
         fail_msg("%s", persia_err_text());
+    persia_shard_ready(persia_service_shard(v.s));
     server_open_streams(&v);
     return v;
 }

@@ -158,7 +158,7 @@ static void give(given *g, uint64_t client, uint64_t number, float grad)
                        .parts = 1,
                        .tables = g->tables,
                        .tables_n = 2};
-    g->a = (shard_push){&g->m, g->jobs};
+    g->a = (shard_push){.m = &g->m, .jobs = g->jobs};
 }
 
 static void push(one_shard *e, const given *g, answered *out)

@@ -188,7 +188,7 @@ static void push_make(world *w, int direct)
         w->m[i] = (wire_push){.caller = caller(), .stream = STREAM + i,
                               .number = 2, .settled = 0, .parts = 1,
                               .tables = w->table, .tables_n = 2};
-        w->push[i] = (shard_push){&w->m[i], NULL};
+        w->push[i] = (shard_push){.m = &w->m[i]};
     }
     if (!direct)
         return;

@@ -89,7 +89,7 @@ static wire_file files[] = {
     { 0, "a-0.safetensors", 1, 2, UINT32_MAX }, { 1, "b", 3, 4, 5 }
 };
 static wire_snapshot_reply snapshot_reply = {
-    1, 1, 2, 3, pushes, 4, ledgers, 2, files, 2, 9, 10, 11
+    1, 1, 2, 3, pushes, 4, ledgers, 2, files, 2, 9, 10, 11, 12
 };
 static wire_restore restore = {
     CALLER, RESTORE_COMMIT, "root", "step-7", "proof", 1, 2, 3,
@@ -101,7 +101,7 @@ static table_stats both_stats[] = {
     { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 }, { .rows = 1 }
 };
 static wire_stats_reply stats_reply = {
-    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, specs, 2, both_stats, 13
+    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, specs, 2, both_stats, 13, 1, 14, 15
 };
 
 static wire_plan_feature plan_features[] = {
