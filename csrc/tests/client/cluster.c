@@ -108,6 +108,10 @@ static void serve(const order *o)
         refuse(o, PERSIA_EUNAVAILABLE, "no connection");
         return;
     }
+    if (atomic_load(&at->recovers) && method != WIRE_STATS) {
+        refuse(o, PERSIA_EUNAVAILABLE, "the server recovers");
+        return;
+    }
     if (take(&at->garbage)) {
         refuse(o, PERSIA_EPROTOCOL, "the answer is no message");
         return;

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "counting.h"
+#include "recovers.h"
 
 #define MINUTE (60 * SECOND)
 
@@ -118,6 +119,60 @@ static void a_server_that_stays_away_costs_no_time(void **state)
 }
 
 static cluster *away;
+static uint64_t begins, stands; /* when a recovery does, for good */
+
+/* It takes ten minutes. */
+static void recover_slowly(uint64_t waits)
+{
+    node *n = &away->nodes[0];
+    const uint64_t now = atomic_load(&simulated.now);
+    const int ends = now - begins >= 10 * MINUTE;
+    (void)waits;
+    service_recovers(n->service, !ends, now < stands ? now : stands);
+    atomic_store(&n->recovers, !ends);
+}
+
+static void a_server_that_recovers_is_waited_for(void **state)
+{
+    (void)state;
+    cluster c;
+    float got[IDS];
+    ps_client *remote = open_one(&c, 1, 4 * MINUTE, LOST_RAISE);
+    uint32_t no = declare_counting(remote);
+    begins = persia_clock_ns();
+    away = &c;
+    stands = UINT64_MAX;
+    simulated.at_wait = recover_slowly;
+    recover_slowly(0);
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    assert_true(persia_clock_ns() - begins >= 10 * MINUTE);
+    simulated.at_wait = NULL;
+    read_counts(remote, no, got);
+    for (int i = 0; i < IDS; i++)
+        assert_int_equal((int)got[i], 1);
+    persia_client_destroy(remote);
+    cluster_free(&c);
+}
+
+/* Its folder hangs, say. */
+static void a_recovery_without_progress_is_not_waited_for(void **state)
+{
+    (void)state;
+    cluster c;
+    ps_client *remote = open_one(&c, 1, MINUTE, LOST_RAISE);
+    uint32_t no = declare_counting(remote);
+    begins = persia_clock_ns();
+    away = &c;
+    stands = begins + MINUTE / 2;
+    simulated.at_wait = recover_slowly;
+    recover_slowly(0);
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_EUNAVAILABLE);
+    assert_true(persia_clock_ns() - begins < 5 * MINUTE);
+    simulated.at_wait = NULL;
+    atomic_store(&c.nodes[0].recovers, 0);
+    persia_client_destroy(remote);
+    cluster_free(&c);
+}
 
 static void return_after_many_waits(uint64_t waits)
 {
@@ -191,6 +246,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_server_that_stays_away_costs_no_time,
                                         setup, teardown),
+        cmocka_unit_test_setup_teardown(a_server_that_recovers_is_waited_for,
+                                        setup, teardown),
+        cmocka_unit_test_setup_teardown(
+            a_recovery_without_progress_is_not_waited_for, setup, teardown),
         cmocka_unit_test_setup_teardown(a_server_that_returns_is_tried_again,
                                         setup, teardown),
         cmocka_unit_test_setup_teardown(a_parked_pull_ends_at_its_deadline,
