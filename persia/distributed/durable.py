@@ -254,7 +254,7 @@ def verified(path: Path) -> int:
     folder, snapshot = cut
     with files.opened(folder) as descriptor:
         for file in snapshot.files:
-            crc, size = _core.ckpt_file_crc(descriptor, file.name)
+            size, crc = _core.ckpt_file_crc(descriptor, file.name)
             if (f"{crc:08x}", size) != (file.crc32c, file.bytes):
                 raise CorruptFile(f"{folder / file.name} is damaged")
     return sum(file.rows for file in snapshot.files)

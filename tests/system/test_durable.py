@@ -1,0 +1,301 @@
+"""``persia serve ps --durable``: servers that are killed lose nothing that they
+acknowledged; what a crash or a disk does to the log is told by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import persia
+from persia import _core, errors
+from tests.system.processes import environment, wait_until
+from tests.system.test_serve import Serving, serving
+
+if not _core.GRPC[0].isdigit():
+    pytest.skip("built without gRPC", allow_module_level=True)
+
+IDS = 64
+LEVELS = ("process", "disk")
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+class Durable:
+    """A server with a log that is killed and started again."""
+
+    def __init__(self, folder: Path, level: str, *more: str) -> None:
+        self.flags = ("--port", free_port(), "--threads", "1")
+        self.flags += ("--durable", level, "--log", str(folder / "log"), *more)
+        self.server = self._start()
+
+    def _start(self) -> Serving:
+        server = Serving(*self.flags)
+        assert server.address, server.process.communicate(timeout=60)
+        return server
+
+    def kill(self) -> None:
+        self.server.process.kill()
+        self.server.process.communicate(timeout=60)
+
+    def again(self) -> None:
+        self.kill()
+        self.server = self._start()
+
+
+@contextmanager
+def durable(folder: Path, level: str, *more: str) -> Iterator[Durable]:
+    made = Durable(folder, level, *more)
+    try:
+        yield made
+    finally:
+        made.kill()
+
+
+class Counting:
+    """A client whose rows count how often their ids were in a batch."""
+
+    def __init__(self, address: str, **more: Any) -> None:
+        self.store = persia.Store(
+            persia.optim.SGD(lr=1.0), servers=address, **{"timeout": 60} | more
+        )
+        self.rows = persia.nn.Embedding(
+            IDS, 4, store=self.store, name="count", init=0.0
+        )
+        self.want = torch.zeros(IDS)
+        self.generator = torch.Generator().manual_seed(1)
+
+    def step(self) -> None:
+        ids = torch.randperm(IDS, generator=self.generator)[:20]
+        (-self.rows(ids).sum()).backward()
+        self.want[ids] += 1
+
+    def check(self) -> None:
+        self.store.flush()
+        with torch.no_grad():
+            got = self.rows(torch.arange(IDS))
+        assert torch.equal(got, self.want[:, None].expand(-1, 4))
+
+
+def killed(folder: Path, level: str, times: int, *more: str) -> None:
+    """A trainer steps, and its server is killed meanwhile."""
+    with durable(folder, level, *more) as where:
+        client = Counting(where.server.address)
+        over = threading.Event()
+
+        def kill() -> None:
+            for _ in range(times):
+                where.again()
+            over.set()
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        steps = 0
+        while not over.is_set() or steps < 100:
+            client.step()
+            steps += 1
+        thread.join()
+        client.check()
+        client.store.close()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_killed_server_loses_nothing(tmp_path: Path, level: str) -> None:
+    killed(tmp_path, level, 2, "--log-limit", "64KiB")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("level", LEVELS)
+def test_many_kills_lose_nothing(tmp_path: Path, level: str) -> None:
+    killed(tmp_path, level, 50, "--log-limit", "256KiB")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "persia", *arguments],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_restore_is_in_the_log(tmp_path: Path) -> None:
+    """A trainer loads a checkpoint; the server is killed before and after it
+    has written its own rows."""
+    more = ("--checkpoints", str(tmp_path))
+    with durable(tmp_path, "process", *more) as where:
+        client = Counting(where.server.address)
+        for _ in range(5):
+            client.step()
+        client.store.save(tmp_path / "out")
+        saved = client.want.clone()
+        for _ in range(5):
+            client.step()
+        client.store.load(tmp_path / "out")
+        client.want = saved.clone()
+        where.again()
+        client.step()
+        client.check()
+        where.again()
+        client.check()
+        client.store.close()
+
+
+def test_an_erased_id_stays_erased(tmp_path: Path) -> None:
+    with durable(tmp_path, "process") as where:
+        client = Counting(where.server.address)
+        while client.want[3:6].min() < 1:
+            client.step()
+        client.store.flush()
+        assert client.store.erase("count", [3, 4]) == 2
+        where.again()
+        present = client.store.rows_and_state("count", [3, 4, 5])[2]
+        assert [bool(x) for x in present] == [False, False, True]
+        client.store.close()
+
+
+def test_two_servers_do_not_share_a_log(tmp_path: Path) -> None:
+    with durable(tmp_path, "process") as where:
+        flags = list(where.flags)
+        flags[1] = "0"
+        second = run("serve", "ps", *flags)
+        assert second.returncode == 1
+        assert "error[Unavailable]" in second.stderr
+
+
+def test_another_shard_s_log_is_refused(tmp_path: Path) -> None:
+    with durable(tmp_path, "process") as where:
+        Counting(where.server.address).store.close()
+        where.kill()
+        log = tmp_path / "log"
+        (log / "default-0-of-1").rename(log / "default-1-of-2")
+        other = run(
+            *("serve", "ps", "--port", "0", "--shard", "1/2"),
+            *("--durable", "process", "--log", str(log)),
+        )
+        assert other.returncode == 1
+        assert "error[SchemaMismatch]" in other.stderr
+
+
+def test_damage_is_named_and_may_be_left_behind(tmp_path: Path) -> None:
+    with durable(tmp_path, "process", "--log-limit", "64KiB") as where:
+        client = Counting(where.server.address)
+        rows = tmp_path / "log" / "default-0-of-1" / "rows"
+        while not rows.exists():
+            client.step()
+        client.step()
+        client.store.flush()
+        wait_until(lambda: not list(rows.parent.glob(".tmp-*")))
+        where.kill()
+        sound = run("log", "verify", str(tmp_path / "log"), "--json")
+        assert sound.returncode == 0, sound.stderr
+        assert json.loads(sound.stdout)["logs"][0]["cut"] > 0
+        # The record behind the cut, which later ones follow.
+        segment = max(rows.parent.glob("log-*"))
+        with segment.open("r+b") as file:
+            file.seek(600)
+            byte = file.read(1)
+            file.seek(600)
+            file.write(bytes([byte[0] ^ 1]))
+        text = run("log", "verify", str(tmp_path / "log"))
+        assert text.returncode == 1
+        refused = run("serve", "ps", *where.flags)
+        assert refused.returncode == 1
+        for stderr in (text.stderr, refused.stderr):
+            assert "error[CorruptFile]" in stderr
+            assert f"{segment.name}, offset" in stderr
+        where.flags += ("--log-from", "cut")
+        where.server = where._start()
+        with pytest.raises(errors.UpdatesLost):
+            for _ in range(20):
+                client.step()
+        client.store.close()
+
+
+def test_a_full_disk_is_waited_for(tmp_path: Path) -> None:
+    """Files of the server may not grow any more, then they may."""
+    with durable(tmp_path, "process") as where:
+        client = Counting(where.server.address)
+        client.step()
+        client.check()
+        hurried = Counting(where.server.address, timeout=0.5, job="other")
+        pid = where.server.process.pid
+        before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (1024, before[1]))
+        with pytest.raises(errors.Unavailable, match="File too large"):
+            hurried.step()
+            hurried.store.flush()
+        with torch.no_grad():  # reads go on
+            hurried.rows(torch.arange(IDS))
+        hurried.store.close()
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+        for _ in range(5):
+            client.step()
+        client.check()
+        where.again()
+        client.check()
+        client.store.close()
+
+
+def test_options_are_checked(tmp_path: Path) -> None:
+    for flags in (
+        ("--durable", "process"),
+        ("--log", str(tmp_path)),
+        ("--durable", "ever", "--log", str(tmp_path)),
+    ):
+        assert run("serve", "ps", *flags).returncode == 2
+
+
+def test_sigterm_while_it_recovers(tmp_path: Path) -> None:
+    """It ends, and the log is as it was."""
+    with durable(tmp_path, "process") as where:
+        client = Counting(where.server.address)
+        for _ in range(20):
+            client.step()
+        client.check()
+        where.server.stop()
+        where.server = where._start()
+        os.kill(where.server.process.pid, signal.SIGTERM)
+        where.server.process.communicate(timeout=60)
+        where.server = where._start()
+        client.check()
+        client.store.close()
+
+
+def test_rows_begin_with_a_checkpoint_once(tmp_path: Path) -> None:
+    """--restore is for a server without a log; afterwards the log is newer."""
+    more = ("--checkpoints", str(tmp_path), "--restore", "out", "--or-empty")
+    with serving("--checkpoints", str(tmp_path)) as first:
+        client = Counting(first.address)
+        client.step()
+        client.store.save(tmp_path / "out")
+        want = client.want.clone()
+        client.store.close()
+    with durable(tmp_path, "process", *more) as where:
+        assert any("restored out" in line for line in where.server.said)
+        client = Counting(where.server.address)
+        client.want = want
+        client.step()
+        client.check()
+        where.again()
+        assert not any("restored out" in line for line in where.server.said)
+        client.check()
+        client.store.close()
