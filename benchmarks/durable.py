@@ -1,0 +1,218 @@
+"""What the log of a server costs: ``python -m benchmarks.durable``.
+
+The work of ``benchmarks.cluster`` (26 features of one id a sample, dim 16,
+Adagrad, batch 4,096, Zipf(1.05), staleness 8) against servers without a log,
+with ``--durable process`` and ``disk`` on the disk of ``--folder``, and with
+``process`` on a tmpfs. Each has a trainer and a server of its own, which take
+turns, so that all see the same machine. Then the server with ``process`` on
+the disk is killed and started again: the time until it answers.
+
+The baseline is the server without a log, of the same run. The rates at which
+the disk and the tmpfs take bytes are measured before: where the disk is
+slower than the log, it is the bound.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.cluster import THREADS
+from benchmarks.common import BATCH, arguments, print_machine, report
+from benchmarks.system.processes import Processes, Server, Trainer
+
+BENCH = "durable"
+TMPFS = Path("/dev/shm")
+
+
+class Sizes:
+    """Everything that ``--quick`` makes smaller."""
+
+    def __init__(self, quick: bool) -> None:
+        self.vocabulary = 10_000 if quick else 1_000_000
+        self.batches = 8 if quick else 64
+        self.steps = 8 if quick else 64
+        self.rounds = 2 if quick else 7
+        self.raw = 64 << 20 if quick else 1 << 30  # bytes
+
+
+def raw_rate(folder: Path, size: int) -> float:
+    """Bytes a second of one file that is written in pieces of 2 MiB and
+    synced at the end."""
+    piece = os.urandom(2 << 20)
+    path = folder / "raw"
+    begin = time.perf_counter()
+    with path.open("wb", buffering=0) as file:
+        for _ in range(size // len(piece)):
+            file.write(piece)
+        os.fdatasync(file.fileno())
+    spent = time.perf_counter() - begin
+    path.unlink()
+    return size / spent
+
+
+def logged(folder: Path) -> dict[str, int]:
+    """Positions of a server's log."""
+    command = [sys.executable, "-m", "persia", "log", "inspect", "--json"]
+    text = subprocess.run(
+        [*command, str(folder)], check=True, capture_output=True, text=True
+    ).stdout
+    found: dict[str, int] = json.loads(text)[0]
+    return found
+
+
+class Case:
+    """A trainer and a server.
+
+    Args:
+        flags: of the server's log.
+        log: where it is.
+    """
+
+    def __init__(
+        self, processes: Processes, name: str, flags: Sequence[str], log: Path
+    ) -> None:
+        self.name, self.log = name, log
+        self.flags = [*flags, "--log", str(log)] if flags else []
+        self.server: Server = processes.servers(1, *self.flags)[0]
+        self.trainer: Trainer = processes.trainer()
+        self.seconds: list[float] = []
+        self.cpu = 0.0
+
+    def open(self, sizes: Sizes, seed: int) -> None:
+        """Tables, batches, and a first turn, which makes the rows."""
+        self.trainer.call(
+            "open", servers=self.server.address, seed=seed, **THREADS
+        )
+        self.trainer.call(
+            "draw",
+            kind="zipf",
+            rows=sizes.vocabulary,
+            batches=sizes.batches,
+            seed=seed,
+        )
+        self.trainer.call("steps", count=sizes.batches, staleness=8)
+
+    def turn(self, sizes: Sizes) -> None:
+        """One measurement."""
+        before = self.server.cpu()
+        spent = self.trainer.call("steps", count=sizes.steps, staleness=8)
+        self.seconds.append(spent["seconds"])
+        self.cpu += self.server.cpu() - before
+
+
+def throughput(sizes: Sizes, seed: int, disk: Path, memory: Path) -> None:
+    """Samples a second at each level."""
+    rates = {path: raw_rate(path, sizes.raw) for path in (disk, memory)}
+    with Processes() as processes:
+        cases = [
+            Case(processes, "off", [], disk),
+            Case(
+                processes,
+                "process on tmpfs",
+                ["--durable", "process"],
+                memory / "process",
+            ),
+            Case(
+                processes,
+                "process",
+                ["--durable", "process"],
+                disk / "process",
+            ),
+            Case(processes, "disk", ["--durable", "disk"], disk / "disk"),
+        ]
+        for case in cases:
+            case.open(sizes, seed)
+        for k in range(sizes.rounds):
+            for case in cases if k % 2 == 0 else reversed(cases):
+                case.turn(sizes)
+        done = sizes.steps * sizes.rounds
+        off = cases[0]
+        for case in cases[1:]:
+            ratios = [
+                a / b for a, b in zip(off.seconds, case.seconds, strict=True)
+            ]
+            found = logged(case.log)
+            root = memory if memory in case.log.parents else disk
+            report(
+                BENCH,
+                case.name,
+                sizes.steps * BATCH / statistics.median(case.seconds),
+                "samples/s",
+                baseline="the same without a log",
+                baseline_value=sizes.steps
+                * BATCH
+                / statistics.median(off.seconds),
+                baseline_source="same run",
+                ratio=statistics.median(ratios),
+                target=None if case.name == "disk" else 0.85,
+                lowest=round(min(ratios), 3),
+                highest=round(max(ratios), 3),
+                server_cpu_ms=round(1e3 * case.cpu / done, 2),
+                server_cpu_ms_off=round(1e3 * off.cpu / done, 2),
+                bytes_a_sample=round(
+                    found["end"] / (BATCH * (done + sizes.batches)), 1
+                ),
+                raw_mb_s=round(rates[root] * 1e-6),
+                log_mb_s=round(
+                    1e-6 * found["end"] * sizes.steps
+                    / (done + sizes.batches)
+                    / statistics.median(case.seconds)
+                ),
+            )
+        recovery(cases[2], done + sizes.batches)
+
+
+def recovery(case: Case, steps: int) -> None:
+    """Kills the server, and starts it again."""
+    before = case.server.cpu()
+    case.server.popen.kill()
+    case.server.popen.wait()
+    begin = time.perf_counter()
+    with Processes() as processes:
+        (again,) = processes.servers(1, *case.flags)
+        _ = again.address
+        ready = time.perf_counter() - begin
+        found = logged(case.log)
+        replayed = found["end"] - (found["cut"] or 0)
+        report(
+            BENCH,
+            "ready after kill -9",
+            ready,
+            "s",
+            log_mb=round(replayed * 1e-6),
+            log_mb_s=round(replayed * 1e-6 / ready),
+            cut=found["cut"] is not None,
+            processor_s=round(again.cpu(), 2),
+            processor_s_in_training=round(before, 2),
+            steps=steps,
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__.split("\n")[0])
+    parser.add_argument(
+        "--folder", default=None, help="on the disk (default: a new one)"
+    )
+    options = parser.parse_args(argv)
+    sizes = Sizes(options.quick)
+    print_machine(BENCH)
+    disk = Path(tempfile.mkdtemp(prefix="durable-", dir=options.folder))
+    memory = Path(tempfile.mkdtemp(prefix="durable-", dir=TMPFS))
+    try:
+        throughput(sizes, options.seed, disk, memory)
+    finally:
+        shutil.rmtree(disk)
+        shutil.rmtree(memory)
+
+
+if __name__ == "__main__":
+    main()
