@@ -163,7 +163,9 @@ def throughput(sizes: Sizes, seed: int, disk: Path, memory: Path) -> None:
                 ),
                 raw_mb_s=round(rates[root] * 1e-6),
                 log_mb_s=round(
-                    1e-6 * found["end"] * sizes.steps
+                    1e-6
+                    * found["end"]
+                    * sizes.steps
                     / (done + sizes.batches)
                     / statistics.median(case.seconds)
                 ),

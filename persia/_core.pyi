@@ -331,6 +331,7 @@ def log_read(
     fn: Callable[[str, int, int, int, int, str, int], None],
     /,
 ) -> tuple[dict[str, int], tuple[str, int, int]]: ...
+
 @final
 class Server:
     port: int

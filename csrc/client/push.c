@@ -132,7 +132,8 @@ static void fill_push(void *ctx, request *q)
             m->tables[u].grads.no = q->to->numbers[p->table[u]];
         pthread_mutex_unlock(&q->to->lock);
     }
-    q->args.push.args = (shard_push){.m = m, .jobs = r->embedded ? p->jobs : NULL};
+    q->args.push.args =
+        (shard_push){.m = m, .jobs = r->embedded ? p->jobs : NULL};
 }
 
 /* More bytes than the message to a shard has. */

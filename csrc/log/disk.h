@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 #include "base/base.h"
-#include "mem/gather.h"
+#include "mem/mem.h"
 
 #ifdef __cplusplus
 extern "C" {

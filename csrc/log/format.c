@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "ckpt/crc32c.h"
+#include "ckpt/ckpt.h"
 
 #define RECORD_MAGIC 0x4c525550u /* "PURL" */
 enum { VERSION = 1, DIGITS = 20 };

@@ -66,8 +66,8 @@ typedef struct log_config {
     log_owner owner;
     enum log_level level;
     uint64_t segment; /* bytes of a file, about */
-    uint64_t limit;   /* bytes behind the last cut from which on a cut of the
-                         rows is wanted; at twice as many nothing is appended */
+    uint64_t limit;   /* bytes behind the last cut: beyond it a cut of the rows
+                         is wanted, at twice as many nothing is appended */
 } log_config;
 
 typedef struct log_record {

@@ -90,7 +90,8 @@ void lines_free(server_lines *l)
     pthread_mutex_destroy(&l->lock);
 }
 
-uint64_t lines_write(server_lines *l, enum line_kind kind, const char *format, ...)
+uint64_t lines_write(server_lines *l, enum line_kind kind,
+                     const char *format, ...)
 {
     char fields[TEXT];
     va_list list;

@@ -37,7 +37,8 @@ void lines_init(server_lines *l, int fd);
 /* Writes the counts that are left. */
 void lines_free(server_lines *l);
 /* One line.  The time at which lines_count() is wanted, or UINT64_MAX. */
-uint64_t lines_write(server_lines *l, enum line_kind kind, const char *format, ...)
+uint64_t lines_write(server_lines *l, enum line_kind kind,
+                     const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* Writes the counts of minutes that are over; returns as lines_write(). */
 uint64_t lines_count(server_lines *l, uint64_t now);

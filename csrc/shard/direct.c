@@ -119,7 +119,7 @@ shard_call direct_call_begin(shard_ref *to, uint64_t deadline,
     static void direct_##name(shard_ref *to, const wire_##asked *m,           \
                               uint64_t deadline, shard_done done, void *ctx)  \
     {                                                                         \
-        const shard_call c = direct_call_begin(to, deadline, done, ctx);             \
+        const shard_call c = direct_call_begin(to, deadline, done, ctx);      \
         wire_##answered *out = NULL;                                          \
         wire_memory *memory;                                                  \
         shard_reply reply;                                                    \
@@ -134,7 +134,7 @@ shard_call direct_call_begin(shard_ref *to, uint64_t deadline,
                               const OP_ARGS(name, message, args) * a,         \
                               uint64_t deadline, shard_done done, void *ctx)  \
     {                                                                         \
-        const shard_call c = direct_call_begin(to, deadline, done, ctx);             \
+        const shard_call c = direct_call_begin(to, deadline, done, ctx);      \
         name##_run(c.from->s, &c, a);                                         \
     }
 #define METHOD(upper, name, message, reply, args, answers, flags)             \

@@ -9,7 +9,7 @@
  *   groups.c   parts of updates of several batches
  *   rows.c     whole rows
  *   logged.c   what goes into the log, answers that wait for it
- *   replay.c   what comes out of it
+ *   replay.c   records, applied again
  *   job.c      snapshots and restores: states and requests; job_snapshot.c
  *              writes, job_restore.c reads and exchanges
  *   ends.c     waiting for the threads of snapshots and restores at the end

@@ -38,9 +38,7 @@ def imports() -> None:
     torch.set_num_threads(1)
 
 
-def run(
-    seed: int, short: bool, durable: bool, folder: Path
-) -> dict[str, Any]:
+def run(seed: int, short: bool, durable: bool, folder: Path) -> dict[str, Any]:
     """A round; what became of it."""
     made = plan.of_seed(seed, short, durable)
     folder.mkdir(parents=True)

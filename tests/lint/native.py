@@ -28,7 +28,8 @@ from pathlib import Path
 #: The rooms in their order: the list of docs/dev/rooms.md.
 ROOMS = (
     *("base", "simd", "data", "spec", "mem", "sched", "ids", "pool", "cuda"),
-    *("optim", "evict", "admit", "table", "ckpt", "wire", "rpc", "shard"),
+    *("optim", "evict", "admit", "table", "ckpt", "log"),
+    *("wire", "rpc", "shard"),
     *("client", "server", "batch", "loop", "link", "loader", "rank"),
     *("embedding_worker", "py", "torch"),
 )

@@ -1,5 +1,5 @@
-"""``persia serve ps --durable``: servers that are killed lose nothing that they
-acknowledged; what a crash or a disk does to the log is told by name."""
+"""``persia serve ps --durable``: servers that are killed lose no acknowledged
+update; what a crash or a disk does to the log is reported by name."""
 
 from __future__ import annotations
 
@@ -86,6 +86,11 @@ class Counting:
         (-self.rows(ids).sum()).backward()
         self.want[ids] += 1
 
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+        self.store.flush()
+
     def check(self) -> None:
         self.store.flush()
         with torch.no_grad():
@@ -143,12 +148,10 @@ def test_a_restore_is_in_the_log(tmp_path: Path) -> None:
     more = ("--checkpoints", str(tmp_path))
     with durable(tmp_path, "process", *more) as where:
         client = Counting(where.server.address)
-        for _ in range(5):
-            client.step()
+        client.steps(5)
         client.store.save(tmp_path / "out")
         saved = client.want.clone()
-        for _ in range(5):
-            client.step()
+        client.steps(5)
         client.store.load(tmp_path / "out")
         client.want = saved.clone()
         where.again()
@@ -201,8 +204,7 @@ def test_damage_is_named_and_may_be_left_behind(tmp_path: Path) -> None:
         rows = tmp_path / "log" / "default-0-of-1" / "rows"
         while not rows.exists():
             client.step()
-        client.step()
-        client.store.flush()
+        client.steps(1)
         wait_until(lambda: not list(rows.parent.glob(".tmp-*")))
         where.kill()
         sound = run("log", "verify", str(tmp_path / "log"), "--json")
@@ -225,8 +227,7 @@ def test_damage_is_named_and_may_be_left_behind(tmp_path: Path) -> None:
         where.flags += ("--log-from", "cut")
         where.server = where._start()
         with pytest.raises(errors.UpdatesLost):
-            for _ in range(20):
-                client.step()
+            client.steps(20)
         client.store.close()
 
 
@@ -241,14 +242,12 @@ def test_a_full_disk_is_waited_for(tmp_path: Path) -> None:
         before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (1024, before[1]))
         with pytest.raises(errors.Unavailable, match="File too large"):
-            hurried.step()
-            hurried.store.flush()
-        with torch.no_grad():  # reads go on
+            hurried.steps(1)
+        with torch.no_grad():  # lookups work
             hurried.rows(torch.arange(IDS))
         hurried.store.close()
         resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
-        for _ in range(5):
-            client.step()
+        client.steps(5)
         client.check()
         where.again()
         client.check()
@@ -268,8 +267,7 @@ def test_sigterm_while_it_recovers(tmp_path: Path) -> None:
     """It ends, and the log is as it was."""
     with durable(tmp_path, "process") as where:
         client = Counting(where.server.address)
-        for _ in range(20):
-            client.step()
+        client.steps(20)
         client.check()
         where.server.stop()
         where.server = where._start()

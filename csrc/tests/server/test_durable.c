@@ -269,7 +269,7 @@ static void an_update_is_never_applied_twice(void **state)
     world_free(&w);
 }
 
-/* Updates and row writes are refused, nothing changes, reads go on; then it
+/* Updates and row writes are refused, nothing changes, lookups work; then it
  * is as if they had never been sent. */
 static void a_full_disk_refuses_and_changes_nothing(void **state)
 {
