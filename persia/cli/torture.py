@@ -6,13 +6,15 @@ import subprocess
 import sys
 from json import dumps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from persia.cli.options import Json
 
 __all__ = ["command"]
+
+Durable = Literal["off", "process", "disk"]
 
 
 def command(
@@ -36,13 +38,12 @@ def command(
         bool, typer.Option("--short", help="Few batches, three kills.")
     ] = False,
     durable: Annotated[
-        bool,
+        Durable,
         typer.Option(
-            "--durable",
-            help="Servers keep a log (persia serve ps --durable process): "
-            "they are killed in each round, and may lose nothing.",
+            help="Servers keep a log, as of persia serve ps --durable: they "
+            "are killed in each round, and may lose nothing.",
         ),
-    ] = False,
+    ] = "off",
     jobs: Annotated[int, typer.Option(min=1, help="Rounds at once.")] = 2,
     logs: Annotated[
         Path | None,

@@ -60,7 +60,9 @@ class Log:
 
     def __init__(self, config: ServeConfig, shard: int, shards: int) -> None:
         assert config.log is not None
-        self.path = folder_of(config.log, config.namespace, shard, shards)
+        self.path = folder_of(
+            Path(config.log), config.namespace, shard, shards
+        )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:

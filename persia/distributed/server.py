@@ -119,7 +119,7 @@ class ServeConfig(Listening):
         "what came after the last checkpoint is lost, and reported), process "
         "(a crash of the server), disk (a power cut, too).",
     )
-    log: Path | None = Field(
+    log: str | None = Field(
         None,
         description="Folder of the log of --durable, on a disk of this "
         "server's; each server has its own folder in it.",

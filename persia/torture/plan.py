@@ -48,6 +48,7 @@ class Round:
         lost: policy of the trainers.
         pace: seconds that a trainer sleeps for each batch.
         named: whether the trainers name their job, too.
+        durable: level of the servers' logs; off: they have none.
     """
 
     seed: int
@@ -69,6 +70,7 @@ class Round:
     lost: str
     pace: float
     named: bool
+    durable: str
     events: tuple[Event, ...]
 
     @property
@@ -104,14 +106,15 @@ class Round:
         )
 
 
-def of_seed(seed: int, short: bool, durable: bool = False) -> Round:
-    """The round of a seed; durable: servers keep a log, and are killed."""
+def of_seed(seed: int, short: bool, durable: str = "off") -> Round:
+    """The round of a seed; durable: the level of the servers' logs. Other than
+    "off": servers are killed."""
     r = Random(f"chaos {seed}")
-    killed = durable or seed % 3 == 0
+    killed = durable != "off" or seed % 3 == 0
     fate = r.choice(
         [EMPTY, SNAPSHOTS, ROLLBACK] if killed else [KEPT, KEPT, ROLLBACK]
     )
-    if durable:
+    if durable != "off":
         fate = DURABLE
     staleness = r.choice([0, 1, 8])
     ranks = 1 if fate == ROLLBACK else r.choice([1, 2])
@@ -139,6 +142,7 @@ def of_seed(seed: int, short: bool, durable: bool = False) -> Round:
         lost="raise" if fate == ROLLBACK else r.choice(["raise", "continue"]),
         pace=0.02 if short else 0.03,
         named=r.random() < 0.5,
+        durable=durable,
         events=(),
     )
     if steps or fate == ROLLBACK:

@@ -41,7 +41,7 @@ def server(made: Round, folder: Path, ports: list[int], i: int) -> None:
     flags += ["--threads", "2", "--grace", "5"]
     if made.fate == DURABLE:
         # Short, so that cuts are taken and segments are removed, too.
-        flags += ["--durable", "process", "--log", str(folder / "log")]
+        flags += ["--durable", made.durable, "--log", str(folder / "log")]
         flags += ["--log-limit", "256KiB"]
     elif made.fate != "empty":
         flags += ["--checkpoints", str(folder), "--restore", "out"]

@@ -38,7 +38,7 @@ def imports() -> None:
     torch.set_num_threads(1)
 
 
-def run(seed: int, short: bool, durable: bool, folder: Path) -> dict[str, Any]:
+def run(seed: int, short: bool, durable: str, folder: Path) -> dict[str, Any]:
     """A round; what became of it."""
     made = plan.of_seed(seed, short, durable)
     folder.mkdir(parents=True)
@@ -74,7 +74,7 @@ def run(seed: int, short: bool, durable: bool, folder: Path) -> dict[str, Any]:
     }
 
 
-def begin(seed: int, short: bool, durable: bool, folder: Path) -> int:
+def begin(seed: int, short: bool, durable: str, folder: Path) -> int:
     """A round in a process of its own."""
 
     def work() -> None:
@@ -135,7 +135,7 @@ def play(
     until: float,
     *,
     short: bool = False,
-    durable: bool = False,
+    durable: str = "off",
     jobs: int = 2,
     logs: Path | None = None,
 ) -> Iterator[dict[str, Any]]:
@@ -145,7 +145,7 @@ def play(
         seeds: of the rounds.
         until: a time of ``time.monotonic()`` after which none begins.
         short: fewer batches and kills.
-        durable: servers keep a log, and lose nothing.
+        durable: level of the logs of servers, which lose nothing then.
         jobs: rounds at once.
         logs: a folder for those of all rounds. Without it those of rounds
             with a violation are kept, in a new folder.
