@@ -4,6 +4,7 @@
 set(sim_folder "${CMAKE_SOURCE_DIR}/tests/sim")
 set(sim_sources sched.c net.c roles.c four.c history.c main.c)
 list(TRANSFORM sim_sources PREPEND "${sim_folder}/")
+list(APPEND sim_sources "${CMAKE_SOURCE_DIR}/tests/log/disk.c")
 set(sim_wraps huge_can nanosleep pthread_join
     pthread_mutex_lock pthread_mutex_unlock
     pthread_rwlock_rdlock pthread_rwlock_wrlock pthread_rwlock_unlock

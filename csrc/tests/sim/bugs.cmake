@@ -31,6 +31,48 @@ bug(staleness_off_by_one shard/waits.c
         return PERSIA_OK;
 ]==])
 
+# ---- the log ----
+
+# What is acknowledged was given to the disk, and not synced.
+bug(answer_before_sync shard/logged.c
+[==[    *out = NULL;
+    if (!s->log || s->replaying || !persia_log_syncs(s->log))
+]==]
+[==[    *out = NULL;
+    if (!s->log || s->replaying || !persia_log_syncs(s->log) ||
+        sim_bug("answer_before_sync"))
+]==])
+
+# Of an update of several parts.
+bug(one_part_is_logged shard/logged.c
+[==[    if (!rc)
+        rc = persia_log_append(s->log, LOG_PUSH, spans, n, end);
+]==]
+[==[    if (!rc)
+        rc = persia_log_append(s->log, LOG_PUSH, spans,
+                               sim_bug("one_part_is_logged") ? 1 : n, end);
+]==])
+
+# Who has the stream is forgotten: an update of an earlier owner is applied.
+bug(claims_are_not_logged shard/logged.c
+[==[    return append_message(s, LOG_CLAIM, put_hello, m);
+]==]
+[==[    return sim_bug("claims_are_not_logged")
+               ? PERSIA_OK
+               : append_message(s, LOG_CLAIM, put_hello, m);
+]==])
+
+# A record behind others that are not there.
+bug(synced_too_soon log/append.c
+[==[    const uint64_t target = l->end;
+    l->wanted_at = PERSIA_FOREVER;
+]==]
+[==[    const uint64_t target = l->end;
+    if (sim_bug("synced_too_soon"))
+        l->synced = target;
+    l->wanted_at = PERSIA_FOREVER;
+]==])
+
 # ---- clients ----
 
 # A push whose connection breaks counts as applied.

@@ -1,5 +1,7 @@
 /* history.c: what a seed plans: the cluster, the faults, the verdict. */
 #include "tests/sim/history.h"
+
+#include "log/log.h"
 #include "tests/sim/four.h"
 
 #include "ids/ids.h"
@@ -26,9 +28,12 @@ static void plan(void)
     w.replaces = sim_chance(300);
     w.four = sim_chance(300);
     w.policy = sim_chance(500) ? LOST_RAISE : LOST_CONTINUE;
-    sim_say("%u servers, %u ranks, staleness %llu, lost: %s", w.servers_n,
-            w.ranks_n, (unsigned long long)w.staleness,
-            w.policy == LOST_RAISE ? "raise" : "continue");
+    if (sim_chance(400))
+        w.durable = sim_chance(500) ? LOG_PROCESS : LOG_DISK;
+    sim_say("%u servers, %u ranks, staleness %llu, lost: %s, logs: %s",
+            w.servers_n, w.ranks_n, (unsigned long long)w.staleness,
+            w.policy == LOST_RAISE ? "raise" : "continue",
+            w.durable == LOG_DISK ? "disk" : w.durable ? "process" : "none");
 }
 
 static net_faults weather(void)
@@ -267,6 +272,12 @@ static void check_told(const rank_role *r)
     sim_say("rank %d: %d updates, %llu are lost and must be told, %llu were",
             r->index, r->attempts_n, (unsigned long long)must,
             (unsigned long long)told);
+    if (w.durable && must)
+        sim_fail("%llu acknowledged updates of rank %d are lost, although "
+                 "servers have logs", (unsigned long long)must, r->index);
+    if (w.durable && told && r->lives == 1)
+        sim_fail("rank %d was told of %llu lost updates, although servers "
+                 "have logs", r->index, (unsigned long long)told);
     if (told + r->hidden < must)
         sim_fail("rank %d was told of %llu lost updates, and %llu are",
                  r->index, (unsigned long long)told, (unsigned long long)must);
@@ -293,7 +304,7 @@ static void check_batches(void)
     uint64_t must = 0;
     int killed = 0;
     for (uint32_t s = 0; s < w.servers_n; s++)
-        killed |= w.servers[s].life > 1;
+        killed |= w.servers[s].life > 1 && !w.durable;
     const uint64_t told = four_told(killed);
     for (int k = 0; k < w.ranks[0].attempts_n; k++) {
         int missing = 0;

@@ -3,7 +3,9 @@
 
 #include "client/private.h"
 #include "ids/ids.h"
+#include "log/private.h"
 #include "server/server.h"
+#include "tests/log/disk.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -30,6 +32,41 @@ static const char *method_of_server(uint32_t method)
     return method < WIRE_METHODS_N ? names[method] : "?";
 }
 
+/* A disk that takes its time. */
+static int (*disk_sync)(log_disk *d, int file);
+static int slow_sync(log_disk *d, int file)
+{
+    sim_sleep(sim_between(10 * SIM_US, 50 * SIM_MS));
+    return disk_sync(d, file);
+}
+
+static updates_log *open_log(server_role *s, uint32_t i)
+{
+    updates_log *log;
+    if (!w.durable)
+        return NULL;
+    if (!s->disk) {
+        s->disk = memory_disk_make();
+        disk_sync = s->disk->disk.sync;
+        s->disk->disk.sync = slow_sync;
+    }
+    const log_config config = {.owner = {"sim", i, w.servers_n},
+                               .level = (enum log_level)w.durable,
+                               .segment = 8192,
+                               .limit = 1 << 30};
+    must(persia_log_open(&s->disk->disk, &config, &log), "a log");
+    snprintf(log->boot, sizeof log->boot, "boot %d", s->boots);
+    return log;
+}
+
+static void recover(ps_service *service)
+{
+    log_found found;
+    must(persia_service_replay(service, 0, &found), "the log");
+    sim_say("has %llu records", (unsigned long long)found.records);
+    persia_shard_ready(persia_service_shard(service));
+}
+
 static void *server_main(void *arg)
 {
     server_role *s = arg;
@@ -37,7 +74,8 @@ static void *server_main(void *arg)
     const tables_config made = {.threads = 1};
     const service_config config = {.name_space = "sim", .shard = i,
                                    .shards = w.servers_n,
-                                   .message_limit = 4 << 20};
+                                   .message_limit = 4 << 20,
+                                   .log = open_log(s, i)};
     tables *p;
     ps_service *service;
     must(persia_tables_create(&made, &p), "tables");
@@ -45,6 +83,8 @@ static void *server_main(void *arg)
     persia_service_set_calls(service, 64);
     net_listen(sim_node_self(), w.addresses[i], persia_service_handle, service,
                method_of_server);
+    if (config.log)
+        recover(service);
     s->running = 1;
     sim_say("serves shard %u of %u", i, w.servers_n);
     return NULL;
@@ -68,6 +108,10 @@ void server_kill(uint32_t i)
     sim_say("kill -9 of %s", sim_node_name(s->node));
     sim_kill(s->node);
     net_killed(s->node);
+    if (w.durable == LOG_DISK) {
+        s->boots++;
+        memory_disk_lose(s->disk, sim_random(1u << 30));
+    }
     s->running = 0;
     s->life++; /* what it had is gone from now on */
 }

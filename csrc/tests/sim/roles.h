@@ -34,6 +34,8 @@ typedef struct attempt {
 
 typedef struct server_role {
     sim_node *node;
+    struct memory_disk *disk; /* of its log; NULL: it has none */
+    int boots;                /* of its machine */
     int life;    /* 0: never started */
     int running;
 } server_role;
@@ -76,6 +78,8 @@ typedef struct world {
     int replaces;        /* processes that live are replaced; no server is
                             killed */
     int four;            /* all four roles: see four.h */
+    int durable;         /* enum log_level of the servers' logs; 0: none.  With
+                            LOG_DISK a kill is a power cut */
     int finish;          /* ranks make their last updates */
     server_role servers[SERVERS_MAX];
     rank_role ranks[RANKS_MAX];
