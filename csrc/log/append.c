@@ -257,7 +257,7 @@ int sync_start(updates_log *l)
     return rc;
 }
 
-void sync_stop(updates_log *l)
+void persia_log_stop(updates_log *l)
 {
     if (!l->thread_runs)
         return;

@@ -258,7 +258,7 @@ void persia_log_close(updates_log *l)
 {
     if (!l)
         return;
-    sync_stop(l);
+    persia_log_stop(l);
     l->disk->close(l->disk, l->file);
     l->disk->free(l->disk);
     log_free(l);

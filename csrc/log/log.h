@@ -123,9 +123,11 @@ PERSIA_API int persia_log_begin(updates_log *l, const log_found *found);
 PERSIA_API void persia_log_close(updates_log *l);
 
 /* Of LOG_DISK: fn(ctx) on the log's thread after each sync, or after one has
- * failed.  Before persia_log_begin(). */
+ * failed.  Before persia_log_begin(); until persia_log_stop() returns. */
 PERSIA_API void persia_log_on_sync(updates_log *l, void (*fn)(void *ctx),
                                    void *ctx);
+/* Ends that thread; nothing is appended afterwards. */
+PERSIA_API void persia_log_stop(updates_log *l);
 /* Whether answers have to wait for persia_log_synced(). */
 PERSIA_API int persia_log_syncs(const updates_log *l);
 

@@ -112,6 +112,5 @@ int segments_add(updates_log *l, uint64_t first);
 /* A new segment at l->end, with the lock. */
 int segment_begin_locked(updates_log *l);
 int sync_start(updates_log *l);
-void sync_stop(updates_log *l);
 
 #endif

@@ -78,6 +78,8 @@ void persia_shard_destroy(shard *s)
 {
     if (!s)
         return;
+    if (s->log)
+        persia_log_stop(s->log); /* it calls late_synced() */
     ledger_destroy(s->ledger);
     buffers_destroy(s->buffers);
     sync_free(&s->sync);

@@ -1,6 +1,7 @@
 #include "tests/log/disk.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,19 @@ static memory_disk *of(log_disk *d)
     return (memory_disk *)d;
 }
 
+/* One call at a time; a simulation runs one thread, and none waits here. */
+static void enter(log_disk *d)
+{
+    while (__atomic_test_and_set(&of(d)->busy, __ATOMIC_ACQUIRE))
+        sched_yield();
+}
+
+static int leave(log_disk *d, int rc)
+{
+    __atomic_clear(&of(d)->busy, __ATOMIC_RELEASE);
+    return rc;
+}
+
 static memory_file *find(memory_disk *d, const char *name)
 {
     for (int i = 0; i < d->files_n; i++)
@@ -20,7 +34,7 @@ static memory_file *find(memory_disk *d, const char *name)
     return NULL;
 }
 
-static int memory_open(log_disk *disk, const char *name, int makes, int *file)
+static int open_entered(log_disk *disk, const char *name, int makes, int *file)
 {
     memory_disk *d = of(disk);
     memory_file *f = find(d, name);
@@ -54,7 +68,7 @@ static void resize(memory_file *f, uint64_t bytes)
     f->bytes = bytes;
 }
 
-static int memory_write(log_disk *disk, int file, uint64_t at,
+static int write_entered(log_disk *disk, int file, uint64_t at,
                         const wire_span *spans, size_t n)
 {
     memory_disk *d = of(disk);
@@ -73,7 +87,7 @@ static int memory_write(log_disk *disk, int file, uint64_t at,
     return 0;
 }
 
-static int memory_read(log_disk *disk, int file, uint64_t at, void *to,
+static int read_entered(log_disk *disk, int file, uint64_t at, void *to,
                        size_t n, size_t *got)
 {
     const memory_file *f = &of(disk)->files[file];
@@ -83,19 +97,19 @@ static int memory_read(log_disk *disk, int file, uint64_t at, void *to,
     return 0;
 }
 
-static int memory_size(log_disk *disk, int file, uint64_t *bytes)
+static int size_entered(log_disk *disk, int file, uint64_t *bytes)
 {
     *bytes = of(disk)->files[file].bytes;
     return 0;
 }
 
-static int memory_cut(log_disk *disk, int file, uint64_t bytes)
+static int cut_entered(log_disk *disk, int file, uint64_t bytes)
 {
     resize(&of(disk)->files[file], bytes);
     return 0;
 }
 
-static int memory_sync(log_disk *disk, int file)
+static int sync_entered(log_disk *disk, int file)
 {
     memory_disk *d = of(disk);
     memory_file *f = &d->files[file];
@@ -114,7 +128,7 @@ static int memory_sync_folder(log_disk *disk)
     return of(disk)->sync_fails;
 }
 
-static int memory_remove(log_disk *disk, const char *name)
+static int remove_entered(log_disk *disk, const char *name)
 {
     memory_file *f = find(of(disk), name);
     if (!f)
@@ -138,6 +152,30 @@ static void memory_free(log_disk *disk)
 {
     (void)disk;
 }
+
+/* ---- the calls ---- */
+
+#define ENTERED(name, parameters, ...)                                        \
+    static int memory_##name parameters                                       \
+    {                                                                         \
+        enter(disk);                                                          \
+        return leave(disk, name##_entered(__VA_ARGS__));                      \
+    }
+ENTERED(open, (log_disk *disk, const char *name, int makes, int *file), disk,
+        name, makes, file)
+ENTERED(write,
+        (log_disk *disk, int file, uint64_t at, const wire_span *spans,
+         size_t n),
+        disk, file, at, spans, n)
+ENTERED(read,
+        (log_disk *disk, int file, uint64_t at, void *to, size_t n,
+         size_t *got),
+        disk, file, at, to, n, got)
+ENTERED(size, (log_disk *disk, int file, uint64_t *bytes), disk, file, bytes)
+ENTERED(cut, (log_disk *disk, int file, uint64_t bytes), disk, file, bytes)
+ENTERED(sync, (log_disk *disk, int file), disk, file)
+ENTERED(remove, (log_disk *disk, const char *name), disk, name)
+#undef ENTERED
 
 memory_disk *memory_disk_make(void)
 {

@@ -18,6 +18,7 @@ enum { MEMORY_FILES = 256 };
 
 typedef struct memory_disk {
     log_disk disk; /* first; free() does nothing */
+    char busy; /* spins: one call at a time, as of a kernel */
     memory_file files[MEMORY_FILES];
     int files_n;
     uint64_t room;   /* bytes that it takes more; UINT64_MAX: any */
