@@ -31,7 +31,7 @@ _PATH = re.compile(rf"""([/.][^\s"'?]*)\?({_NAME}[^\s"']*)""")
 # zip://a.csv::https://HOST/z.zip
 _CHAIN = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*(?::/|::))")
 _SCHEME = re.compile(":/{1,2}")
-_HOST = r"(?:[^:@\[\],]*|\[[^\]]*\])(?::\d+)?"
+_HOST = r"(?:[^:@\[\],]*|\[[^\]]*\])(?::(?:\d+|PORT))?"
 _HOSTS = re.compile(rf"{_HOST}(?:,{_HOST})*")
 
 # Options of URLs that are no secret, as far as their values have no user.

@@ -150,6 +150,7 @@ def test_a_password_of_any_letters(
         "/tmp/a/part-?.csv",
         "no file at '/tmp/x' (see https://docs.host/page.html).",
         "host:/export/a.csv",
+        "kafka://BROKER:PORT/TOPIC?group=NAME",
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:
