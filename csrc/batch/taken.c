@@ -217,7 +217,7 @@ static int sum_rows(batcher *w, const batcher_grad *grads, size_t n,
 
 enum { BATCHES_MAX = 256 }; /* of one update */
 
-/* How often servers hear that they need not wait for a part. */
+/* How often servers learn again that no part has to be waited for. */
 #define PASS_NS ((uint64_t)1000000000)
 
 /* The batches of one update. */
