@@ -16,9 +16,10 @@ __all__ = ["MARK", "clean", "cut", "shown", "shown_url"]
 #: Stands where something was left out.
 MARK = "***"
 
-# A URL in a text. A quote ends it where nothing of a word follows.
+# A URL in a text, or what a path makes of it, which has one slash. A quote
+# ends it where nothing of a word follows.
 _URL = re.compile(
-    r"""([A-Za-z][A-Za-z0-9+.-]*://)((?:[^\s"'<>]|'(?=[^\s,;:.)\]}]))*)"""
+    r"""([A-Za-z][A-Za-z0-9+.-]*://?)((?:[^\s"'<>]|'(?=[^\s,;:.)\]}]))*)"""
 )
 # Options begin at a "?" that a name and "=" follow. Another "?" is of a glob,
 # as in dt=2024-01-0?/hour=0, but not in the URL of a web server.
@@ -28,8 +29,9 @@ _WEB_BEGIN = re.compile(r"\?")
 # The end of a URL, as some libraries name it, and its options.
 _PATH = re.compile(rf"""([/.][^\s"'?]*)\?({_NAME}[^\s"']*)""")
 # zip://a.csv::https://HOST/z.zip
-_CHAIN = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*(?:://|::))")
-_HOST = r"(?:[^:@\[\],]*|\[[^\]]*\])(?::\d+)?"
+_CHAIN = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*(?::/|::))")
+_SCHEME = re.compile(":/{1,2}")
+_HOST = r"(?:[^:@\[\],]*|\[[^\]]*\])(?::(?:\d+|PORT))?"
 _HOSTS = re.compile(rf"{_HOST}(?:,{_HOST})*")
 
 # Options of URLs that are no secret, as far as their values have no user.
@@ -61,8 +63,11 @@ def shown(text: str) -> str:
 
 def shown_url(text: str) -> str:
     """A path or URL without its secrets; it may have blanks in it."""
-    scheme, mark, rest = text.partition("://")
-    return f"{scheme}://{_rest(scheme, rest)}" if mark else text
+    found = _SCHEME.search(text)
+    if not found:
+        return text
+    scheme, rest = text[: found.start()], text[found.end() :]
+    return f"{scheme}{found[0]}{_rest(scheme, rest)}"
 
 
 def clean(error: BaseException) -> BaseException | None:
@@ -77,7 +82,7 @@ def _rest(scheme: str, rest: str) -> str:
     if found := _CHAIN.search(rest):
         begin, end = found.span()
         return f"{_rest(scheme, rest[:begin])}::{shown_url(rest[end:])}"
-    kind = scheme.removesuffix("://").rpartition(":")[2].lower()
+    kind = scheme.rstrip(":/").rpartition(":")[2].lower()
     path, query = cut(kind, rest)
     host = re.split("[/?#]", rest)[0]
     # A key may have a "/" that is not quoted: KEY:SEC/RET@bucket.

@@ -104,6 +104,9 @@ def test_a_location_shows_none(url: str) -> None:
     copied = pickle.loads(pickle.dumps(place))
     assert type(copied) is Url and copied.whole == url
     assert SECRET not in shown(f"cannot open {url!r}: 403, url={url}, no")
+    local = Path("/tmp", url)  # as of --out, or of a URL with one slash
+    assert SECRET not in shown(f"no file at '{local}': {Path(url)} is none")
+    assert SECRET not in str(Url(str(Path(url))))
     assert str(Url(str(place))) == str(place)
 
 
@@ -126,6 +129,7 @@ def test_a_password_of_any_letters(
     url = f"{scheme}://key:{secret}@{'/'.join([host, *path])}"
     assert SECRET not in str(Url(url))
     assert SECRET not in shown(f"error: {url}: none")
+    assert SECRET not in shown(f"error: {Path(url)}: none")
     quoted = urllib.parse.quote(secret, safe="")
     url = f"{scheme}://key:{quoted}@{'/'.join([host, *path])}"
     assert SECRET not in str(Url(url))
@@ -145,6 +149,8 @@ def test_a_password_of_any_letters(
         "drift?churn=0.2&windows=3",
         "/tmp/a/part-?.csv",
         "no file at '/tmp/x' (see https://docs.host/page.html).",
+        "host:/export/a.csv",
+        "kafka://BROKER:PORT/TOPIC?group=NAME",
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:

@@ -217,6 +217,16 @@ static int sum_rows(batcher *w, const batcher_grad *grads, size_t n,
 
 enum { BATCHES_MAX = 256 }; /* of one update */
 
+/* How often servers learn again that no part has to be waited for. */
+#define PASS_NS ((uint64_t)1000000000)
+
+/* The batches of one update. */
+typedef struct together {
+    pthread_mutex_t lock;
+    pthread_cond_t ended;
+    size_t left; /* that have not ended */
+} together;
+
 /* The gradients of one batch. */
 typedef struct one_batch {
     batcher *w;
@@ -227,6 +237,7 @@ typedef struct one_batch {
     const optim_args *optim;
     uint32_t optim_n;
     batcher_counts counts;
+    together *together; /* NULL: it is the only batch */
     pthread_t thread;
     int started, rc;
     char text[512]; /* of rc */
@@ -277,6 +288,26 @@ static void pass(const one_batch *b)
         (void)persia_client_skip(b->w->c, &b->name);
 }
 
+/* Waits until all batches of the update have ended.  A server that was started
+ * again does not have the part of this one, which no worker sends any more. */
+static void wait_for_others(const one_batch *b, int is_there)
+{
+    together *all = b->together;
+    pthread_mutex_lock(&all->lock);
+    if (!--all->left)
+        pthread_cond_broadcast(&all->ended);
+    while (all->left) {
+        const uint64_t until = persia_clock_ns() + PASS_NS;
+        persia_cond_wait_until(&all->ended, &all->lock, until);
+        if (!all->left || !is_there || persia_clock_ns() < until)
+            continue;
+        pthread_mutex_unlock(&all->lock);
+        pass(b);
+        pthread_mutex_lock(&all->lock);
+    }
+    pthread_mutex_unlock(&all->lock);
+}
+
 static void *push_one(void *ctx)
 {
     one_batch *b = ctx;
@@ -286,8 +317,11 @@ static void *push_one(void *ctx)
     if (!b->rc)
         b->rc = b->source->push(b->source, &m.u, &b->counts, &passed);
     snprintf(b->text, sizeof b->text, "%s", b->rc ? persia_err_text() : "");
-    if (passed || (b->rc && !client_is_loss(b->rc)))
+    const int failed = passed || (b->rc && !client_is_loss(b->rc));
+    if (failed)
         pass(b);
+    if (b->together)
+        wait_for_others(b, !failed);
     free_update(&m);
     return NULL;
 }
@@ -369,6 +403,9 @@ static int push_batches(batcher *w, one_batch *all, size_t n,
 {
     const uint64_t t =
         update->number ? persia_client_t_of(w->c, update) : 0;
+    together others = {.left = n};
+    pthread_mutex_init(&others.lock, NULL);
+    persia_cond_init(&others.ended);
     for (size_t i = 0; i < n; i++) {
         all[i].name = *update;
         all[i].name.t = t;
@@ -379,6 +416,7 @@ static int push_batches(batcher *w, one_batch *all, size_t n,
         all[i].name.part = (uint32_t)i;
         all[i].name.parts = (uint32_t)n;
         all[i].name.group = group_of(w, update->number);
+        all[i].together = &others;
     }
     for (size_t i = 1; i < n; i++) {
         all[i].rc = persia_thread_start(&all[i].thread, push_one, &all[i],
@@ -388,12 +426,17 @@ static int push_batches(batcher *w, one_batch *all, size_t n,
             snprintf(all[i].text, sizeof all[i].text, "%s",
                      persia_err_text());
             pass(&all[i]);
+            pthread_mutex_lock(&others.lock);
+            others.left--;
+            pthread_mutex_unlock(&others.lock);
         }
     }
     push_one(&all[0]);
     for (size_t i = 1; i < n; i++)
         if (all[i].started)
             persia_thread_join(all[i].thread);
+    pthread_cond_destroy(&others.ended);
+    pthread_mutex_destroy(&others.lock);
     for (size_t i = 0; i < n; i++)
         if (all[i].rc)
             return persia_err_set(all[i].rc, "%s", all[i].text);

@@ -53,7 +53,7 @@ typedef struct server {
     numbers_set acked_late;
     uint64_t acked_gap;
     /* Of its rows when the store was opened, or rows were loaded. */
-    uint64_t first_lineage;
+    uint64_t first_boot, first_lineage;
     int foreign;            /* its rows are of another training since then */
     numbers_set first;
     uint64_t step;          /* the last sync step that it has answered, since
@@ -226,6 +226,7 @@ struct ps_client {
     char lost_text[FAN_TEXT];  /* not told yet; "": none */
     int lost_code;             /* of lost_text */
     uint64_t lost_elsewhere;   /* not raised yet: see witness.c */
+    const server *never_had;   /* of them: it has lost nothing; or NULL */
     witness *witnesses;        /* a stream each */
     uint64_t replaced_by;      /* the restore that was counted last */
     uint64_t replaced_lost;    /* updates that went with it */
@@ -261,8 +262,12 @@ int server_repair(ps_client *r, server *to, uint64_t boot, uint64_t deadline);
 uint32_t server_table(server *to, uint32_t no);
 /* Counts updates that a restarted server does not have. */
 void client_note_lost(ps_client *r, const server *to, uint64_t lost);
-/* The same, of updates that embedding workers made. */
-void client_note_elsewhere(ps_client *r, uint64_t lost);
+/* The same, of updates that embedding workers made; never: a server that lacks
+ * some and has lost nothing, or NULL. */
+void client_note_elsewhere(ps_client *r, uint64_t lost, const server *never);
+/* Whether it has all that it had since the store was opened, or rows were
+ * loaded; its lock is held. */
+int server_has_lost_nothing(const server *to, const wire_hello_reply *m);
 /* Adds what persia_client_tell_lost() tells. */
 void client_note_text(ps_client *r, const char *text);
 /* How many updates it had acknowledged and that are not in `there`; its lock

@@ -41,27 +41,44 @@ int server_bad_reply(const server *from, const char *what)
     return persia_err_set(PERSIA_EPROTOCOL, "%s: %s", from->address, what);
 }
 
+/* Of updates that embedding workers made. */
+static void add_elsewhere(char *text, size_t room, uint64_t lost,
+                          const server *never)
+{
+    const size_t n = strlen(text);
+    const char *joint = n ? "; " : "";
+    if (never)
+        snprintf(text + n, room - n,
+                 "%sembedding workers acknowledged %llu updates that servers "
+                 "lack, and server %s was not started again since: those "
+                 "workers have other servers than this store. Compare their "
+                 "lists of servers (PERSIA_SERVERS)",
+                 joint, (unsigned long long)lost, never->address);
+    else if (lost)
+        snprintf(text + n, room - n,
+                 "%sservers have lost %llu updates that embedding workers had "
+                 "acknowledged", joint, (unsigned long long)lost);
+}
+
 int persia_client_tell_lost(ps_client *r)
 {
     char text[FAN_TEXT];
     pthread_mutex_lock(&r->lock);
     const int code = r->lost_code;
     const uint64_t elsewhere = r->lost_elsewhere;
+    const server *never = r->never_had;
     memcpy(text, r->lost_text, sizeof text);
     r->lost_text[0] = 0;
     r->lost_code = PERSIA_ELOST;
     r->lost_elsewhere = 0;
+    r->never_had = NULL;
     pthread_mutex_unlock(&r->lock);
-    const size_t n = strlen(text);
-    if (elsewhere)
-        snprintf(text + n, sizeof text - n,
-                 "%sservers have lost %llu updates that embedding workers had "
-                 "acknowledged", n ? "; " : "",
-                 (unsigned long long)elsewhere);
-    return text[0] ? persia_err_set(code,
-                                    "%s; load a checkpoint, or continue "
-                                    "without them (lost=\"continue\")",
-                                    text)
+    add_elsewhere(text, sizeof text, elsewhere, never);
+    return text[0] ? persia_err_set(code, "%s%s", text,
+                                    never ? ""
+                                          : "; load a checkpoint, or continue "
+                                            "without them "
+                                            "(lost=\"continue\")")
                    : PERSIA_OK;
 }
 
@@ -126,6 +143,7 @@ int check_hello(const ps_client *r, const server *from,
 static void server_begin(server *to, const wire_hello_reply *m)
 {
     to->foreign = 0;
+    to->first_boot = m->boot;
     to->first_lineage = m->lineage;
     numbers_from_wire(&to->first, &m->ledger);
 }
@@ -175,6 +193,11 @@ static uint64_t server_lost(const server *to, const wire_hello_reply *m,
     uint64_t lost = server_acked_beyond(to, &there.w);
     uint64_t since = other ? server_acked_beyond(to, &to->first.w) : 0;
     return lost > since ? lost : since;
+}
+
+int server_has_lost_nothing(const server *to, const wire_hello_reply *m)
+{
+    return to->first_boot == m->boot && to->first_lineage == m->lineage;
 }
 
 static int server_knows(server *one, uint64_t lineage)
@@ -294,13 +317,14 @@ void client_note_text(ps_client *r, const char *text)
     pthread_mutex_unlock(&r->lock);
 }
 
-void client_note_elsewhere(ps_client *r, uint64_t lost)
+void client_note_elsewhere(ps_client *r, uint64_t lost, const server *never)
 {
     r->counts.lost += lost;
     if (r->policy != LOST_RAISE)
         return;
     pthread_mutex_lock(&r->lock);
     r->lost_elsewhere += lost;
+    r->never_had = never ? never : r->never_had;
     pthread_mutex_unlock(&r->lock);
 }
 

@@ -110,13 +110,15 @@ static int count_locked(const ps_client *r, witness *w, uint32_t shard,
     return acks_count(&w->acked, lost, &w->lost[shard], n);
 }
 
+/* never: see client_note_elsewhere(). */
 static int compare_with(ps_client *r, const witness *w, uint32_t shard,
-                        uint64_t deadline, uint64_t *n)
+                        uint64_t deadline, uint64_t *n, const server **never)
 {
+    server *to = r->servers[shard];
+    const uint64_t before = *n;
     wire_hello_reply reply;
     acks lost;
-    int rc = client_ask_ledger(r, r->servers[shard], w->stream, deadline,
-                               &reply);
+    int rc = client_ask_ledger(r, to, w->stream, deadline, &reply);
     if (!rc)
         rc = acks_like(&w->acked, &lost);
     if (rc)
@@ -128,29 +130,34 @@ static int compare_with(ps_client *r, const witness *w, uint32_t shard,
         rc = count_locked(r, now, shard, &lost, n);
     pthread_mutex_unlock(&r->lock);
     acks_free(&lost);
+    pthread_mutex_lock(&to->lock);
+    if (*n > before && server_has_lost_nothing(to, &reply))
+        *never = to;
+    pthread_mutex_unlock(&to->lock);
     return rc;
 }
 
 static int compare(ps_client *r, const witness *w, uint64_t deadline,
-                   uint64_t *n)
+                   uint64_t *n, const server **never)
 {
     int rc = PERSIA_OK;
     for (uint32_t i = 0; i < r->servers_n && !rc; i++)
-        rc = compare_with(r, w, i, deadline, n);
+        rc = compare_with(r, w, i, deadline, n, never);
     return rc;
 }
 
 int client_compare_witnesses(ps_client *r, uint64_t deadline)
 {
     uint64_t lost = 0;
+    const server *never = NULL;
     int rc = PERSIA_OK, any = 1;
     for (size_t i = 0; !rc && any; i++) {
         witness w = {0};
         rc = copy_of(r, i, &w, &any);
         if (!rc && any)
-            rc = compare(r, &w, deadline, &lost);
+            rc = compare(r, &w, deadline, &lost, &never);
         acks_free(&w.acked);
     }
-    client_note_elsewhere(r, lost);
+    client_note_elsewhere(r, lost, never);
     return rc;
 }

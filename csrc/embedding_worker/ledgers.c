@@ -74,12 +74,13 @@ void work_unknown(void *ctx)
 int ledger_has_offer(embedding_worker *s, const offer *o, int *have)
 {
     wire_ledger ledger;
-    service_enter(s); /* another worker may have had it */
+    service_enter(s);
     *have = window_has(&o->stream->done, o->m.number);
+    const int doubted = o->doubted != 0;
     service_leave(s);
     *have |= persia_client_has(o->stream->c, o->m.number);
     int rc = PERSIA_OK;
-    if (!*have && o->m.attempt > 1 &&
+    if (!*have && doubted &&
         !(rc = ask_servers(s, o->m.stream, &ledger)))
         *have = ledger_lists(&ledger, o->m.number);
     return rc;

@@ -433,7 +433,7 @@ def warn_in_part(manifest: Manifest, folder: Path | str, shards: int) -> int:
         warn(
             f"{folder}: when it was saved, {lost:,} updates had reached only "
             f"some of its {n} shards. Another number of shards ({shards}) "
-            "cannot complete them, and counts them as lost; to complete "
-            f"them, load it with {n} servers"
+            "cannot complete them: they stay in some rows, and are not "
+            f"trained again; to complete them, load it with {n} servers"
         )
     return lost

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from persia import errors
 from persia.base.urls import Url
 from persia.cli.options import Json, print_json
 
@@ -50,6 +51,11 @@ def command(
     labels = [] if label is None else columns_in(label)
     if Url(data).scheme == "kafka":
         found = infer_topics(data, labels, group)
+    elif find_files(data)[0].size is None and "://" not in data:
+        raise errors.InvalidArgument(
+            f"{data} is no regular file. A pipe is read once: write it into a "
+            "file, whose first samples decide the schema"
+        )
     elif not (labels or group) and is_criteo(find_files(data)[0]):
         found = Criteo(data).schema
     else:

@@ -494,3 +494,11 @@ def test_a_schema_object_and_a_preset_are_no_inputs(
     monkeypatch.setattr(Schema, "load", lambda _: schema)
     for _ in range(2):
         assert prepare("a.csv", "avazu", "avazu").rows == 5
+
+
+def test_a_pipe_has_no_schema(tmp_path: Path) -> None:
+    """Its samples are read once; none is taken for another format's."""
+    os.mkfifo(tmp_path / "pipe")
+    result = CliRunner().invoke(app, ["schema", str(tmp_path / "pipe")])
+    assert isinstance(result.exception, (SystemExit, errors.InvalidArgument))
+    assert result.exit_code != 0 and "dense" not in result.stdout

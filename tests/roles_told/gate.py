@@ -21,7 +21,7 @@ class Gate:
         self._open = threading.Event()
         self._open.set()
         self._sockets: list[socket.socket] = []
-        self._ended = False
+        self._ended = self._loses = False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -30,8 +30,13 @@ class Gate:
         """From now on nothing passes."""
         self._open.clear()
 
+    def lose_replies(self) -> None:
+        """From now on what the address answers is lost, until it has ended."""
+        self._loses = True
+
     def open(self) -> None:
         """All passes again."""
+        self._loses = False
         self._open.set()
 
     def _accept(self) -> None:
@@ -53,14 +58,17 @@ class Gate:
             client.close()
             return
         self._sockets += [client, server]
-        for pair in (client, server), (server, client):
-            threading.Thread(target=self._pass, args=pair, daemon=True).start()
+        for way in (client, server, False), (server, client, True):
+            threading.Thread(target=self._pass, args=way, daemon=True).start()
 
-    def _pass(self, source: socket.socket, to: socket.socket) -> None:
+    def _pass(
+        self, source: socket.socket, to: socket.socket, replies: bool
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 self._open.wait()
-                to.sendall(data)
+                if not (replies and self._loses):
+                    to.sendall(data)
         self._open.wait()
         for one in source, to:
             with contextlib.suppress(OSError):

@@ -388,3 +388,26 @@ def test_lost_is_a_number_of_updates() -> None:
         assert isinstance(trainer.told[0], persia.errors.UpdatesLost)
         assert str(FIRST) in str(trainer.told[0])
         told(trainer, servers, FIRST + REST)
+
+
+def test_workers_with_other_servers() -> None:
+    """The trainer's own servers lost nothing: the error names one of them, and
+    after a restart, which may have lost some, it does not."""
+    with (
+        contextlib.closing(Servers(2)) as servers,
+        cluster() as (_, some),
+    ):
+        trainer = Trainer(servers, some)
+        trainer.open()
+        with Sender(some.addresses, timeout=8) as sender:
+            for restarts in (False, True):
+                send(sender, REST * restarts, REST * (1 + restarts))
+                trainer.train(REST)
+                sender.flush(8)
+                if restarts:
+                    restart(servers, 0, 1)
+                trainer.flush()
+                text = " ".join(map(str, trainer.told))
+                named = [address in text for address in servers.addresses]
+                assert trainer.told and any(named) != restarts
+                trainer.told.clear()

@@ -150,3 +150,32 @@ def restore_of(servers: Servers, shard: int) -> int:
         return found
     finally:
         way.close()
+
+
+def test_a_part_that_only_a_killed_server_had() -> None:
+    """An update of two batches is at all servers; one worker knows that, and
+    the other does not when a server is started again without rows.  That one
+    sends its part there once more, and must not wait for the other."""
+    with job(2) as (servers, both):
+        trainer = Trainer(servers, both, update="step")
+        with (
+            Sender(both.direct.addresses, timeout=8) as knows,
+            Sender(both.gated.addresses, timeout=8) as waits,
+        ):
+            send(knows, 0, 1)
+            send(waits, 1, 2)
+            trainer.open()
+            assert trainer.train(2) == 2
+            both.gates[0].lose_replies()
+            trainer.store.optimizer.step()
+            wait_for(lambda: both.direct.stats("trained") == 1)
+            servers.kill(0)
+            servers.restart(0)
+            both.open()
+            trainer.flush()
+            waits.flush(8)
+        trainer.flush()
+        found = counts(servers, 2)
+        assert (found[0][1], *found[1]) == (1, 1, 1)
+        assert missing(found) == trainer.lost == 1
+        assert trainer.told
