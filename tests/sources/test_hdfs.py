@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -14,6 +16,10 @@ from persia.base.urls import Url
 from persia.checkpoint import files, remote
 from persia.data.formats import globs
 from tests.checkpoints import fill, make_store
+from tests.hdfs import Hdfs, hdfs
+from tests.sources import hdfs_job
+
+__all__ = ["hdfs"]
 
 
 class Quiet(fs.FSSpecHandler):  # type: ignore[misc]
@@ -85,3 +91,30 @@ def test_no_answer_is_no_missing_file(quiet: str, name: str) -> None:
     Quiet.silent = range(0)
     with pytest.raises(errors.StorageError, match="no file"):
         globs.remote_files(Url(f"{quiet}/{name}"))
+
+
+def run(cluster: Hdfs, *words: str) -> None:
+    done = subprocess.run(
+        [sys.executable, hdfs_job.__file__, cluster.url, *words],
+        env=cluster.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_files_and_checkpoints(hdfs: Hdfs) -> None:
+    run(hdfs, "train")
+    run(hdfs, "read")
+    hdfs.stop("namenode.NameNode")
+    run(hdfs, "gone")
+    hdfs.start("namenode.NameNode")
+    run(hdfs, "read")
+    hdfs.stop("datanode.DataNode")
+    with pytest.raises(AssertionError, match="StorageError"):
+        run(hdfs, "read")
