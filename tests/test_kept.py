@@ -16,6 +16,7 @@ from torch import nn
 import persia
 from persia import errors
 from persia.nn.lookups import stores_of
+from tests.remote import Servers
 from tests.test_copies import Net, Pair, same, store_of
 
 
@@ -146,6 +147,17 @@ def test_a_model_of_several_stores(tmp_path: Path) -> None:
 def test_a_model_without_tables_is_refused() -> None:
     with pytest.raises(errors.InvalidArgument):
         persia.keep_rows(nn.Linear(1, 1))
+
+
+def test_several_ranks_need_a_path(tmp_path: Path) -> None:
+    servers = Servers(1)
+    store = persia.Store(servers=servers.text, rank=0, world=2)
+    model = persia.convert(nn.Embedding(10, 4), store=store)
+    with pytest.raises(errors.InvalidArgument, match="path"):
+        persia.keep_rows(model)
+    persia.keep_rows(model, tmp_path).close()
+    store.close()
+    servers.close()
 
 
 def test_a_state_warns_once_a_model() -> None:

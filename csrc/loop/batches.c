@@ -133,14 +133,26 @@ forward *batches_find(const batches *all, uint64_t ticket, batch **of)
     return NULL;
 }
 
-/* A gradient whose forward did not find its batch is of the last one, if one
- * loop alone trains. */
+/* The place of the last batch, if one loop alone trains. */
 static uint64_t last_place(const batches *all)
 {
     unsigned n = 0;
     for (const pass *t = all->passes; t; t = t->next)
         n += t->number && t->trains;
     return n == 1 ? all->places : 0;
+}
+
+forward *batches_adopt(const batches *all, uint64_t ticket, batch **of)
+{
+    const uint64_t place = last_place(all);
+    batch *b = place ? all->taken : NULL;
+    while (b && b->place != place)
+        b = b->next;
+    if (!b || ticket <= b->tickets || !batch_is_taken(b) ||
+        b->state == BATCH_READ)
+        return NULL;
+    batch_add_forward(b, ticket);
+    return batches_find(all, ticket, of);
 }
 
 uint64_t batches_place(const batches *all, const loop_grad *grads, size_t n)

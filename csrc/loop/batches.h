@@ -91,6 +91,7 @@ typedef struct batch {
     pass *pass;
     uint64_t number;
     uint64_t place;    /* see batches.places; 0: it has none */
+    uint64_t tickets;  /* the last one given before the loop had it */
     enum batch_state state;
     lookup *lookups;
     int is_end;        /* there is none: the source has ended */
@@ -142,6 +143,9 @@ int batch_was_dropped(const batch *b);
 
 /* A forward that still counts, by its ticket, and its batch; or NULL. */
 forward *batches_find(const batches *all, uint64_t ticket, batch **of);
+/* A forward that did not find its batch is of the one that the loop took last,
+ * if one loop alone trains: notes it there.  NULL where there is none. */
+forward *batches_adopt(const batches *all, uint64_t ticket, batch **of);
 /* See prefetch_place(). */
 uint64_t batches_place(const batches *all, const loop_grad *grads, size_t n);
 

@@ -220,6 +220,11 @@ uint64_t persia_loop_ticket(loop *s)
     return atomic_fetch_add(&s->tickets, 1) + 1;
 }
 
+uint64_t loop_last_ticket(loop *s)
+{
+    return atomic_load(&s->tickets);
+}
+
 int persia_loop_take_plain(loop *s)
 {
     return atomic_exchange(&s->plain, 0);

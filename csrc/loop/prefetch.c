@@ -237,6 +237,8 @@ void prefetch_pending(prefetch *p, uint64_t ticket)
     pthread_mutex_lock(&p->lock);
     batch *b;
     forward *f = batches_find(&p->all, ticket, &b);
+    if (!f)
+        f = batches_adopt(&p->all, ticket, &b);
     if (f && f->state == GRAD_OUT) {
         f->state = GRAD_PENDING;
         batch_follow(&p->all, b);
@@ -632,11 +634,14 @@ static int make_room(prefetch *p, const batch *b)
 /* The loop has the batch, which it may have ended meanwhile. */
 static void give_place(prefetch *p, uint64_t number)
 {
+    const uint64_t tickets = loop_last_ticket(p->s);
     pthread_mutex_lock(&p->lock);
     batch *b = prefetch_find(p, number);
     p->all.places++;
-    if (b)
+    if (b) {
         b->place = p->all.places;
+        b->tickets = tickets;
+    }
     pthread_mutex_unlock(&p->lock);
 }
 

@@ -56,6 +56,8 @@ int prefetch_taken(prefetch *p, uint64_t batch, int reads,
 
 /* From loop.c: */
 prefetch *loop_prefetch(loop *s);
+/* The number of the last forward. */
+uint64_t loop_last_ticket(loop *s);
 /* persia_batcher_forward() of a lookup. */
 int loop_look_up(loop *s, const loop_lookup *l, uint64_t after);
 /* Sends the empty parts that are owed. */

@@ -554,7 +554,7 @@ static uint64_t next_deadline_locked(const shard *s)
 /* Fails what has waited too long; all parts of a step if one of them has. */
 static void fail_late(shard *s, uint64_t now)
 {
-    char missing[160], text[320];
+    char missing[160], text[400];
     void **parts = NULL;
     uint32_t n = 0;
 
@@ -572,8 +572,10 @@ static void fail_late(shard *s, uint64_t now)
                 "did not come in time; nothing of it was applied");
     if (!parts)
         return;
-    snprintf(text, sizeof text, "step %llu: the part of %s did not come in "
-             "time; nothing of it was applied, its parts may be sent again",
+    snprintf(text, sizeof text,
+             "step %llu: the part of %s did not come in time; nothing of it "
+             "was applied. Every rank makes as many updates, or iterates "
+             "persia.DataLoader, or closes its store where it ends",
              step, missing);
     fail_parts(s, parts, n, PERSIA_ETIMEOUT, text);
 }

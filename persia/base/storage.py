@@ -20,6 +20,7 @@ __all__ = [
     "WEB",
     "failed",
     "has_folders",
+    "infos_of",
     "is_refused",
     "lists_folders",
     "opening",
@@ -49,7 +50,7 @@ _ANSWER = re.compile(
 
 
 class _Failure(OSError):
-    """An error of a file system of fsspec."""
+    """An error of a file system."""
 
 
 def system_of(url: Url, path: str) -> tuple[Any, str]:
@@ -75,6 +76,28 @@ def system_of(url: Url, path: str) -> tuple[Any, str]:
     )
     path = base.rstrip("/") + path
     return system, path if scheme in _SLASH else path.lstrip("/")
+
+
+def infos_of(system: Any, chosen: Any) -> Any:
+    """``system.get_file_info(chosen)``, where what is not there is not.
+
+    pyarrow gives the same for a NameNode of HDFS that does not answer.
+
+    Raises:
+        OSError: there is no answer, or an error of the library.
+    """
+    found = system.get_file_info(chosen)
+    if _kind(system) != "hdfs" or not _lacks(found):
+        return found
+    if system.get_file_info("/").type != fs.FileType.Directory:
+        raise _Failure("HDFS gives no answer; check the name and the port")
+    return system.get_file_info(chosen)
+
+
+def _lacks(found: Any) -> bool:
+    infos = found if isinstance(found, list) else [found]
+    missing = fs.FileType.NotFound
+    return not infos or any(info.type == missing for info in infos)
 
 
 def has_folders(system: Any) -> bool:

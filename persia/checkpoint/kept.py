@@ -42,8 +42,9 @@ def keep_rows(
     Args:
         model: a module with tables.
         path: a folder, or its URI, for the checkpoints of rows; None: a
-            temporary folder, removed at the end. On servers it lies in their
-            ``--checkpoints``, and all ranks call ``state_dict()`` together.
+            temporary folder of this process, removed at the end. Several
+            ranks need the same path, and call ``state_dict()`` together. On
+            servers it lies in their ``--checkpoints``.
         keep: remove all but so many of them, the oldest first; None: keep
             all. A state whose rows were removed raises RowsMissing.
 
@@ -52,7 +53,8 @@ def keep_rows(
         block, and as long as the stores of the model live.
 
     Raises:
-        InvalidArgument: the model has no tables.
+        InvalidArgument: the model has no tables, or is of several ranks and
+            no path is given.
     """
     from persia.nn.lookups import stores_of
 
@@ -64,6 +66,12 @@ def keep_rows(
         )
     if keep is not None:
         keep = whole("keep", keep, 1, 2**63 - 1)
+    ranks = max(store.world for store in stores)
+    if path is None and ranks > 1:
+        raise InvalidArgument(
+            f"keep_rows: each of the {ranks} ranks would have a temporary "
+            "folder of its own: give a path, the same on all ranks"
+        )
     return KeptRows(stores, path, keep)
 
 

@@ -25,6 +25,7 @@ from pyarrow import fs
 from persia.base.environment import variable
 from persia.base.storage import (
     has_folders,
+    infos_of,
     lists_folders,
     system_of,
     why,
@@ -71,7 +72,7 @@ class RemoteRoot:
 
     def _is_there(self, path: str) -> bool:
         chosen = fs.FileSelector(path, allow_not_found=True)
-        return bool(self._fs.get_file_info(chosen))
+        return bool(infos_of(self._fs, chosen))
 
     def __str__(self) -> str:
         return str(self._url.named)
@@ -140,7 +141,7 @@ class RemoteRoot:
             refuse_inside(self, self._path, self._is_file)
 
     def _is_file(self, path: str) -> bool:
-        file: bool = self._fs.get_file_info(path).type == fs.FileType.File
+        file: bool = infos_of(self._fs, path).type == fs.FileType.File
         return file
 
     def _staging(self) -> Path:
@@ -211,7 +212,7 @@ class RemoteRoot:
 
     def _remove_others(self, folder: str, prefix: str) -> None:
         """Files of the checkpoint that was replaced."""
-        for info in self._fs.get_file_info(fs.FileSelector(folder)):
+        for info in infos_of(self._fs, fs.FileSelector(folder)):
             if not info.base_name.startswith((prefix, MANIFEST)):
                 self._fs.delete_file(info.path)
 
@@ -230,7 +231,7 @@ class RemoteRoot:
             recursive=not lists_folders(self._fs),
         )
         begin, found = len(self._path.strip("/")) + 1, set()
-        for info in self._fs.get_file_info(chosen):
+        for info in infos_of(self._fs, chosen):
             name, below, _ = info.path.lstrip("/")[begin:].partition("/")
             match = STEP.fullmatch(name)
             if match and (below or info.type == fs.FileType.Directory):
@@ -240,8 +241,9 @@ class RemoteRoot:
     def steps(self) -> list[int]:
         with self._calls("read"):
             found = self._folders()
-            infos = self._fs.get_file_info(
-                [f"{self._path}/{name}/{MANIFEST}" for name, _ in found]
+            infos = infos_of(
+                self._fs,
+                [f"{self._path}/{name}/{MANIFEST}" for name, _ in found],
             )
         return [
             step

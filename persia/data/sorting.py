@@ -174,8 +174,8 @@ def _is_own(name: str) -> bool:
 
 def _why_nothing(data: Files, faults: Faults) -> str:
     text = f"no usable row in {data.files[0]!r}"
-    if len(data.files) > 1:
-        text += f" and {len(data.files) - 1} other files"
+    if more := len(data.files) - 1:
+        text += f" and {more} other file{'s' * (more > 1)}"
     if faults.count:
         text += f": {faults.count:,} malformed, the first {faults.lines[0]}"
     return f"{text}; nothing was written"

@@ -154,6 +154,12 @@ class ServeConfig(Listening):
                     f"--{option} names a checkpoint in the folder of "
                     "--checkpoints; give that, too"
                 )
+        if re.match("[a-z][a-z0-9+.-]+:/", str(self.checkpoints or "")):
+            raise ValueError(
+                "--checkpoints is a folder that all ranks and servers see, "
+                "not a URL. A trainer loads and saves URLs: store.load(url), "
+                "persia train --resume"
+            )
         return self
 
 

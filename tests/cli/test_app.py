@@ -120,3 +120,9 @@ def test_the_namespace_of_the_environment(
                 assert not refused
     monkeypatch.delenv("PERSIA_NAMESPACE")
     assert Settings().namespace == ServeConfig().namespace == "default"
+
+
+def test_servers_have_no_url_for_a_folder() -> None:
+    for url in ("hdfs://name:8020/jobs", "s3://bucket/jobs"):
+        with pytest.raises(ValueError, match="URL"):
+            ServeConfig(checkpoints=url)

@@ -283,11 +283,32 @@ def test_json_lines_that_are_malformed(tmp_path: Path) -> None:
     assert b.dense[:, 0].tolist() == [1, 2.5, 0]
     assert torch.equal(b.ids.values(), hash_ids(["a", "7", None]))
     at = [int(line.split(":")[1]) for line in data.malformed_lines]
-    assert at == [2, 3, 4, 7, 8]
+    assert at == [2, 4, 7, 8]
     with pytest.raises(errors.MalformedData, match=r"a\.jsonl:2"):
         list(Files(path, schema, strict=True))
     with pytest.raises(errors.SchemaMismatch, match="nowhere"):
         list(Files(path, Schema(label="y", categorical=["nowhere"])))
+
+
+@pytest.mark.parametrize("bad", [False, True])
+@pytest.mark.parametrize("blank", ["", "\r", " \t "])
+def test_blank_json_lines_are_no_samples(
+    tmp_path: Path, blank: str, bad: bool
+) -> None:
+    """As pandas has it; lines are counted with them."""
+    lines = [json.dumps({"y": i % 2, "x": i, "c": f"c{i}"}) for i in range(60)]
+    text = "".join(f"{line}\n{blank}\n" for line in lines)
+    path = tmp_path / "a.jsonl"
+    path.write_text(text, newline="")
+    expected = pandas.read_json(path, lines=True)
+    if bad:
+        path.write_text(f"{text}{{\n{lines[0]}", newline="")
+    schema = Schema(label="y", dense=["x"], categorical=["c"])
+    data = Files(path, schema, 10, malformed_limit=0.5)
+    dense = torch.cat([b.dense[:, 0] for b in data]).tolist()
+    assert dense == expected["x"].tolist() + [0.0] * bad
+    at = [int(line.split(":")[1]) for line in data.malformed_lines]
+    assert at == [121] * bad
 
 
 def masked(data: bytes) -> bytes:

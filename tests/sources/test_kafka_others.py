@@ -3,12 +3,14 @@ name, within the timeout."""
 
 from __future__ import annotations
 
+import random
 import socket
 import ssl
 import struct
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from persia import errors
 from persia.cli.app import app
 from persia.data import Kafka, Schema
 from persia.data.kafka.brokers import Brokers
+from persia.data.kafka.consumer import Reader, _Partition
 from persia.data.kafka.source import grown_parts
 from persia.data.kafka.states import TABLE, Event, State
 from persia.distributed.certs import one_job
@@ -69,6 +72,78 @@ def test_each_state_is_reached_and_left() -> None:
     assert {event for ways in TABLE.values() for event in ways} == set(Event)
     ends = {s for s, ways in TABLE.items() if set(ways.values()) <= {s}}
     assert ends == {State.DONE, State.FAILED}
+
+
+@dataclass
+class Message:
+    """Of a poll. error: the name of what it says in place of a value."""
+
+    number: int
+    at: int
+    error_name: str | None = None
+
+    def topic(self) -> str:
+        return "t"
+
+    def partition(self) -> int:
+        return self.number
+
+    def offset(self) -> int:
+        return self.at
+
+    def error(self) -> Any:
+        return self.error_name and kafka.KafkaError(
+            getattr(kafka.KafkaError, self.error_name)
+        )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_poll_is_sorted_as_its_messages_are(seed: int) -> None:
+    """Runs of partitions, gaps, messages a second time, ends in between."""
+    draw = random.Random(seed)
+    reader = Reader(
+        Brokers("none:1", "g", {}, 1.0),
+        ["t"],
+        10,
+        since=None,
+        ends=False,
+        whole=False,
+        strict=False,
+        stop=threading.Event(),
+    )
+    for number in range(3):
+        part = _Partition(("t", number), 0, 0, None)
+        part.on(Event.PLACED)
+        reader._parts[part.key] = part
+        reader.high[part.key] = 0
+    want: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    seen = [0, 0, 0]
+    for _ in range(30):
+        poll = []
+        for _ in range(draw.randrange(6)):
+            number = draw.randrange(4)  # 3: of another share
+            at = seen[number] - draw.randrange(3) if number < 3 else 0
+            for _ in range(draw.randrange(1, 8)):
+                poll.append(Message(number, max(at, 0)))
+                at = max(at, 0) + draw.choice([1, 1, 1, 2, 0])
+            if draw.random() < 0.3:
+                poll.append(Message(number, at, "_PARTITION_EOF"))
+            for one in poll if number < 3 else ():
+                if one.number != number:
+                    continue
+                if one.error_name is None and one.at >= seen[number]:
+                    want[number].append(one.at)
+                    seen[number] = one.at + 1
+                elif one.error_name:
+                    seen[number] = max(seen[number], one.at)
+        reader._note(poll)
+    for number, offsets in want.items():
+        part = reader._parts["t", number]
+        assert part.seen == reader.high[part.key] == seen[number]
+        middle = draw.randrange(part.seen + 1)
+        first, rest = part.take(middle), part.take(part.seen)
+        assert [m.offset() for m in first + rest] == offsets
+        assert all(m.offset() < middle for m in first)
 
 
 def test_every_message_once(noida: Broker, topic: str) -> None:

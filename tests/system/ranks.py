@@ -163,6 +163,23 @@ def plain(open_store: Open, rank: int, world: int) -> Any:
     return everything(store, model)
 
 
+def unknown(open_store: Open, rank: int, world: int) -> Any:
+    """train() with a loader of other ids than those of the forwards."""
+    store = open_store(persia.optim.Adam(lr=0.05))
+    model = Model(store)
+    net = nn.parallel.DistributedDataParallel(model)
+    dense = torch.optim.SGD(model.linear.parameters(), 0.1)
+    for epoch in range(2):
+        own = [batch(100 * epoch + world * i + rank) for i in range(STEPS)]
+        others = [batch(1000 + i) for i in range(STEPS)]
+        for one, _ in zip(own, persia.DataLoader(others, model, 0)):
+            dense.zero_grad()
+            loss_of(net(one.ids), one).backward()
+            dense.step()
+    dist.barrier()
+    return everything(store, model) | {"updates": store.updates}
+
+
 def summed(open_store: Open, rank: int, world: int) -> Any:
     """accumulate() without a loader; rank 1 comes late."""
     store = open_store(persia.optim.Adagrad(lr=0.1), update="step")

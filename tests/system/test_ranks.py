@@ -54,7 +54,7 @@ def on_ranks(tmp_path_factory: Any) -> dict[str, list[Any]]:
     """Every scenario with the tables on the ranks."""
     names = "train accumulate uneven gaps leaving hybrid scaled clipped"
     names += " joined again removed ended closing secured stuck cut_off differ"
-    names += " plain summed mixed held late one_machine"
+    names += " plain unknown summed mixed held late one_machine"
     return launch(tmp_path_factory.mktemp("ranks"), *names.split())
 
 
@@ -65,7 +65,7 @@ def on_servers(tmp_path_factory: Any) -> Iterator[dict[str, list[Any]]]:
              for name in ("train", "accumulate")}  # fmt: skip
     names |= {"uneven": 2, "gaps": 2, "leaving": 2, "hybrid": 2}
     names |= {"several": 2, "ended": 1, "closing": 1}
-    names |= {"plain": 2, "summed": 1, "mixed": 2, "turns": 1}
+    names |= {"plain": 2, "unknown": 2, "summed": 1, "mixed": 2, "turns": 1}
     servers = {name: Servers(n, name) for name, n in names.items()}
     scenarios = [f"{name}={s.text}" for name, s in servers.items()]
     yield launch(tmp_path_factory.mktemp("servers"), *scenarios)
@@ -169,6 +169,15 @@ def test_a_loop_without_a_loader_has_the_same_bits(counted: Any) -> None:
         want.pop("updates", None)
         for result in counted[name]:
             assert same(result, want)
+
+
+def test_forwards_that_find_no_batch_are_of_the_last_one(
+    counted: Any,
+) -> None:
+    (want, _) = counted.get("train") or counted["train-2"]
+    for result in counted["unknown"]:
+        assert result.pop("updates") == 2 * ranks.STEPS
+        assert same(result, want)
 
 
 def test_loops_with_and_without_a_loader_follow_each_other(

@@ -276,6 +276,34 @@ static void test_loop_without_backward_goes_on(void **state)
     assert_int_equal(persia_client_updates(client), 0);
 }
 
+/* A forward that did not find its batch is of the one that the loop took last:
+ * its update ends that one, and not a later one. */
+static void test_forwards_without_a_batch(void **state)
+{
+    (void)state;
+    for (uint64_t staleness = 0; staleness < 3; staleness++) {
+        uint64_t stream = stream_open(staleness), early, ticket;
+        uint64_t batch = batch_add(stream);
+        assert_int_equal(persia_loop_batch_next(s, batch, 0), PERSIA_OK);
+        (void)forward(0, &early);
+        for (int t = 0; t < 50; t++) {
+            batch = batch_add(stream);
+            assert_int_equal(persia_loop_batch_next(s, batch, 0), PERSIA_OK);
+            if (t == 10) {
+                assert_int_equal(stats().abandoned, staleness == 0);
+                backward(early);
+            }
+            (void)forward(0, &ticket);
+            assert_int_equal(hold(ticket), PERSIA_OK);
+            assert_int_equal(apply(), PERSIA_OK);
+        }
+        assert_int_equal(stats().abandoned, staleness == 0);
+        persia_loop_pass_close(s, stream);
+        teardown(NULL);
+        setup(NULL);
+    }
+}
+
 static void test_skip_makes_room(void **state)
 {
     (void)state;
@@ -725,6 +753,7 @@ int main(void)
         TEST(test_without_an_idle_core),
         TEST(test_bounds),
         TEST(test_loop_without_backward_goes_on),
+        TEST(test_forwards_without_a_batch),
         TEST(test_skip_makes_room),
         TEST(test_accumulation_holds_no_permit),
         TEST(test_reading_takes_no_permit),

@@ -13,7 +13,13 @@ from typing import Any
 from pyarrow import fs
 
 from persia import errors
-from persia.base.storage import WEB, lists_folders, opening, system_of
+from persia.base.storage import (
+    WEB,
+    infos_of,
+    lists_folders,
+    opening,
+    system_of,
+)
 from persia.base.urls import Url, decoded, literal, pattern_of
 
 __all__ = ["local_files", "remote_files"]
@@ -80,7 +86,7 @@ def _found(url: Url, pattern: str) -> list[_Found]:
     path = literal(pattern)
     if path is not None:
         system, place = system_of(url, path)
-        info = system.get_file_info(place)
+        info = infos_of(system, place)
         if info.type == fs.FileType.Directory:
             raise errors.StorageError(
                 f"{url.named!r} is a folder; pass a glob such as {url.named}/*"
@@ -114,7 +120,7 @@ def _expanded(system: Any, base: str, parts: Sequence[str]) -> list[Any]:
     first, *rest = parts
     deep = "**" in first or (rest and not lists_folders(system))
     chosen = fs.FileSelector(base, allow_not_found=True, recursive=deep)
-    infos = system.get_file_info(chosen)
+    infos = infos_of(system, chosen)
     if deep or not rest:
         return _matching(infos, base, parts)
     folders = [
@@ -125,7 +131,7 @@ def _expanded(system: Any, base: str, parts: Sequence[str]) -> list[Any]:
     ]
     plain = literal("/".join(rest))
     if plain is not None:
-        infos = system.get_file_info([f"{one}/{plain}" for one in folders])
+        infos = infos_of(system, [f"{one}/{plain}" for one in folders])
         return [info for info in infos if info.is_file]
     each = partial(_within, system, rest)
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -135,7 +141,7 @@ def _expanded(system: Any, base: str, parts: Sequence[str]) -> list[Any]:
 def _within(system: Any, parts: Sequence[str], folder: str) -> list[Any]:
     deep = len(parts) > 1 or "**" in parts[0]
     chosen = fs.FileSelector(folder, allow_not_found=True, recursive=deep)
-    return _matching(system.get_file_info(chosen), folder, parts)
+    return _matching(infos_of(system, chosen), folder, parts)
 
 
 def _matching(

@@ -63,7 +63,8 @@ class JSONReader:
 
     def tables(self, mark: Mark = (0, 0)) -> Generator[Piece, None, None]:
         """Pieces of the file: columns, the number of each line, what is wrong
-        with other lines, and a mark before them. It begins at ``mark``."""
+        with other lines, and a mark before them. It begins at ``mark``.
+        Lines of spaces count, and are neither."""
         self.lines, at = mark
         if at:  # its beginning was checked when it was read
             self.seen.all()
@@ -82,9 +83,16 @@ class JSONReader:
         table = None if deep or odd else self._objects.read(chunk)
         if table is None or table.num_rows != n:
             lines = chunk.split(b"\n")[:n]
-            table, kept, bad = self._objects.of_each(lines)
-            numbers = first + kept
-            wrong = [(first + i, text, kind) for i, text, kind in bad]
+            there = [i for i, line in enumerate(lines) if line.strip()]
+            numbers = first + np.array(there, np.int64)
+            if table is None or table.num_rows != len(there):
+                table, kept, bad = self._objects.of_each(
+                    [lines[i] for i in there]
+                )
+                wrong = [
+                    (int(numbers[i]), text, kind) for i, text, kind in bad
+                ]
+                numbers = numbers[kept]
         self.lines = first + n
         if table.num_rows:
             self.seen.look(table, chunk, self._file.name)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import datetime
 import threading
 import time
-from collections import Counter, deque
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, groupby
+from operator import lt
 from typing import Any, TypeVar
 
 from persia import errors
@@ -39,7 +41,8 @@ class _Partition:
         next: the first offset that no block has had.
         seen: below it each message is in ``held`` or does not exist.
         end: where to stop; None: nowhere.
-        held: messages that no block has had, by offset.
+        held: messages that no block has had.
+        offsets: of each, ascending.
         state: where it is; events alone change it.
     """
 
@@ -47,7 +50,8 @@ class _Partition:
     next: int
     seen: int
     end: int | None
-    held: deque[Any] = field(default_factory=deque)
+    held: list[Any] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
     state: State = State.PLACING
 
     def on(self, event: Event) -> None:
@@ -61,10 +65,20 @@ class _Partition:
         if self.end is not None and self.next >= self.end and not self.over:
             self.on(Event.END)
 
+    def hold(self, messages: list[Any], offsets: list[int]) -> None:
+        """Holds those that did not arrive before; offsets ascend."""
+        new = bisect_left(offsets, self.seen)
+        if new == len(offsets) or self.state is State.OVERTAKEN:
+            return
+        self.held += messages[new:]
+        self.offsets += offsets[new:]
+        self.seen = offsets[-1] + 1
+        self.on(Event.MESSAGE)
+
     def take(self, below: int) -> list[Any]:
-        out = []
-        while self.held and self.held[0].offset() < below:
-            out.append(self.held.popleft())
+        n = bisect_left(self.offsets, below)
+        out = self.held[:n]
+        del self.held[:n], self.offsets[:n]
         self.next = below
         return out
 
@@ -319,8 +333,9 @@ class Reader:
             if self._stop.is_set():
                 return False
             seen = part.seen
-            for message in consumer.consume(_AT_ONCE, _WAIT):
-                self._hold(message)
+            # All that is there, or the next one.
+            arrived = consumer.consume(_AT_ONCE, 0)
+            self._note(arrived or consumer.consume(1, _WAIT))
             self._brokers.check_refused()
             for one in self._parts.values():
                 if one.state is State.OVERTAKEN:
@@ -365,18 +380,33 @@ class Reader:
         consumer.incremental_assign([place])
         part.on(Event.PLACED)
 
-    def _hold(self, message: Any) -> None:
+    def _note(self, messages: list[Any]) -> None:
+        """Sorts what has arrived by its partition, a run of each at once."""
+        kinds = [
+            (m.topic(), m.partition(), m.error() is None) for m in messages
+        ]
+        first = 0
+        for (topic, number, whole), same in groupby(kinds):
+            run = messages[first : first + len(list(same))]
+            first += len(run)
+            part = self._parts.get((topic, number))
+            if part is None:  # of a broker, whose errors have a call
+                continue
+            if not whole:
+                for event in run:
+                    self._note_event(part, event)
+            else:
+                offsets = [message.offset() for message in run]
+                if all(map(lt, offsets, offsets[1:])):
+                    part.hold(run, offsets)
+                else:
+                    for one, offset in zip(run, offsets):
+                        part.hold([one], [offset])
+            self.high[part.key] = max(self.high[part.key], part.seen)
+
+    def _note_event(self, part: _Partition, message: Any) -> None:
         error = message.error()
-        part = self._parts.get((message.topic(), message.partition()))
-        if part is None:  # of a broker, whose errors have a call of their own
-            return
-        if error is None:
-            if message.offset() < part.seen or part.state is State.OVERTAKEN:
-                return  # a second time
-            part.held.append(message)
-            part.seen = message.offset() + 1
-            part.on(Event.MESSAGE)
-        elif error.code() == library().KafkaError._PARTITION_EOF:
+        if error.code() == library().KafkaError._PARTITION_EOF:
             part.seen = max(part.seen, message.offset())
             part.on(Event.MESSAGE)
         elif error.name() in _GONE:
@@ -388,7 +418,6 @@ class Reader:
                 f"Kafka at {self._brokers.servers}, {said(part.key)} at "
                 f"offset {part.seen}: {error.str()}"
             )
-        self.high[part.key] = max(self.high[part.key], part.seen)
 
     def _pause(self, consumer: Any, waiting: _Partition) -> None:
         """Partitions that are far ahead wait for the others."""

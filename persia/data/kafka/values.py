@@ -227,7 +227,9 @@ class Values:
 
     def _all_json(self, values: Sequence[bytes | None]) -> pa.Table | None:
         """Objects, one a message; None where one is another thing."""
-        whole = b"\n".join([bare(v) if v else b"" for v in values])
+        whole = b"\n".join([value or b"" for value in values])
+        if b"\0" in whole:  # which JSON has nowhere
+            whole = b"\n".join([bare(v) if v else b"" for v in values])
         lines, deep, odd = _core.json_lines(whole, DEPTH)
         if lines != len(values) or deep or odd:
             return None
