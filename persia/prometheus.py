@@ -163,11 +163,16 @@ _COUNTERS = {
     "failed": "Requests that failed.",
     "connections_refused": "Connections closed for the limit.",
     "denied": "Calls without a right token.",
+    "log_records": "Records that were appended to the log of --durable.",
+    "log_refused": "Records that the log did not take: updates waited.",
 }
 _GAUGES = {
     "memory_used": "Bytes of all tables.",
     "memory_limit": "Bytes that all tables may have; 0: no limit.",
     "parked": "Requests that wait for others.",
+    "log_bytes": "Bytes of the log since the rows were last written.",
+    "log_failed": "1: a sync failed, and updates wait for the rows.",
+    "recovers": "1: it applies its log, and clients wait.",
     "connections": "Connections open.",
 }
 _TABLE_GAUGES = {

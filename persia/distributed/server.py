@@ -294,6 +294,17 @@ class Server:
             "connections_refused": refused,
             "denied": denied,
         }
+        log = (
+            self._core.log_counts()
+            if self._log is not None
+            else dict.fromkeys(("end", "cut", "records", "refused"), 0)
+        )
+        counts |= {
+            "log_records": log["records"],
+            "log_refused": log["refused"],
+            "log_bytes": log["end"] - log["cut"],
+            "log_failed": int(log.get("failed", 0)),
+        }
         return self._channel.stats() | counts
 
     def show_metrics(self, port: int) -> int:
@@ -604,15 +615,23 @@ def _prepare(server: Server) -> str:
     address = server.start() if config.log is not None else ""
     if config.save_on_exit is not None:
         server.check_save(config.save_on_exit)
+    if config.log is not None:
+        _show_metrics(server)
     recovered = server.recover()
     if config.restore is not None and not recovered:
         rows = server.restore()
         what = "none" if rows is None else f"{rows:,}"
         say(f"restored {config.restore}: {what} rows")
+    if config.log is None:
+        _show_metrics(server)
+    return address or server.start()
+
+
+def _show_metrics(server: Server) -> None:
+    config = server.config
     if config.metrics_port is not None:
         port = server.show_metrics(config.metrics_port)
         say(f"metrics on http://{config.metrics_host}:{port}/metrics")
-    return address or server.start()
 
 
 def _run(server: Server, address: str, signals: Signals) -> None:
