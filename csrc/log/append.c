@@ -27,15 +27,27 @@ static int segment_end_locked(updates_log *l)
     return rc;
 }
 
-static int segment_make(updates_log *l, const char *name, int *file)
+/* A file of this name: a spare one, or a new one. */
+static int segment_open_locked(updates_log *l, const char *name, int *file)
+{
+    char from[SEGMENT_NAME];
+    while (l->spares_n) {
+        spare_name(l->spares[--l->spares_n], from);
+        if (!l->disk->rename(l->disk, from, name))
+            return l->disk->open(l->disk, name, 0, file);
+    }
+    return l->disk->open(l->disk, name, 1, file);
+}
+
+static int segment_make_locked(updates_log *l, const char *name, int *file)
 {
     segment_head head;
     segment_head_make(l, l->end, &head);
-    int rc = l->disk->open(l->disk, name, 1, file);
+    const wire_span spans[] = {{&head, sizeof head}, {zeros, RECORD_BYTES}};
+    int rc = segment_open_locked(l, name, file);
     if (rc)
         return rc;
-    rc = l->disk->write(l->disk, *file, 0,
-                        &(wire_span){&head, sizeof head}, 1);
+    rc = l->disk->write(l->disk, *file, 0, spans, 2);
     if (!rc && l->config.level == LOG_DISK)
         rc = l->disk->sync(l->disk, *file);
     if (!rc && l->config.level == LOG_DISK)
@@ -72,7 +84,7 @@ int segment_begin_locked(updates_log *l)
                       l->firsts[l->segments_n - 1] == l->end;
     if (!again && (rc = segments_add(l, l->end)))
         return rc;
-    rc = segment_make(l, name, &file);
+    rc = segment_make_locked(l, name, &file);
     if (rc) {
         l->segments_n--;
         return log_io_error("making", name, rc);
@@ -89,7 +101,7 @@ int segment_begin_locked(updates_log *l)
 typedef struct record_spans {
     record_head head;
     uint64_t *sizes;  /* [parts + 1] */
-    wire_span *spans; /* [3 + 2 * parts] */
+    wire_span *spans; /* [4 + 2 * parts] and zeros behind it */
     size_t n;
     uint64_t bytes; /* of all */
 } record_spans;
@@ -113,7 +125,7 @@ static int record_body(record_spans *r, wire_memory *memory,
     r->bytes = 0;
     r->sizes = persia_wire_memory_take(memory, (n + 1) * sizeof *r->sizes);
     r->spans = persia_wire_memory_take(memory,
-                                       (3 + 2 * n) * sizeof *r->spans);
+                                       (4 + 2 * n) * sizeof *r->spans);
     if (!r->sizes || !r->spans)
         return PERSIA_ENOMEM;
     r->sizes[0] = n;
@@ -156,7 +168,8 @@ static int write_locked(updates_log *l, record_spans *r)
     r->head.synced = l->synced;
     record_head_seal(&r->head);
     r->spans[0] = (wire_span){&r->head, RECORD_BYTES};
-    rc = l->disk->write(l->disk, l->file, l->at, r->spans, r->n);
+    r->spans[r->n] = (wire_span){zeros, RECORD_BYTES};
+    rc = l->disk->write(l->disk, l->file, l->at, r->spans, r->n + 1);
     if (!rc)
         return PERSIA_OK;
     return persia_err_set(PERSIA_EUNAVAILABLE,

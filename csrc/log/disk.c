@@ -4,7 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -130,6 +130,11 @@ static int folder_remove(log_disk *d, const char *name)
     return unlinkat(folder_of(d), name, 0) ? errno : 0;
 }
 
+static int folder_rename(log_disk *d, const char *from, const char *to)
+{
+    return renameat(folder_of(d), from, folder_of(d), to) ? errno : 0;
+}
+
 static int folder_list(log_disk *d, int (*fn)(void *ctx, const char *name),
                        void *ctx)
 {
@@ -171,6 +176,7 @@ static const log_disk folder_calls = {
     .sync = folder_sync,
     .sync_folder = folder_sync_folder,
     .remove = folder_remove,
+    .rename = folder_rename,
     .list = folder_list,
     .free = folder_free,
 };

@@ -34,6 +34,7 @@ struct log_disk {
     int (*sync)(log_disk *d, int file);   /* its content lasts */
     int (*sync_folder)(log_disk *d);      /* the names last */
     int (*remove)(log_disk *d, const char *name);
+    int (*rename)(log_disk *d, const char *from, const char *to);
     /* fn(ctx, name) for each file, in any order. */
     int (*list)(log_disk *d, int (*fn)(void *ctx, const char *name),
                 void *ctx);

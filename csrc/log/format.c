@@ -13,7 +13,7 @@
 enum { VERSION = 1, DIGITS = 20 };
 
 static const char segment_magic[8] = "PERSLOG";
-static const char prefix[] = "log-";
+static const char prefix[] = "log-", spare[] = "spare-";
 
 static const char *const type_names[LOG_TYPES] = {
     [LOG_IDENTITY] = "identity", [LOG_TABLE] = "table",
@@ -30,10 +30,15 @@ void segment_name(uint64_t first, char out[SEGMENT_NAME])
     snprintf(out, SEGMENT_NAME, "%s%0*" PRIu64, prefix, DIGITS, first);
 }
 
-int segment_parse(const char *name, uint64_t *first)
+void spare_name(uint64_t first, char out[SEGMENT_NAME])
 {
-    const size_t n = sizeof prefix - 1;
-    if (strncmp(name, prefix, n) || strlen(name + n) != DIGITS)
+    snprintf(out, SEGMENT_NAME, "%s%0*" PRIu64, spare, DIGITS, first);
+}
+
+static int name_parse(const char *name, const char *before, uint64_t *first)
+{
+    const size_t n = strlen(before);
+    if (strncmp(name, before, n) || strlen(name + n) != DIGITS)
         return 0;
     *first = 0;
     for (const char *c = name + n; *c; c++) {
@@ -43,6 +48,16 @@ int segment_parse(const char *name, uint64_t *first)
         *first = *first * 10 + digit;
     }
     return 1;
+}
+
+int segment_parse(const char *name, uint64_t *first)
+{
+    return name_parse(name, prefix, first);
+}
+
+int spare_parse(const char *name, uint64_t *first)
+{
+    return name_parse(name, spare, first);
 }
 
 static uint32_t segment_crc(const segment_head *h)
@@ -64,6 +79,11 @@ void segment_head_make(const updates_log *l, uint64_t first, segment_head *out)
     memcpy(out->name_space, l->config.owner.name_space,
            sizeof out->name_space);
     out->crc = segment_crc(out);
+}
+
+int segment_head_is_old(const segment_head *h, uint64_t first)
+{
+    return h->first != first && segment_head_holds(h, h->first);
 }
 
 int segment_head_holds(const segment_head *h, uint64_t first)

@@ -44,8 +44,11 @@ int segments_add(updates_log *l, uint64_t first)
 
 static int found_file(void *ctx, const char *name)
 {
+    updates_log *l = ctx;
     uint64_t first;
-    return segment_parse(name, &first) ? segments_add(ctx, first) : PERSIA_OK;
+    if (spare_parse(name, &first) && l->spares_n < SPARES)
+        l->spares[l->spares_n++] = first;
+    return segment_parse(name, &first) ? segments_add(l, first) : PERSIA_OK;
 }
 
 static int by_position(const void *a, const void *b)
@@ -94,7 +97,9 @@ static int first_head(updates_log *l, segment_head *h, int *holds)
     if (rc)
         return log_io_error("reading", name, rc);
     *holds = got == sizeof *h && segment_head_holds(h, l->firsts[0]);
-    return *holds || (l->segments_n == 1 && size <= HEAD_BYTES)
+    return *holds || (l->segments_n == 1 &&
+                      (size <= HEAD_BYTES ||
+                       segment_head_is_old(h, l->firsts[0])))
                ? PERSIA_OK
                : head_damaged(name);
 }
@@ -349,20 +354,39 @@ void persia_log_want_cut(updates_log *l)
     pthread_mutex_unlock(&l->lock);
 }
 
-/* Removes segments whose records all lie before the cut.  The last one stays:
- * it has the end. */
+/* How many spare segments a log needs at most: as many as lie between two
+ * cuts. */
+static size_t spares_most(const updates_log *l)
+{
+    const uint64_t n = l->config.limit / l->config.segment + 1;
+    return n < SPARES ? (size_t)n : SPARES;
+}
+
+/* Removes a segment, or keeps it as a spare one. */
+static int segment_retire_locked(updates_log *l, uint64_t first)
+{
+    char name[SEGMENT_NAME], kept[SEGMENT_NAME];
+    segment_name(first, name);
+    spare_name(first, kept);
+    const int keeps = l->spares_n < spares_most(l);
+    int rc = keeps ? l->disk->rename(l->disk, name, kept)
+                   : l->disk->remove(l->disk, name);
+    if (rc)
+        return log_io_error("removing", name, rc);
+    if (keeps)
+        l->spares[l->spares_n++] = first;
+    return PERSIA_OK;
+}
+
+/* Ends segments whose records all lie before the cut.  The last one stays: it
+ * has the end. */
 static int segments_release_locked(updates_log *l)
 {
     size_t gone = 0;
     int rc = PERSIA_OK;
     while (gone + 1 < l->segments_n && l->firsts[gone + 1] <= l->cut && !rc) {
-        char name[SEGMENT_NAME];
-        segment_name(l->firsts[gone], name);
-        rc = l->disk->remove(l->disk, name);
-        if (rc)
-            rc = log_io_error("removing", name, rc);
-        else
-            gone++;
+        rc = segment_retire_locked(l, l->firsts[gone]);
+        gone += !rc;
     }
     l->segments_n -= gone;
     memmove(l->firsts, l->firsts + gone, l->segments_n * sizeof *l->firsts);

@@ -23,6 +23,10 @@
  *   OPEN                  x
  *   FAILED        x
  *
+ * Segments that a cut made needless are used again, as spare-<position>: to
+ * write where a file has pages costs a third.  Behind the last record lies a
+ * head of zeros, and behind that whatever the segment had before.
+ *
  * The end.  A record is valid if its checksums are and if it lies at the
  * position it names.  The first that is not is the torn tail of a crash, and
  * is cut off, unless a valid one behind it says that what was before had been
@@ -86,7 +90,7 @@ typedef struct log_found {
     uint64_t first;   /* position of the first record that there is */
     uint64_t end;     /* behind the last one */
     uint64_t segments, records;
-    uint64_t torn;    /* bytes of a torn tail */
+    uint64_t torn;    /* bytes of a torn tail, and what lies behind */
     int behind;       /* it ended before the position that was asked for */
 } log_found;
 

@@ -19,7 +19,8 @@ enum {
     HEAD_BYTES = 512,   /* of a segment */
     RECORD_BYTES = 64,  /* of a record's head */
     BOOT_BYTES = 40,    /* of the machine's boot id, with 0 */
-    SEGMENT_NAME = 32
+    SEGMENT_NAME = 32,
+    SPARES = 16
 };
 
 static inline uint64_t round_up(uint64_t bytes)
@@ -71,6 +72,8 @@ struct updates_log {
     char text[512];    /* why it has FAILED */
     uint64_t *firsts;  /* [segments_n] positions, ascending */
     size_t segments_n, segments_room;
+    uint64_t spares[SPARES]; /* [spares_n] by the positions in their names */
+    size_t spares_n;
     int file;          /* of the last segment; -1: none */
     uint64_t at;       /* in that file, where the next record begins */
     uint64_t end, synced, cut;
@@ -86,12 +89,17 @@ struct updates_log {
 /* ---- format.c ----------------------------------------------------------- */
 
 void segment_name(uint64_t first, char out[SEGMENT_NAME]);
-/* The reverse; 0: it is no segment's. */
+void spare_name(uint64_t first, char out[SEGMENT_NAME]);
+/* The reverse; 0: it is no segment's, or no spare one's. */
 int segment_parse(const char *name, uint64_t *first);
+int spare_parse(const char *name, uint64_t *first);
 void segment_head_make(const updates_log *l, uint64_t first,
                        segment_head *out);
 /* Whether the bytes are the head of the segment of that position. */
 int segment_head_holds(const segment_head *h, uint64_t first);
+/* Whether they are that of another one: a spare one got its name, and no head
+ * yet, so it has no record. */
+int segment_head_is_old(const segment_head *h, uint64_t first);
 void record_head_seal(record_head *h);
 /* Whether the bytes are the head of a record of the log at that position. */
 int record_head_holds(const record_head *h, uint64_t id, uint64_t position);

@@ -25,6 +25,7 @@ typedef struct reading {
     int file;
     uint64_t size;  /* bytes of the file */
     uint64_t at;    /* in it */
+    int is_clean;   /* no record was begun at the end of those that hold */
     segment_head head;
     char *body;     /* [room] aligned to UNIT */
     size_t room;
@@ -118,12 +119,20 @@ static int parts_of_body(reading *r, uint64_t bytes, size_t *n)
     return at == bytes;
 }
 
+/* Whether nothing was written at r->at. */
+static int record_is_none(const record_head *h, size_t got)
+{
+    static const record_head none;
+    return got == 0 || (got == sizeof *h && !memcmp(h, &none, sizeof none));
+}
+
 /* The record at r->at of the next position: *holds, with its head. */
 static int record_read(reading *r, record_head *h, size_t *n, int *holds)
 {
     size_t got;
     *holds = 0;
     int rc = read_at(r, r->at, h, sizeof *h, &got);
+    r->is_clean = record_is_none(h, rc ? 1 : got);
     if (rc || got < sizeof *h ||
         !record_head_holds(h, r->l->id, r->found->end) ||
         h->bytes > r->size - r->at - RECORD_BYTES)
@@ -199,9 +208,10 @@ static int segment_shows(reading *r, uint64_t bad, int *shows)
  * written. */
 static int judge_segment(reading *r, uint64_t bad, int *shows)
 {
-    if (segment_head_holds(&r->head, r->l->firsts[r->segment]))
+    const uint64_t first = r->l->firsts[r->segment];
+    if (segment_head_holds(&r->head, first))
         return segment_shows(r, bad, shows);
-    *shows = r->size > HEAD_BYTES;
+    *shows = r->size > HEAD_BYTES && !segment_head_is_old(&r->head, first);
     return PERSIA_OK;
 }
 
@@ -213,7 +223,7 @@ static int judge_end(reading *r)
     const size_t segment = r->segment;
     int shows = 0, holds;
     int rc = judge_segment(r, bad, &shows);
-    r->found->torn = r->size > at ? r->size - at : 0;
+    r->found->torn = r->size > at && !r->is_clean ? r->size - at : 0;
     for (size_t no = segment + 1; no < r->l->segments_n && !rc && !shows;
          no++) {
         segment_close(r);
@@ -222,7 +232,6 @@ static int judge_end(reading *r)
             rc = segment_read_head(r, &holds);
         if (!rc)
             rc = judge_segment(r, bad, &shows);
-        r->found->torn += r->size;
     }
     if (rc || !shows)
         return rc;
@@ -238,14 +247,16 @@ static int judge_end(reading *r)
 static int records_read(reading *r, uint64_t from, int *ends)
 {
     int rc = PERSIA_OK, holds = 1;
-    while (!rc && holds && r->at < r->size) {
+    const size_t next = r->segment + 1;
+    while (!rc && holds) {
         record_head h;
         size_t n;
         rc = record_read(r, &h, &n, &holds);
         if (!rc && holds)
             rc = record_give(r, &h, n, from);
     }
-    *ends = !holds;
+    *ends = !holds && !(next < r->l->segments_n &&
+                        r->l->firsts[next] == r->found->end);
     return rc;
 }
 
@@ -260,8 +271,10 @@ static int read_all(reading *r, size_t first, uint64_t from)
             rc = segment_read_head(r, &holds);
         if (!rc && holds && l->firsts[no] == r->found->end)
             rc = records_read(r, from, &ends);
-        else
+        else if (!rc) {
+            r->is_clean = segment_head_is_old(&r->head, l->firsts[no]);
             ends = 1;
+        }
         if (!rc && ends)
             rc = judge_end(r);
         segment_close(r);

@@ -123,6 +123,17 @@ static int sync_entered(log_disk *disk, int file)
     return 0;
 }
 
+static int rename_entered(log_disk *disk, const char *from, const char *to)
+{
+    memory_file *f = find(of(disk), from), *there = find(of(disk), to);
+    if (!f)
+        return ENOENT;
+    if (there)
+        there->there = 0;
+    snprintf(f->name, sizeof f->name, "%s", to);
+    return 0;
+}
+
 static int memory_sync_folder(log_disk *disk)
 {
     return of(disk)->sync_fails;
@@ -175,6 +186,8 @@ ENTERED(size, (log_disk *disk, int file, uint64_t *bytes), disk, file, bytes)
 ENTERED(cut, (log_disk *disk, int file, uint64_t bytes), disk, file, bytes)
 ENTERED(sync, (log_disk *disk, int file), disk, file)
 ENTERED(remove, (log_disk *disk, const char *name), disk, name)
+ENTERED(rename, (log_disk *disk, const char *from, const char *to), disk,
+        from, to)
 #undef ENTERED
 
 memory_disk *memory_disk_make(void)
@@ -190,6 +203,7 @@ memory_disk *memory_disk_make(void)
                          .sync = memory_sync,
                          .sync_folder = memory_sync_folder,
                          .remove = memory_remove,
+                         .rename = memory_rename,
                          .list = memory_list,
                          .free = memory_free};
     return d;
