@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import persia
 from persia import JaggedBatch, _core, errors
 from persia.distributed.cluster import Settings
 from tests import remote
+from tests.ready import Ready
 
 ROOT = Path(__file__).parent.parent
 
@@ -76,11 +76,10 @@ class Process:
     """A store in a process of its own."""
 
     def __init__(self, servers: remote.Servers, **more: Any) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROCESS, servers.text, repr(more)],
+        self._process = Ready(
+            *("-c", _PROCESS, servers.text, repr(more)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
             cwd=ROOT,
             env={
                 name: text

@@ -35,14 +35,11 @@ from persia.train.roots import best_root
 from persia.train.run import Run
 from persia.train.saved import saved_options
 from persia.train.sources import open_data
+from tests.ready import Ready, ended
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("PERSIA_TEST_DATA", ROOT.parent / "shared/data"))
 TINY = ["--samples", "6000", "--batch-size", "256", "--threads", "1"]
-
-
-def persia(*args: str) -> list[str]:
-    return [sys.executable, "-m", "persia", "train", *args]
 
 
 def environment() -> dict[str, str]:
@@ -74,7 +71,7 @@ def criteo_line(i: int) -> str:
 @pytest.mark.slow
 def test_synthetic_end_to_end() -> None:
     done = subprocess.run(
-        persia(*TINY),
+        [sys.executable, "-m", "persia", "train", *TINY],
         env=environment(),
         capture_output=True,
         text=True,
@@ -185,14 +182,8 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_error_is_a_line_not_a_traceback(tmp_path: Path) -> None:
-    done = subprocess.run(
-        persia("--data", str(tmp_path / ":ant:none.tsv")),
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    words = ("train", "--data", str(tmp_path / ":ant:none.tsv"))
+    done = ended("-m", "persia", *words, env=environment(), timeout=150)
     assert done.returncode == 1
     assert "persia: error[StorageError]: " in done.stderr
     assert ":ant:none.tsv" in done.stderr
@@ -530,14 +521,12 @@ def test_resume_goes_on_for_more_epochs(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ctrl_c_saves_and_exits(tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    process = subprocess.Popen(
-        persia(
-            "--samples", "20000000", "--threads", "1", "--save", str(folder)
-        ),
+    process = Ready(
+        *("-m", "persia", "train", "--samples", "20000000"),
+        *("--threads", "1", "--save", str(folder)),
         env={**environment(), "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
     )
     assert process.stdout is not None
     try:

@@ -1,6 +1,6 @@
 """What the ranks of a job do in tests/system/test_ranks.py.
 
-    torchrun ... ranks.py FOLDER SCENARIO[=ADDRESSES] ...
+    python ranks.py FOLDER SCENARIO[=ADDRESSES] ...
 
 Each scenario gets a store of its own, on servers or on the ranks, and returns
 what the test compares: FOLDER/SCENARIO.RANK.pt.

@@ -20,6 +20,7 @@ import pytest
 
 from persia import _core
 from persia.distributed.status import ask_embedding
+from tests.ready import Ready
 from tests.system.processes import environment, wait_until
 
 if not _core.GRPC[0].isdigit():
@@ -34,14 +35,18 @@ class Role:
     """A process of ``persia``; ``pid`` is its own, also in a container."""
 
     def __init__(self, *words: str, first: bool = False, **more: str) -> None:
-        command = [sys.executable, "-m", "persia", *words]
-        self.process = subprocess.Popen(
-            [*CONTAINER, *command] if first else command,
-            env=environment(**more),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        words = ("-m", "persia", *words)
+        self.process: subprocess.Popen[str]
+        if first or "LD_PRELOAD" in more:
+            self.process = subprocess.Popen(
+                [*(CONTAINER if first else ()), sys.executable, *words],
+                env=environment(**more),
+                text=True,
+                **pipes,
+            )
+        else:
+            self.process = Ready(*words, env=environment(**more), **pipes)
         self.pid = self.process.pid
         if first:
             self.pid = wait_until(functools.partial(_child, self.pid))

@@ -22,6 +22,7 @@ import torch
 
 import persia
 from persia import _core
+from tests.ready import Ready
 from tests.system import roles_counting, roles_job
 from tests.system.processes import environment, wait_until
 
@@ -36,15 +37,16 @@ FEED += ["--batch-size", str(roles_job.BATCH)]
 SEEDS = os.environ.get("PERSIA_TEST_SEEDS", "0,1,2,4,8,12,18").split(",")
 
 
-def start(*command: str) -> subprocess.Popen[str]:
+def start(*words: str) -> subprocess.Popen[str]:
     """A process of this source tree."""
-    return subprocess.Popen(
-        [sys.executable, *command],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    how = {
+        "env": environment(),
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+    }
+    if "serve" in words or "launch" in words:  # without torch
+        return subprocess.Popen([sys.executable, *words], text=True, **how)
+    return Ready(*words, **how)
 
 
 def address_of(process: subprocess.Popen[str]) -> str:

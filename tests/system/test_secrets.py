@@ -15,6 +15,7 @@ import pytest
 from pyarrow import fs
 
 from persia import _core
+from tests.ready import ended
 from tests.system.processes import environment, marked
 
 if not _core.GRPC[0].isdigit():
@@ -28,14 +29,7 @@ CSV = "label,a,b,c\n" + "".join(
 
 def run(*words: str, status: int | None = None, **more: str) -> str:
     """All that a command prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "persia", *words],
-        env=environment(**more),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = ended("-m", "persia", *words, env=environment(**more), timeout=120)
     text = done.stdout + done.stderr
     if status is not None:
         assert done.returncode == status, text
