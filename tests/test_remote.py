@@ -183,7 +183,9 @@ def test_half_the_bytes_cost_little_accuracy(servers: Any, dtype: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)]
+)
 def test_compiled_training(servers: Any, backend: str) -> None:
     torch._dynamo.reset()
     results = []

@@ -34,7 +34,7 @@ if not _core.GRPC[0].isdigit():
 
 pytestmark = pytest.mark.timeout(60)
 
-EPOCHS, BATCHES = 60, 7
+EPOCHS, BATCHES = 30, 7
 
 
 class Stop(Exception):

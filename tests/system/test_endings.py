@@ -142,8 +142,12 @@ def hangs(shim: Path, call: str, path: str, when: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("early", [False, True], ids=["", "early"])
-@pytest.mark.parametrize("first", [False, True], ids=["", "pid 1"])
+@pytest.mark.parametrize(
+    ("first", "early"),
+    # The first process that waits: tests/roles_told/test_stops.py.
+    [(False, False), (False, True), (True, True)],
+    ids=["", "early", "early, pid 1"],
+)
 @pytest.mark.parametrize("words", WAITING)
 def test_what_waits_for_others(words: str, first: bool, early: bool) -> None:
     if first and subprocess.run([*CONTAINER, "true"], check=False).returncode:

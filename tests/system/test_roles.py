@@ -161,7 +161,9 @@ def test_launch_starts_all_roles() -> None:
     assert re.search(r"job +\| .*AUC .* samples held out", output)
     found = re.findall(r"worker\d +\| (\d+) batches were trained", output)
     assert sum(map(int, found)) == 3
-    flags[-1] = "--samples none"
+    flags = ["--data", "synthetic", "--feed", "--samples none"]
+    flags = ["--workers", "1", "--loaders", "1", *flags]
+    job = [sys.executable, "-c", "import time; time.sleep(600)"]
     process = start("-m", "persia", "launch", *flags, "--", *job)
     _, messages = process.communicate(timeout=120)
     assert process.returncode != 0

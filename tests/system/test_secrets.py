@@ -180,7 +180,7 @@ def test_arguments_of_processes(
     mark = secrets.token_hex(8)
     feed = f"--epochs 1 --eval-data={data} --batch-size 100"
     job = [sys.executable, "-c", "print('ready', flush=True); input()"]
-    command = ["launch", "--workers", "1", "--loaders", "2", "--data", data]
+    command = ["launch", "--workers", "1", "--loaders", "1", "--data", data]
     command += ["--feed", feed, "--grace", "5", "--", *job]
     process = subprocess.Popen(
         [sys.executable, "-m", "persia", *command],
@@ -193,11 +193,11 @@ def test_arguments_of_processes(
     try:
         assert process.stdout is not None
         lines = []
-        while sum("sending" in line for line in lines) < 2:
+        while not any("sending" in line for line in lines):
             lines.append(process.stdout.readline())
             assert lines[-1], "".join(lines)
         words = marked(mark)
-        assert sum("feed" in line for line in words.values()) >= 2
+        assert any("feed" in line for line in words.values())
         assert not [line for line in words.values() if SECRET in line]
     finally:
         process.terminate()

@@ -111,11 +111,11 @@ def test_servers_change_nothing_at_staleness_0() -> None:
     )
 
 
-def test_one_command_is_a_cluster(mark: str) -> None:
+def test_ranks_with_servers() -> None:
     alone = shown(of_one(*TRAIN))
-    launch = [*PERSIA, "launch", "--ps", "2", "--"]
-    options = ["--staleness", "4", "--wire-dtype", "fp16"]
-    table = run(mark, *launch, *RANKS, *TRAIN, *options)
+    options = [*TRAIN, "--staleness", "4", "--wire-dtype", "fp16"]
+    with contextlib.closing(Servers(2)) as servers:
+        table = shown(of_ranks(*options, "--servers", servers.text))
     # Each rank has trained on its half: all ids of the data have a row.
     assert rows(table) == rows(alone)
     assert table["samples"] == alone["samples"] == "4,096"
