@@ -307,7 +307,7 @@ def metrics() -> str:
         ("A server, at `--metrics-port`", server.collect()),
         (
             "An embedding worker, at `--metrics-port`",
-            prometheus.WorkerCollector(lambda: some).collect(),
+            prometheus.EmbeddingWorkerCollector(lambda: some).collect(),
         ),
         (
             "A data loader, at `--metrics-port`",

@@ -199,10 +199,10 @@ def _run(worker: Worker, signals: Signals) -> None:
     address = worker.start()
     warn_of(config)
     if config.metrics_port is not None:
-        from persia.prometheus import WorkerCollector, listen
+        from persia.prometheus import EmbeddingWorkerCollector, listen
 
         port = listen(
-            WorkerCollector(worker.stats),
+            EmbeddingWorkerCollector(worker.stats),
             config.metrics_port,
             config.metrics_host,
         )
