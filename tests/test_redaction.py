@@ -184,7 +184,7 @@ def test_a_checkpoint_keeps_none(url: str) -> None:
     config = options_of(options_of({"data": url}).options())
     if MARK in str(config.data):
         trained = Trained(None, None, config, None)  # type: ignore[arg-type]
-        with pytest.raises(errors.InvalidArgument, match="--data"):
+        with pytest.raises(errors.InvalidArgument, match="`data"):
             trained.held_out()
 
 

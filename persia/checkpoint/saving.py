@@ -125,7 +125,7 @@ def _share(store: Store, root: files.Root, found: files.Found | None) -> None:
         raise InvalidArgument(
             f"the files of {root} pass through a folder that this process "
             f"shares with the servers: set {files.STAGING} to the folder "
-            "that they know as their --checkpoints"
+            "that they know as their `checkpoints`"
         )
 
 

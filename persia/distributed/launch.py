@@ -155,16 +155,16 @@ class Cluster:
         if loaders and not workers:
             raise InvalidArgument(
                 "data loaders send batches to embedding workers: give "
-                "--workers, too"
+                "`workers`, too"
             )
         if parts and not loaders:
             raise InvalidArgument(
-                "--parts are what data loaders share: give --loaders, too"
+                "`parts` are what data loaders share: give `loaders`, too"
             )
         if workers and secured:
             raise InvalidArgument(
-                "--workers with TLS or tokens of --ps-config: embedding "
-                "workers would have none; give --tls in their place"
+                "`workers` with TLS or tokens of `ps_config`: embedding "
+                "workers would have none; give `tls` in their place"
             )
         self.workers = workers
         self.loaders = loaders
@@ -494,7 +494,7 @@ class _Supervisor:
             return self._unread(job, servers, unprinted)
         except _Late as late:
             for server in late.servers:
-                late_by = f"after {self.cluster.start:g} s (--start-timeout)"
+                late_by = f"after {self.cluster.start:g} s (`start_timeout`)"
                 self.printer.tell(server.story(f"does not serve {late_by}"))
             self._end(job, servers)
             return 1

@@ -79,7 +79,7 @@ class WorkerConfig(Listening):
     )
     metrics_host: str = Field(
         "127.0.0.1",
-        description="Address of --metrics-port, which has neither TLS nor a "
+        description="Address of `metrics_port`, which has neither TLS nor a "
         "token.",
     )
     loader_silence: float = Field(
@@ -112,7 +112,7 @@ class Worker:
         if not servers:
             raise InvalidArgument(
                 "an embedding worker needs the addresses of its parameter "
-                "servers: give --servers, or PERSIA_SERVERS"
+                "servers: give `servers`, or PERSIA_SERVERS"
             )
         addresses, theirs = resolve(servers, Security.from_environment())
         cause = partial(why_away, addresses, config.namespace, theirs)

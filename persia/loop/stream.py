@@ -412,9 +412,9 @@ class Taking(Iterator[_core.Taken]):
         if silent:
             warn(
                 f"this epoch ended without {silent} of the data loaders: "
-                "workers have not heard of them for --loader-silence, and do "
-                "not wait for what they had not sent. Start them again with "
-                "the names or parts that they had"
+                "workers have not heard of them for their `loader_silence`, "
+                "and do not wait for what they had not sent. Start them again "
+                "with the names or parts that they had"
             )
 
     def _ids(self, taken: _core.Taken) -> TakenIds:

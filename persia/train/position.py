@@ -129,7 +129,7 @@ def find(
         if size != before:
             raise errors.InvalidArgument(
                 f"{begin}it is of an earlier version of Persia, so continue"
-                f" with --batch-size {before}"
+                f" with `batch_size={before}`"
             )
         return epoch, batch, 0
     was = extra["ranks"]
@@ -140,16 +140,16 @@ def find(
     if shares or config.window is not None:
         if (was, before) != (ranks, size):
             raise errors.InvalidArgument(
-                f"{begin}continue with {was} ranks and --batch-size"
-                f" {before}, as it was trained, not {ranks} and {size}: other"
-                " ones have other batches"
+                f"{begin}continue with {was} ranks and"
+                f" `batch_size={before}`, as it was trained, not {ranks} and"
+                f" {size}: other ones have other batches"
             )
         return epoch, batch, 0
     batch, offset = divmod(rows, size * ranks)
     if offset and ranks > 1:
         raise errors.InvalidArgument(
             f"{begin}{rows:,} samples are no whole batches of {size} for each"
-            f" of {ranks} ranks; continue with another --batch-size, such as"
-            f" {before}"
+            f" of {ranks} ranks; continue with another batch size, such as"
+            f" `batch_size={before}`"
         )
     return epoch, batch, offset

@@ -86,7 +86,7 @@ class Run:
         overwrite: bool = False,
     ):
         if config.save == "":  # the save would find out after the training
-            raise errors.InvalidArgument("--save: the path is empty")
+            raise errors.InvalidArgument("`save`: the path is empty")
         self.config = config
         self.rank, self.ranks = join_ranks(config.device)
         from_ = None if resume is None else os.fspath(resume)
@@ -195,7 +195,7 @@ class Run:
         raise errors.StorageError(
             f"torchrun started this run again: servers hold {self._found:,} "
             "rows, which the life before may have trained, and there is no "
-            "checkpoint to return to: give --save and --resume auto, which "
+            "checkpoint to return to: give `save` and `resume=auto`, which "
             "saves before the first step, and start on servers without rows"
         )
 
@@ -228,7 +228,7 @@ class Run:
             text += "; batches from embedding workers"
         if self.finished:
             epochs = f"{at.epoch} epoch{'s' if at.epoch > 1 else ''}"
-            text += f"; {epochs} done, nothing left to train (see --epochs)"
+            text += f"; {epochs} done, nothing left to train (see `epochs`)"
         elif at.epoch or at.batch:
             text += f"; from epoch {at.epoch + 1}, batch {at.batch}"
         if self._found and self._resumed is None:
@@ -412,9 +412,9 @@ class Run:
         if config.decay != "none":
             if self.batches is None:
                 raise errors.InvalidArgument(
-                    f"--decay {config.decay} needs to know how many batches "
+                    f"`decay={config.decay}` needs to know how many batches "
                     f"{config.data!r} has, which takes a pass over it: leave "
-                    "--decay out, or use Parquet files"
+                    "`decay` out, or use Parquet files"
                 )
             steps = -(-self.batches // config.accumulate)
             end = steps * config.epochs
@@ -456,7 +456,7 @@ class Run:
         if self.ranks > 1:
             text += (
                 f"; each of {self.ranks} ranks needs a block of"
-                f" {self.config.batch_size} samples (--batch-size)"
+                f" {self.config.batch_size} samples (`batch_size`)"
             )
         return f"nothing to train on: {text}"
 

@@ -151,7 +151,7 @@ def load(
     if "keys" not in extra:
         raise errors.SchemaMismatch(
             f"{path} was written by an older Persia, which kept no names of "
-            "features: continue with persia train --resume, which adds them"
+            "features: continue it with `resume`, which adds them"
         )
     store = persia.Store(
         seed=config.seed,
