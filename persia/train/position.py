@@ -11,6 +11,7 @@ from persia import errors
 from persia.data import Files, Kafka
 from persia.datasets import Criteo, Dataset
 from persia.train.config import TrainConfig, is_made, resolve
+from persia.train.extra import Extra
 from persia.train.trainer import Trainer
 
 __all__ = ["TEST_SHARE", "InFiles", "InTopics", "find", "source"]
@@ -89,7 +90,7 @@ def source(config: TrainConfig, data: Dataset | None) -> dict[str, Any]:
 
 
 def find(
-    extra: Mapping[str, Any],
+    extra: Extra,
     config: TrainConfig,
     data: Dataset,
     ranks: int,
@@ -106,14 +107,13 @@ def find(
         InvalidArgument: the checkpoint is within an epoch, and with the
             options of this run that place is not known.
     """
-    epoch, batch = extra["epoch"], extra["batch"]
-    rows: int | None = extra.get("rows")  # absent in older checkpoints
+    epoch, batch, rows = extra.epoch, extra.batch, extra.rows
     if not batch and not rows:
         return epoch, 0, 0
     begin = f"the checkpoint was made within epoch {epoch + 1}: "
-    then = resolve(extra["options"])
-    there = extra.get("source") or source(then, None)
-    here = source(config, data if "source" in extra else None)
+    then = resolve(extra.options)
+    there = extra.source or source(then, None)
+    here = source(config, None if extra.source is None else data)
     if here != there:
         names = [n for n in here | there if here.get(n) != there.get(n)]
         differ = "; ".join(
@@ -132,7 +132,7 @@ def find(
                 f" with `batch_size={before}`"
             )
         return epoch, batch, 0
-    was = extra["ranks"]
+    was = extra.ranks or 1
     # Each rank leaves out the malformed lines of its own share, and a window
     # cuts batches at its ends, so that only the same batches have the same
     # place.

@@ -15,6 +15,7 @@ from persia.checkpoint import files
 from persia.checkpoint.manifest import MANIFEST, Manifest
 from persia.distributed.ranks import side_group
 from persia.train.config import TrainConfig
+from persia.train.extra import Extra
 
 __all__ = ["Roots", "agreed", "best_root", "newest"]
 
@@ -165,7 +166,7 @@ def _best_score(
             f"{root} has the best model of another run, which `keep_best` "
             f"would replace: {_REMEDY}"
         )
-    best = (checkpoint.read_extra(there) or {}).get("best", {})
+    best = Extra.of(checkpoint.read_extra(there), there).best or {}
     if best.get("metric") != config.best_by:
         raise errors.StorageError(
             f"{root} has the best model by {best.get('metric')}, which "

@@ -24,6 +24,7 @@ from persia.store.engine import engine_of
 from persia.train import position
 from persia.train.best import METRICS, Best
 from persia.train.config import TrainConfig, resolve
+from persia.train.extra import Extra
 from persia.train.logs import CSVLog, Log, TensorBoardLog, health
 from persia.train.model import device_of, make_model, make_optimizer
 from persia.train.roots import Roots, agreed, best_root
@@ -483,23 +484,21 @@ class Run:
             optimizer=self.optimizer,
             loader=place,
             keep=keep,
-            extra={
-                "options": self.config.options(),
-                "step": at.step,
-                "epoch": at.epoch,
-                "batch": at.batch,
-                # Of the epoch, by all ranks: a batch may have another size
-                # in the run that goes on.
-                "rows": at.batch * samples + at.offset,
-                "ranks": self.ranks,
-                "placed": place is not None,
-                "source": position.source(self.config, self.train),
-                "keys": list(self.train.keys),
-                "dense_features": self.train.dense_features,
-                "tasks": self.train.tasks,
-                "schema": schema_of(self.train),
-                "best": self.best.state_dict(),
-            },
+            extra=Extra(
+                options=self.config.options(),
+                step=at.step,
+                epoch=at.epoch,
+                batch=at.batch,
+                rows=at.batch * samples + at.offset,
+                ranks=self.ranks,
+                placed=place is not None,
+                source=position.source(self.config, self.train),
+                keys=list(self.train.keys),
+                dense_features=self.train.dense_features,
+                tasks=self.train.tasks,
+                schema=schema_of(self.train),
+                best=self.best.state_dict(),
+            ).to_save(),
         )
         if self.roots.removed.pop(root, None) and self.rank == 0:
             there = files.root_of(root)
@@ -608,29 +607,29 @@ class Run:
 
     def _load(self, folder: Path | str) -> None:
         # Before the load: rows of servers that it replaces do not come back.
-        extra = checkpoint.read_extra(folder)
-        if extra.get("schema") is not None:
-            version = Schema.of_checkpoint(extra["schema"]).hash_version
+        extra = Extra.of(checkpoint.read_extra(folder), folder)
+        if extra.schema is not None:
+            version = Schema.of_checkpoint(extra.schema).hash_version
             for data in self.train, self.test:
                 if data is not None and hasattr(data, "schema"):
                     data.use_hash_version(version)
         trainer, place = self.trainer, self._place()
         if self.source is not self.train:  # data loaders know what is left
-            trainer.epoch, trainer.batch = extra["epoch"], extra["batch"]
+            trainer.epoch, trainer.batch = extra.epoch, extra.batch
         elif not isinstance(place, position.InTopics):
             trainer.epoch, trainer.batch, trainer.offset = position.find(
                 extra, self.config, self.train, self.ranks
             )
-            if extra.get("ranks") != self.ranks or not extra.get("placed"):
+            if extra.ranks != self.ranks or not extra.placed:
                 place = None  # of other shares, or an older checkpoint
         self.store.load(
             folder, model=self.model, optimizer=self.optimizer, loader=place
         )
-        trainer.step = extra.get("step", 0)  # absent in older checkpoints
-        if "best" in extra:
-            self.best.load_state_dict(extra["best"])
+        trainer.step = extra.step
+        if extra.best is not None:
+            self.best.load_state_dict(extra.best)
         # The load brought back the rates of the run that saved.
-        here, there = self.config, resolve(extra["options"])
+        here, there = self.config, resolve(extra.options)
         if here.learning_rate != there.learning_rate:
             for group in self.store.optimizer.param_groups:
                 group["lr"] = here.learning_rate

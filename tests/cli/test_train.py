@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import re
@@ -31,6 +32,7 @@ from persia.metrics import Scores
 from persia.optim import ALGORITHMS
 from persia.train import Trainer, position
 from persia.train.config import TrainConfig, resolve
+from persia.train.extra import Extra
 from persia.train.roots import best_root
 from persia.train.run import Run
 from persia.train.saved import saved_options
@@ -474,22 +476,32 @@ def test_resume_within_other_data_is_refused(tmp_path: Path) -> None:
     assert Run(again, folder).trainer.batch == 3
 
 
-def test_position_of_an_older_checkpoint() -> None:
+def test_position_of_an_older_checkpoint(tmp_path: Path) -> None:
     config = resolve({"samples": 1000, "batch_size": 100})
-    old = {"options": config.options(), "epoch": 1, "batch": 3}
+    old = Extra.of(
+        {"options": config.options(), "epoch": 1, "batch": 3}, tmp_path
+    )
     data = open_data(config)[0]
     assert position.find(old, config, data, 2) == (1, 3, 0)
     other = resolve(config.options(), {"batch_size": 64})
     with pytest.raises(errors.InvalidArgument, match="batch_size=100"):
         position.find(old, other, data, 1)
-    assert position.find(old | {"batch": 0}, other, data, 1) == (1, 0, 0)
+    assert position.find(
+        dataclasses.replace(old, batch=0), other, data, 1
+    ) == (1, 0, 0)
 
 
 def test_position_of_several_ranks(tmp_path: Path) -> None:
     config = resolve({"samples": 10_000, "batch_size": 100})
     data = open_data(config)[0]
-    saved = {"options": config.options(), "epoch": 0, "batch": 3}
-    saved |= {"rows": 600, "ranks": 2, "source": position.source(config, data)}
+    saved = Extra(
+        config.options(),
+        epoch=0,
+        batch=3,
+        rows=600,
+        ranks=2,
+        source=position.source(config, data),
+    )
     other = resolve(config.options(), {"batch_size": 70})
     assert position.find(saved, config, data, 1) == (0, 6, 0)
     assert position.find(saved, other, data, 1) == (0, 8, 40)
@@ -498,8 +510,11 @@ def test_position_of_several_ranks(tmp_path: Path) -> None:
     # The lines of a file that each rank has left out are not known.
     config = resolve(csv_file(tmp_path), {"batch_size": 100})
     data = open_data(config)[0]
-    saved |= {"options": config.options()}
-    saved |= {"source": position.source(config, data)}
+    saved = dataclasses.replace(
+        saved,
+        options=config.options(),
+        source=position.source(config, data),
+    )
     assert position.find(saved, config, data, 2) == (0, 3, 0)
     with pytest.raises(errors.InvalidArgument, match=r"2 ranks.*batch_size"):
         position.find(saved, config, data, 1)
