@@ -84,7 +84,7 @@ demo-cluster: build
 	$(RUN) -m persia launch $(CLUSTER) -m persia train --data $(DATA) $(DEMO)
 
 FEED  ?=
-ROLES := --ps 2 --workers 1 --loaders 1 --data $(DATA) --feed '$(FEED)'
+ROLES := --ps 2 --embedding-workers 1 --loaders 1 --data $(DATA) --feed '$(FEED)'
 demo-roles: build
 	$(RUN) -m persia launch $(ROLES) -- \
 	    $(RUN) -m persia train --data $(DATA) $(DEMO)

@@ -159,7 +159,7 @@ def load(
         servers=servers or "embedded",
         namespace=namespace,
         rank=0,  # under torchrun, too: this process alone
-        world=1,
+        world_size=1,
         read_only=servers is not None,
         optimizer=make_optimizer(config),
     )

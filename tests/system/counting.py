@@ -173,7 +173,7 @@ def work(
         persia.optim.SGD(lr=1.0),
         servers=servers,
         rank=rank,
-        world=world,
+        world_size=world,
         job="counting",
         timeout=timeout,
         threads=1,

@@ -407,7 +407,11 @@ def _refused(address: str, namespace: str) -> bool:
     """Whether a client without certificate and token is."""
     try:
         persia.Store(
-            servers=address, namespace=namespace, timeout=2.0, rank=0, world=1
+            servers=address,
+            namespace=namespace,
+            timeout=2.0,
+            rank=0,
+            world_size=1,
         )
     except (persia.errors.AccessDenied, persia.errors.Unavailable):
         return True

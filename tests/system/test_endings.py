@@ -288,7 +288,12 @@ def test_launch_ends_what_does_not_end(tmp_path: Path, shim: Path) -> None:
     when = tmp_path / "when"
     ignores = "import signal, time; signal.signal(15, signal.SIG_IGN);"
     ignores += "print('ready', flush=True); time.sleep(600)"
-    flags = ["--workers", "1", "--checkpoints", str(tmp_path / "folder")]
+    flags = [
+        "--embedding-workers",
+        "1",
+        "--checkpoints",
+        str(tmp_path / "folder"),
+    ]
     flags += ["--save-on-exit", "job", "--grace", "6"]
     broken = hangs(shim, "rename", "job-0-of-1", when)
     with role(

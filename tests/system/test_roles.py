@@ -154,7 +154,7 @@ def test_wrong_commands_are_one_line() -> None:
 def test_launch_starts_all_roles() -> None:
     """And ends them; one that fails ends the others."""
     flags = ["--data", "synthetic", "--feed", "--samples 3000"]
-    flags = ["--ps", "2", "--workers", "2", "--loaders", "2", *flags]
+    flags = ["--ps", "2", "--embedding-workers", "2", "--loaders", "2", *flags]
     train = ["train", "--samples", "3000", "--model", "dcn", "--threads", "1"]
     job = [sys.executable, "-m", "persia", *train]
     output = finish(start("-m", "persia", "launch", *flags, "--", *job))
@@ -162,7 +162,7 @@ def test_launch_starts_all_roles() -> None:
     found = re.findall(r"worker\d +\| (\d+) batches were trained", output)
     assert sum(map(int, found)) == 3
     flags = ["--data", "synthetic", "--feed", "--samples none"]
-    flags = ["--workers", "1", "--loaders", "1", *flags]
+    flags = ["--embedding-workers", "1", "--loaders", "1", *flags]
     job = [sys.executable, "-c", "import time; time.sleep(600)"]
     process = start("-m", "persia", "launch", *flags, "--", *job)
     _, messages = process.communicate(timeout=120)
@@ -179,7 +179,7 @@ def test_launch_with_torchrun(staleness: int) -> None:
     """Two ranks share the batches; without staleness each has its half.  Else
     one may be at its end while another has batches ahead, which it skips."""
     flags = ["--data", "synthetic", "--feed", "--samples 4000 --epochs 2"]
-    flags = ["--ps", "2", "--workers", "2", "--loaders", "1", *flags]
+    flags = ["--ps", "2", "--embedding-workers", "2", "--loaders", "1", *flags]
     train = ["-m", "persia", "train", "--samples", "4000", "--epochs", "2"]
     train += ["--model", "dcn", "--staleness", str(staleness)]
     ranks = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]

@@ -180,7 +180,15 @@ def test_arguments_of_processes(
     mark = secrets.token_hex(8)
     feed = f"--epochs 1 --eval-data={data} --batch-size 100"
     job = [sys.executable, "-c", "print('ready', flush=True); input()"]
-    command = ["launch", "--workers", "1", "--loaders", "1", "--data", data]
+    command = [
+        "launch",
+        "--embedding-workers",
+        "1",
+        "--loaders",
+        "1",
+        "--data",
+        data,
+    ]
     command += ["--feed", feed, "--grace", "5", "--", *job]
     process = subprocess.Popen(
         [sys.executable, "-m", "persia", *command],
