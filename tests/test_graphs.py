@@ -252,6 +252,7 @@ words.rows.store.close()
 """
 
 
+@pytest.mark.slow
 def test_a_saved_graph_refuses_in_another_process(tmp_path: Path) -> None:
     """There a store has the number of the one that it looked up here."""
     source = """

@@ -96,6 +96,7 @@ def test_what_is_no_tensor_of_the_samples_is_not_sent(
         assert sender.stats()["sent"] == 0
 
 
+@pytest.mark.slow
 def test_tasks_over_four_roles_are_those_of_one_process(
     tmp_path: Path,
 ) -> None:

@@ -315,6 +315,7 @@ def run_fuzz(folder: Path, seed: int, rounds: int) -> None:
     assert ran.returncode == 0, (seed, ran.returncode, ran.stderr[-3000:])
 
 
+@pytest.mark.slow
 def test_damaged_files(tmp_path: Path) -> None:
     run_fuzz(tmp_path, 1, 60)
 
