@@ -84,7 +84,7 @@ demo-cluster: build
 	$(RUN) -m persia launch $(CLUSTER) -m persia train --data $(DATA) $(DEMO)
 
 FEED  ?=
-ROLES := --ps 2 --workers 1 --loaders 1 --data $(DATA) --feed '$(FEED)'
+ROLES := --ps 2 --embedding-workers 1 --loaders 1 --data $(DATA) --feed '$(FEED)'
 demo-roles: build
 	$(RUN) -m persia launch $(ROLES) -- \
 	    $(RUN) -m persia train --data $(DATA) $(DEMO)
@@ -142,11 +142,14 @@ test-c: build
 
 comma := ,
 
+# Tests wait for processes: three at a time for two cores.
+WORKERS ?= $(shell expr \( $(JOBS) \* 3 + 1 \) / 2)
+
 # One test reads batches of the real torchrec, which needs its own place.
 test: test-c
 	@benchmarks/peers/setup.sh $(RUN) || \
 	    echo 'no torchrec: the test that needs it will be skipped' >&2
-	$(RUN) -m pytest -n $(JOBS) --maxprocesses 4 --dist worksteal
+	$(RUN) -m pytest -n $(WORKERS) --maxprocesses 6 --dist worksteal
 
 test-long: test-c wheel
 	.ci/system-packages $(PYTHON) fuzz

@@ -381,7 +381,7 @@ def main(argv: list[str] | None = None) -> None:
         "200000000 takes an hour or more",
     )
     options = parser.parse_args(argv)
-    rounds = 2 if options.quick else 7
+    rounds = 1 if options.quick else 7
     with tempfile.TemporaryDirectory() as folder:
         if options.data:
             path, what = options.data, options.data.name

@@ -8,8 +8,10 @@ if(PERSIA_SANITIZE MATCHES "thread")
     set(tsan "${CMAKE_SOURCE_DIR}/tests/tsan.c")
 endif()
 
-# Tests that take seconds: make check leaves them out.
-set(slow bits client_faults rpc_foreign shard_oom loop_oom table_limit table_memory)
+# Tests that take three seconds or more: make check leaves them out.
+set(slow bits client_faults client_lost embedding_worker_epochs loop_oom
+    loop_prefetch mem rpc_foreign server_hangs shard_oom table_full table_limit
+    table_memory table_reserve table_same table_schedule)
 
 # A file test_*.c has a main() and makes one binary; other files of the
 # folder are helpers that each of its binaries gets.

@@ -182,7 +182,7 @@ def _step() -> int:
     import persia
 
     store = persia.Store(
-        servers="embedded", namespace="doctor", rank=0, world=1
+        servers="embedded", namespace="doctor", rank=0, world_size=1
     )
     try:
         rows = persia.EmbeddingBagCollection(

@@ -8,6 +8,7 @@ what was wrong, where, and the remedy. Messages may change; the class, its
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 from persia.redaction import shown
@@ -66,9 +67,27 @@ class PersiaError(Exception):
             cls.code = cls.__name__
 
 
+_OPTION = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")
+
+
+def flagged(text: str) -> str:
+    """A text of the library as commands show it.
+
+    The library knows of no command line: there an option is `name` or
+    `name=value`, in backquotes, with the name that it has in Python. Commands
+    show ``--name``, and ``--name value``.
+    """
+
+    def flag(found: re.Match[str]) -> str:
+        name = "--" + found[1].replace("_", "-")
+        return name if found[2] is None else f"{name} {found[2]}"
+
+    return _OPTION.sub(flag, text)
+
+
 def line_of(error: PersiaError) -> str:
     """An error as the command line prints it, in one line."""
-    text = " ".join(str(error).splitlines())
+    text = " ".join(flagged(str(error)).splitlines())
     return f"persia: error[{error.code}]: {text}"
 
 

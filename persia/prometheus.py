@@ -1,6 +1,6 @@
-"""Metrics for Prometheus: of servers, and of stores in workers.
+"""Metrics for Prometheus: of servers, and of stores in trainers.
 
-A worker exports its own with :func:`export`; ``persia train`` does so where
+A trainer exports its own with :func:`export`; ``persia train`` does so where
 ``PERSIA_METRICS_PORT`` is set.
 """
 
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PORT",
+    "EmbeddingWorkerCollector",
     "FeedCollector",
     "ServerCollector",
     "StoreCollector",
-    "WorkerCollector",
+    "embedding_worker_states",
     "export",
     "listen",
-    "worker_states",
 ]
 
 #: Names the port of the metrics of a job's first rank on a host; those of the
@@ -128,7 +128,7 @@ def listen(collector: _Collector, port: int, host: str) -> int:
 def export(
     store: Store, port: int | None = None, host: str = "127.0.0.1"
 ) -> int | None:
-    """Exports the counters of a worker's store, the staleness of its
+    """Exports the counters of a trainer's store, the staleness of its
     lookups among them: the job is over before they are asked for otherwise.
 
     Args:
@@ -266,7 +266,7 @@ _WORKER_COUNTERS = {
 }
 
 
-class WorkerCollector:
+class EmbeddingWorkerCollector:
     """The counters of an embedding worker, read when Prometheus asks.
 
     Args:
@@ -280,23 +280,25 @@ class WorkerCollector:
         """All metrics."""
         stats = self._stats()
         batches = GaugeMetricFamily(
-            "persia_worker_batches", "Batches now.", labels=["state"]
+            "persia_embedding_worker_batches", "Batches now.", labels=["state"]
         )
-        for state, n in worker_states(stats).items():
+        for state, n in embedding_worker_states(stats).items():
             batches.add_metric([state], n)
         yield batches
         for name, text in _WORKER_GAUGES.items():
             value: float = stats[name]
             if name.endswith("_ns"):
                 name, value = name[:-3] + "_seconds", value / 1e9
-            yield GaugeMetricFamily(f"persia_worker_{name}", text, value)
+            yield GaugeMetricFamily(
+                f"persia_embedding_worker_{name}", text, value
+            )
         for name, text in _WORKER_COUNTERS.items():
             yield CounterMetricFamily(
-                f"persia_worker_{name}", text, value=stats[name]
+                f"persia_embedding_worker_{name}", text, value=stats[name]
             )
 
 
-def worker_states(stats: dict[str, int]) -> dict[str, int]:
+def embedding_worker_states(stats: dict[str, int]) -> dict[str, int]:
     """How many batches of a worker are in which state; each is in one.
 
     Args:
@@ -360,13 +362,13 @@ class FeedCollector:
         yield lag
 
 
-# ---- workers ---------------------------------------------------------------
+# ---- trainers --------------------------------------------------------------
 
 _ENDS = ("abandoned", "skipped", "read", "dropped")
-_LOADER = {
+_LOOKAHEAD = {
     "batches": "Batches that the loop asked for.",
     "prefetched": "Forwards served from a lookup made ahead.",
-    "not_prefetched": "Other forwards while a loader was open.",
+    "not_prefetched": "Other forwards while a look-ahead was open.",
     "waited": "Times the loop had to wait for a permit.",
 }
 
@@ -391,13 +393,13 @@ class StoreCollector:
             )
         except Closed:
             return
-        for name, text in _LOADER.items():
-            metric = f"persia_loader_{name}"
+        for name, text in _LOOKAHEAD.items():
+            metric = f"persia_lookahead_{name}"
             counter = CounterMetricFamily(metric, text, labels=["rank"])
             counter.add_metric(rank, stats[name])
             yield counter
         ends = CounterMetricFamily(
-            "persia_loader_untrained",
+            "persia_lookahead_untrained",
             "Batches that were not trained, by their end.",
             labels=["rank", "end"],
         )

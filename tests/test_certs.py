@@ -102,7 +102,7 @@ def test_secrets_are_the_owners(tmp_path: Path) -> None:
 def test_files_are_replaced_only_by_force(tmp_path: Path) -> None:
     certs.write_set(tmp_path, ["localhost"])
     before = (tmp_path / "ca.pem").read_bytes()
-    with pytest.raises(errors.StorageError, match=r"ca\.pem.*--force"):
+    with pytest.raises(errors.StorageError, match=r"ca\.pem.*force"):
         certs.write_set(tmp_path, ["localhost"])
     assert (tmp_path / "ca.pem").read_bytes() == before
     certs.write_set(tmp_path, ["localhost"], force=True)

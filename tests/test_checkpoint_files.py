@@ -11,7 +11,6 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from tests.checkpoints import (
     fill,
     make_store,
 )
+from tests.ready import Ready
 
 CHILD = """
 import sys, torch, persia
@@ -53,13 +53,13 @@ def test_killed_while_saving(tmp_path: Path) -> None:
     leftovers = 0
     last = 0
     for turn in range(4):
-        child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, root, "resume" if turn else "new"],
+        child = Ready(
+            *("-c", CHILD, str(root), "resume" if turn else "new"),
             cwd=repository,
             stdout=subprocess.PIPE,
         )
         assert child.stdout is not None
-        assert child.stdout.readline() == b"ready\n"
+        assert child.stdout.readline() == "ready\n"
         while not (root / "LATEST").exists():
             time.sleep(0.01)
         time.sleep(0.05 + rng.random() / 4)

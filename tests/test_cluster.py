@@ -97,7 +97,7 @@ def test_embedded_by_default() -> None:
     assert Settings().where() == "embedded"
     store = persia.Store()
     assert not store.remote
-    assert (store.rank, store.world) == (0, 1)
+    assert (store.rank, store.world_size) == (0, 1)
 
 
 def test_the_environment_names_servers(monkeypatch: Any) -> None:
@@ -123,7 +123,7 @@ def test_a_job_of_several_ranks_has_its_tables_on_them(
 
 def test_ranks_are_those_of_torch(group: Any) -> None:
     with pytest.raises(errors.InvalidArgument, match="rank 0 of 1"):
-        persia.Store(servers="ranks", rank=1, world=2)
+        persia.Store(servers="ranks", rank=1, world_size=2)
 
 
 @pytest.mark.parametrize(

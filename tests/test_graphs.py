@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 import persia
 from persia import errors
+from tests.ready import ended
 
 ROOT = Path(__file__).parents[1]
 FLAT = torch.tensor([1, 2, 0, 5, 0])
@@ -253,6 +252,7 @@ words.rows.store.close()
 """
 
 
+@pytest.mark.slow
 def test_a_saved_graph_refuses_in_another_process(tmp_path: Path) -> None:
     """There a store has the number of the one that it looked up here."""
     source = """
@@ -267,13 +267,8 @@ print(words.rows._handle)
     files = [str(tmp_path / "graph.pt2"), str(tmp_path / "graph.pt")]
     handle = ""
     for code in (source, OTHER):
-        done = subprocess.run(
-            [sys.executable, "-c", code, *files, handle],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=ROOT,
-        )
+        words = ("-c", code, *files, handle)
+        done = ended(*words, cwd=ROOT, timeout=120)
         assert done.returncode == 0, done.stderr[-3000:]
         handle = done.stdout.strip()
 

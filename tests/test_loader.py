@@ -202,7 +202,9 @@ def test_synchronous_bits_with_accumulation() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)]
+)
 def test_compiled_forwards_are_served_ahead(backend: str) -> None:
     torch._dynamo.reset()
     rows, _, _ = train(plain, compiled=backend)

@@ -17,7 +17,7 @@ from persia.data import Files, Schema, Table
 from persia.datasets import SyntheticCTR
 from tests.loaders import Counter
 
-pytestmark = pytest.mark.usefixtures("idle_core")  # ahead, or not
+ahead_or_not = pytest.mark.usefixtures("idle_core")
 
 
 class Source:
@@ -77,6 +77,7 @@ def lives(
     return seen
 
 
+@ahead_or_not
 @pytest.mark.parametrize("kills", [[k] for k in range(1, 13)] + [[6, 6], [3]])
 @pytest.mark.parametrize(
     ("source", "sets"),
@@ -89,6 +90,7 @@ def test_each_batch_is_trained_in_one_life(
     assert lives(source, kills, 2, sets) == expected
 
 
+@ahead_or_not
 def test_the_end_of_an_epoch_is_the_beginning_of_the_next() -> None:
     counter = Counter()
     loader = persia.DataLoader(Source(), counter.model, 1)
@@ -112,6 +114,7 @@ def test_the_end_of_an_epoch_is_the_beginning_of_the_next() -> None:
     assert plain.state_dict() == {"batches": 0, "epoch": None}
 
 
+@ahead_or_not
 def test_a_loop_that_is_left() -> None:
     """Where it was, until the source is set to another epoch."""
     counter = Counter()
@@ -132,6 +135,7 @@ def test_a_loop_that_is_left() -> None:
         del second
 
 
+@ahead_or_not
 def test_a_save_after_an_epoch_of_a_data_set(tmp_path: Path) -> None:
     """As the page on checkpoints has it, with the last epoch killed."""
 
@@ -226,6 +230,7 @@ def test_workers_have_positions_of_their_own(
     assert source.state_dict()["batches"] == 1
 
 
+@ahead_or_not
 @pytest.mark.slow
 def test_a_loader_over_workers_knows_its_position() -> None:
     counter = Counter()

@@ -169,11 +169,11 @@ def test_what_asks_for_servers_is_told() -> None:
         ({"tables": 5000}, "tables is 5000, .* 4096"),
         (
             {"rows": 6.25e12, "server_memory": 2**38},
-            "4096 servers, .* memory: --server-memory .*282GiB",
+            "4096 servers, .* memory: `server_memory` .*282GiB",
         ),
-        ({"qps": 1e13}, "--server-network of at least .* Gbit/s"),
-        ({"qps": 1e9, "server_network": 1e15}, "--server-ids of at least"),
-        ({"rows": 1e15, "server_memory": 1e15}, "--tables"),
+        ({"qps": 1e13}, "`server_network` of at least .* Gbit/s"),
+        ({"qps": 1e9, "server_network": 1e15}, "`server_ids` of at least"),
+        ({"rows": 1e15, "server_memory": 1e15}, "`tables`"),
     ],
 )
 def test_wrong_numbers_are_named(

@@ -29,7 +29,7 @@ from persia.distributed.addresses import resolve
 from persia.distributed.certs import one_job
 from persia.distributed.security import Security
 from persia.distributed.server import ServeConfig
-from persia.distributed.status import ask_workers
+from persia.distributed.status import ask_trainers
 from persia.distributed.worker import WorkerConfig
 from persia.redaction import MARK, clean, shown
 from persia.train.config import resolve as options_of
@@ -190,7 +190,7 @@ def test_a_checkpoint_keeps_none(url: str) -> None:
     config = options_of(options_of({"data": url}).options())
     if MARK in str(config.data):
         trained = Trained(None, None, config, None)  # type: ignore[arg-type]
-        with pytest.raises(errors.InvalidArgument, match="--data"):
+        with pytest.raises(errors.InvalidArgument, match="`data"):
             trained.held_out()
 
 
@@ -278,7 +278,7 @@ def test_addresses() -> None:
         with pytest.raises(errors.InvalidArgument) as info:
             resolve(address, Security())
         assert SECRET not in all_of(info.value)
-    (found,) = ask_workers([f"http://me:{SECRET}@127.0.0.1:1/x"], 5.0)
+    (found,) = ask_trainers([f"http://me:{SECRET}@127.0.0.1:1/x"], 5.0)
     assert found.error and SECRET not in f"{found}"
 
 

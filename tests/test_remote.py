@@ -183,7 +183,9 @@ def test_half_the_bytes_cost_little_accuracy(servers: Any, dtype: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)]
+)
 def test_compiled_training(servers: Any, backend: str) -> None:
     torch._dynamo.reset()
     results = []
@@ -323,7 +325,7 @@ def test_rows(servers: Any) -> None:
     store.set_arrow("t", arrow)
     assert torch.equal(store.rows("t", ids[::2]), values)
     assert store.remote
-    assert (store.rank, store.world) == (0, 1)
+    assert (store.rank, store.world_size) == (0, 1)
 
 
 def test_tables_that_only_servers_have_are_named(servers: Any) -> None:
@@ -577,7 +579,7 @@ def test_ranks_without_a_process_group_are_told_that_none_waits(
 ) -> None:
     """They cannot agree on steps; once a store."""
     where = servers(1)
-    one = Counter(where, rank=0, world=2, grad_division=False)
+    one = Counter(where, rank=0, world_size=2, grad_division=False)
     with pytest.warns(UserWarning, match="init_process_group"):
         one.forward(next(one.source(1)))[1].backward()
     for batch in one.source(2):  # another one would be an error

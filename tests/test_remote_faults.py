@@ -255,12 +255,12 @@ def test_a_store_says_that_a_server_is_away(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """In the middle of a training, which goes on when the server is back."""
-    monkeypatch.setattr(patience, "_SAY_AFTER", 0.05)
-    monkeypatch.setattr(patience, "_SAY_AGAIN", 1000.0)
     where = shards(2)
     job = Job(where)
     looking = threading.Thread(target=lambda: job.store.rows("t", [1, 2, 3]))
     job.store.rows("t", [1, 2, 3])
+    monkeypatch.setattr(patience, "_SAY_AFTER", 0.05)
+    monkeypatch.setattr(patience, "_SAY_AGAIN", 1000.0)
     where.servers[1].stop()
     where.servers[1].close()
     looking.start()

@@ -313,11 +313,11 @@ def test_ranks_of_other_models_are_refused(
 ) -> None:
     """In one job: the model of a rank that is there counts. A later process
     of the same rank may have another one."""
-    first = open_store(servers.text, job="one", rank=0, world=2)
+    first = open_store(servers.text, job="one", rank=0, world_size=2)
     iter(persia.DataLoader(Stream(workers.addresses), Model(first))).close()
     tables = [persia.EmbeddingBagConfig("u", 4, feature_names=["user"])]
     for rank in (1, 0):
-        store = open_store(servers.text, job="one", rank=rank, world=2)
+        store = open_store(servers.text, job="one", rank=rank, world_size=2)
         other = persia.EmbeddingBagCollection(store=store, tables=tables)
         loader = persia.DataLoader(Stream(workers.addresses), other)
         if rank == 1:

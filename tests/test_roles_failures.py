@@ -15,7 +15,7 @@ from persia import Stream, _core
 from persia.cli.app import app
 from persia.data import Sender
 from persia.distributed.status import ask_embedding
-from persia.prometheus import WorkerCollector, worker_states
+from persia.prometheus import EmbeddingWorkerCollector, embedding_worker_states
 from tests.remote import Servers
 from tests.roles import Model, Workers, batches, open_store, servers, step
 from tests.test_roles import feeding, in_thread
@@ -271,16 +271,18 @@ def test_metrics_and_status_of_a_worker(servers: Servers) -> None:
             wait_for(lambda: stats()["leased"] == 2 and not stats()["looking"])
             [status] = ask_embedding(workers.addresses, interval=0.01)
             assert not status.error
-            states = worker_states(status.stats)
+            states = embedding_worker_states(status.stats)
             assert (states["queued"], states["leased"]) == (3, 2)
             assert sum(states.values()) == 5
             found = {
                 sample.name: sample.value
-                for family in WorkerCollector(stats).collect()
+                for family in EmbeddingWorkerCollector(stats).collect()
                 for sample in family.samples
             }
-            assert found["persia_worker_submitted_total"] == 5
-            assert found["persia_worker_bytes"] == stats()["bytes"] > 0
+            assert found["persia_embedding_worker_submitted_total"] == 5
+            assert (
+                found["persia_embedding_worker_bytes"] == stats()["bytes"] > 0
+            )
             shown = CliRunner().invoke(
                 app, ["status", "--workers", workers.addresses[0]]
             )

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from persia import Stream, _core, errors
 from persia.cli.app import app
 from persia.data import Sender
 from persia.data.batches.batch import flat
+from tests.ready import Ready
 from tests.remote import Servers
 from tests.roles import Workers, batches, open_store, servers, workers
 from tests.test_roles import feeding
@@ -97,6 +96,7 @@ def test_what_is_no_tensor_of_the_samples_is_not_sent(
         assert sender.stats()["sent"] == 0
 
 
+@pytest.mark.slow
 def test_tasks_over_four_roles_are_those_of_one_process(
     tmp_path: Path,
 ) -> None:
@@ -126,8 +126,7 @@ def test_tasks_over_four_roles_are_those_of_one_process(
         workers = Workers(servers.addresses)
         stack.enter_context(contextlib.closing(workers))
         to = ["--workers", ",".join(workers.addresses)]
-        feed = [sys.executable, "-m", "persia", "feed", *of_data, *to]
-        loader = subprocess.Popen(feed)
+        loader = Ready("-m", "persia", "feed", *of_data, *to)
         where = ["--servers", servers.text, *to]
         call(*train, *where, "--save", tmp_path / "four")
         assert loader.wait() == 0

@@ -123,8 +123,7 @@ def test_several_passes_and_an_evaluation_between() -> None:
 
 
 @pytest.mark.parametrize(
-    "backend",
-    ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)],
+    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)]
 )
 @pytest.mark.parametrize("part", ["layer", "model"])
 def test_compiled(backend: str, part: str) -> None:

@@ -53,10 +53,10 @@ def test_the_shard_is_found(
         ("2/2", None, "h", "no shard 2 of 2"),
         ("-1/2", None, "h", "no shard -1 of 2"),
         ("x/2", None, "h", "no shard x of 2"),
-        ("0", None, "h", "--shards"),
-        ("0/2", 3, "h", "--shard 0/2 .*--shards 3"),
+        ("0", None, "h", "shards"),
+        ("0/2", 3, "h", "shard=0/2.*shards=3"),
         ("auto", 4, "workstation", "'workstation'"),
-        ("auto", None, "ps-1", "--shards"),
+        ("auto", None, "ps-1", "shards"),
         ("0/5000", None, "h", "at most 4096"),
     ],
 )
@@ -89,11 +89,11 @@ def test_a_file_of_options(tmp_path: Path) -> None:
         ({"memory_limit": "lots"}, "memory_limit: .*'lots'"),
         ({"message_limit": "1MiB"}, "message_limit: .*2097152"),
         ({"threads": 0}, "threads: "),
-        ({"restore": "x"}, "--restore names .* --checkpoints"),
-        ({"save_on_exit": "x"}, "--save-on-exit names .* --checkpoints"),
+        ({"restore": "x"}, "restore.*checkpoints"),
+        ({"save_on_exit": "x"}, "save_on_exit.*checkpoints"),
         ({"checkpoints": "c", "restore": "../x"}, "restore: "),
         ({"checkpoints": "c", "save_on_exit": "a/b"}, "save_on_exit: "),
-        ({"tls_ca": "ca.pem"}, "--tls-ca .* --mutual-tls"),
+        ({"tls_ca": "ca.pem"}, "tls_ca.*mutual_tls"),
     ],
 )
 def test_wrong_options_are_named(
@@ -110,8 +110,8 @@ def test_wrong_options_are_named(
         (["--tls-cert", "/none.pem"], "TLS certificate: /none.pem"),
         (["--token", "a", "--token-file", "b"], "token"),
         (["--mutual-tls"], "mutual TLS"),
-        (["--shard", "auto"], "--shard"),
-        (["--checkpoints", "/proc/none"], "--checkpoints /proc/none"),
+        (["--shard", "auto"], "shard=auto"),
+        (["--checkpoints", "/proc/none"], "checkpoints=/proc/none"),
         (["--config", "/none.yaml"], "--config /none.yaml"),
     ],
 )
@@ -164,7 +164,7 @@ def test_holes_of_the_core_are_told_beyond_this_machine(
     text = core_holes(ServeConfig.model_construct(**options), holes)
     assert (text is not None) == told
     if text is not None:
-        assert holes in text and "--mutual-tls" in text
+        assert holes in text and "mutual_tls" in text
 
 
 @pytest.mark.skipif(not _core.GRPC[0].isdigit(), reason="without gRPC")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import persia
 from persia import JaggedBatch, _core, errors
 from persia.distributed.cluster import Settings
 from tests import remote
+from tests.ready import Ready
 
 ROOT = Path(__file__).parent.parent
 
@@ -76,11 +76,10 @@ class Process:
     """A store in a process of its own."""
 
     def __init__(self, servers: remote.Servers, **more: Any) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROCESS, servers.text, repr(more)],
+        self._process = Ready(
+            *("-c", _PROCESS, servers.text, repr(more)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
             cwd=ROOT,
             env={
                 name: text
@@ -197,7 +196,7 @@ def test_what_a_rank_left_that_the_job_has_no_longer(
     store, _ = opened(servers.addresses, job="other")
     kept = _core.cluster_shard(store._engine.handle, 7)  # has the row
     stream = store._engine.connection.stream("nightly", 1)
-    gone = Process(servers, job="nightly", rank=1, world=2)
+    gone = Process(servers, job="nightly", rank=1, world_size=2)
     assert gone.add(2) == "1"  # the gradients of two ranks are averaged
     servers.kill(1 - kept)
     gone.send(1)
@@ -207,7 +206,7 @@ def test_what_a_rank_left_that_the_job_has_no_longer(
     servers.restart(1 - kept)
     store.flush()  # its job has no such rank
     store.close()
-    store, bag = opened(servers.addresses, job="nightly", rank=0, world=1)
+    store, bag = opened(servers.addresses, job="nightly", rank=0, world_size=1)
     assert ledger(servers, 1 - kept, stream)[0] == 0
     with pytest.raises(errors.UpdatesLost, match=r"3 updates .*rank 1"):
         store.flush()
@@ -220,7 +219,7 @@ def test_what_a_rank_left_that_the_job_has_no_longer(
     add(store, bag, 2)
     assert [one["updates"] for one in store.stats()["servers"]] == [5, 5]
     store.close()
-    store, bag = opened(servers.addresses, job="nightly", rank=0, world=1)
+    store, bag = opened(servers.addresses, job="nightly", rank=0, world_size=1)
     store.flush()  # told once
     assert store.stats()["client"]["lost"] == 0
     store.close()

@@ -18,6 +18,8 @@ import pydantic
 import typer
 import typer.main
 
+from persia.errors import flagged
+
 ROOT = Path(__file__).parents[2]
 
 #: Variables that a user sets: what each does, and who reads it.
@@ -236,7 +238,7 @@ def config() -> str:
             default = f"`{field.default}`"
             if field.default is None or field.default_factory:
                 default = ""
-            about = _sentence(field.description or "")
+            about = _sentence(flagged(field.description or ""))
             rows.append((f"`{field.alias or key}`", kind, default, about))
         out.append(options(("option", "type", "default", ""), *rows) + "\n")
     return "\n".join(out)
@@ -307,7 +309,7 @@ def metrics() -> str:
         ("A server, at `--metrics-port`", server.collect()),
         (
             "An embedding worker, at `--metrics-port`",
-            prometheus.WorkerCollector(lambda: some).collect(),
+            prometheus.EmbeddingWorkerCollector(lambda: some).collect(),
         ),
         (
             "A data loader, at `--metrics-port`",

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, Literal, TextIO
 
+from persia.errors import flagged
 from persia.redaction import shown
 
 __all__ = ["Format", "Level", "error_line", "said", "say"]
@@ -41,7 +42,7 @@ class _Handler(logging.Handler):
         low = record.levelno <= logging.INFO
         aside = self.results or getattr(record, "aside", False)
         out = sys.stdout if own and low and not aside else sys.stderr
-        text = shown(record.getMessage())
+        text = flagged(shown(record.getMessage()))
         if self.form == "json":
             fields = getattr(record, "fields", {})
             text = _line(
@@ -100,6 +101,7 @@ def say(
     else:
         low = number <= logging.INFO
         out: TextIO = sys.stdout if low and not aside else sys.stderr
+        text = flagged(text)
         print(text if low else f"{level}: {text}", file=out, flush=True)
 
 

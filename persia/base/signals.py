@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn, Self
 
+from persia.errors import flagged
+
 __all__ = ["NUMBERS", "Ended", "Ending", "end_on_sigterm", "ended"]
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
@@ -171,7 +173,7 @@ class Ending:
         name = signal.Signals(self.number).name
         _say(
             f"persia: {kind}: ended {self.grace:g} s after {name}: "
-            f"{self.what}\n"
+            f"{flagged(self.what)}\n"
         )
         os._exit(status)
 

@@ -77,7 +77,7 @@ class Url(str):
             raise errors.InvalidArgument(
                 f"{url} is what a checkpoint has kept of a URL, which is "
                 "neither key nor signature: give the option with the whole "
-                "URL again (--data, --eval-data, --save)"
+                "URL again (`data`, `eval_data`, `save`)"
             )
         return url
 

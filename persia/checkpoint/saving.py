@@ -97,13 +97,13 @@ class Checkpoint:
 
 def _ranks(store: Store) -> Ranks:
     """Those who save or load together."""
-    if store.world == 1:
+    if store.world_size == 1:
         return Ranks(alone=True)
     group = need_group("a checkpoint of a store of several ranks")
     place = group.get_rank(), group.get_world_size()
-    if place != (store.rank, store.world):
+    if place != (store.rank, store.world_size):
         raise InvalidArgument(
-            f"this store is of rank {store.rank} of {store.world}, but "
+            f"this store is of rank {store.rank} of {store.world_size}, but "
             f"torch.distributed of rank {place[0]} of {place[1]}"
         )
     return Ranks(alone=False, silence=engine_of(store).connection.timeout + 5)
@@ -125,7 +125,7 @@ def _share(store: Store, root: files.Root, found: files.Found | None) -> None:
         raise InvalidArgument(
             f"the files of {root} pass through a folder that this process "
             f"shares with the servers: set {files.STAGING} to the folder "
-            "that they know as their --checkpoints"
+            "that they know as their `checkpoints`"
         )
 
 

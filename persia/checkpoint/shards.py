@@ -366,8 +366,8 @@ class ShardRows:
             parent = folder.absolute().parent.parent
             raise StorageError(
                 f"a server cannot use {folder}, which must be {root}/{name} "
-                f"in the folder of its --checkpoints: {error}. Start all "
-                f"servers with --checkpoints {parent}, on storage that they "
+                f"in the folder of its `checkpoints`: {error}. Start all "
+                f"servers with `checkpoints={parent}`, on storage that they "
                 "share with this process"
             ) from error
 

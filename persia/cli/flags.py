@@ -14,7 +14,7 @@ import pydantic
 import typer
 from pydantic.fields import FieldInfo
 
-from persia.errors import InvalidArgument
+from persia.errors import InvalidArgument, flagged
 
 __all__ = ["positional", "with_flags"]
 
@@ -81,7 +81,8 @@ def _parameter(
         default = default.human_readable().replace(".0", "")
     elif kind is str and default is not None:
         default = str(default)
-    option = typer.Option(help=field.description, rich_help_panel=panel)
+    text = flagged(field.description or "")
+    option = typer.Option(help=text or None, rich_help_panel=panel)
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,

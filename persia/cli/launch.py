@@ -36,7 +36,7 @@ def command(
     ps: Annotated[
         int, typer.Option(min=1, max=4096, help="Number of parameter servers.")
     ] = 1,
-    workers: Annotated[
+    embedding_workers: Annotated[
         int,
         typer.Option(
             min=0,
@@ -144,7 +144,7 @@ def command(
 
     persia launch --ps 2 -- torchrun --nproc-per-node 2 train.py
 
-    persia launch --ps 2 --workers 1 --loaders 1 -- persia train
+    persia launch --ps 2 --embedding-workers 1 --loaders 1 -- persia train
     """
     from persia.distributed.launch import Cluster, run
 
@@ -173,7 +173,7 @@ def command(
         checkpoints=checkpoints,
         metrics_port=metrics_port,
         tls=tls,
-        workers=workers,
+        embedding_workers=embedding_workers,
         loaders=loaders,
         parts=parts,
         feed=feed_options,

@@ -267,7 +267,7 @@ def _on_servers(
         namespace=namespace,
         timeout=timeout,
         rank=0,
-        world=1,
+        world_size=1,
         read_only=not writes,
     )
     try:
@@ -287,7 +287,7 @@ def _restored(table: str, checkpoint: str, step: int | None) -> Store:
 
     found = files.find(files.root_of(checkpoint), step)
     specs = {t.name: t.native() for t in found.manifest.tables}
-    store = Store(servers="embedded", rank=0, world=1)
+    store = Store(servers="embedded", rank=0, world_size=1)
     try:
         engine_of(store).adopt(_find(table, specs, str(found.folder)))
         store.load(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         EmbeddingStatus,
         ServerStatus,
         TableStatus,
-        WorkerStatus,
+        TrainerStatus,
     )
 
 __all__ = ["command"]
@@ -38,7 +38,7 @@ def command(
     addresses: Annotated[
         list[str] | None,
         typer.Argument(
-            help="host:port of servers, and URLs of workers' metrics for "
+            help="host:port of servers, and URLs of trainers' metrics for "
             "the staleness (default: PERSIA_SERVERS)."
         ),
     ] = None,
@@ -66,7 +66,7 @@ def command(
     """Show what servers hold and do.
 
     TLS and tokens are those of the environment (PERSIA_TLS_CA, PERSIA_TOKEN,
-    ...). Staleness is counted where it occurs, in the workers: they export it
+    ...). Staleness is counted where it occurs, in the trainers: they export it
     where PERSIA_METRICS_PORT is set, and are asked by the URL of their
     metrics. The exit status is 1 if one of those asked did not answer.
 
@@ -103,7 +103,7 @@ def _look(
     urls = [a for a in given if "://" in a]
     servers = [a.strip() for a in given if a.strip() and a not in urls]
     with ThreadPoolExecutor(2) as pool:
-        asked = pool.submit(looking.ask_workers, urls, timeout)
+        asked = pool.submit(looking.ask_trainers, urls, timeout)
         embedding = pool.submit(
             looking.ask_embedding,
             workers,
@@ -127,14 +127,14 @@ def _look(
     stale = looking.staleness(trainers)
     failed = [(s.address, s.error) for s in found if s.error]
     failed += [(e.address, e.error) for e in between if e.error]
-    failed += [(w.url, w.error) for w in trainers if w.error]
+    failed += [(t.url, t.error) for t in trainers if t.error]
     if json:
         print_json(
             {
                 "servers": [dataclasses.asdict(s) for s in found],
                 "tables": [dataclasses.asdict(t) for t in tables],
                 "embedding_workers": [dataclasses.asdict(e) for e in between],
-                "workers": [dataclasses.asdict(w) for w in trainers],
+                "trainers": [dataclasses.asdict(t) for t in trainers],
                 "staleness": stale,
             }
         )
@@ -147,9 +147,9 @@ def _look(
             _show(_tables(tables))
         if any(not e.error for e in between):
             _show(_embedding(between))
-        if any(not w.error for w in trainers):
+        if any(not t.error for t in trainers):
             _show(_staleness(stale))
-        if any(w.lost for w in trainers):
+        if any(t.lost for t in trainers):
             _show(_lost(trainers))
         for name, error in failed:
             console.print(Text.assemble(name, ": ", (error, "red")))
@@ -246,7 +246,7 @@ def _tables(tables: list[TableStatus]) -> Table:
 
 
 def _embedding(workers: list[EmbeddingStatus]) -> Table:
-    from persia.prometheus import worker_states
+    from persia.prometheus import embedding_worker_states
 
     rows = []
     for w in workers:
@@ -261,7 +261,7 @@ def _embedding(workers: list[EmbeddingStatus]) -> Table:
                 _seconds(stats["uptime_ns"] / 1e9),
                 *(f"{stats[n]:,}" for n in ("streams", "ranks")),
                 queue,
-                *(f"{n:,}" for n in worker_states(stats).values()),
+                *(f"{n:,}" for n in embedding_worker_states(stats).values()),
                 f"{stats['oldest_ns'] / 1e9:,.1f} s",
                 *(f"{rate:,.1f}" for rate in w.rates.values()),
                 *(f"{stats[n]:,}" for n in counters),
@@ -295,11 +295,11 @@ def _staleness(found: dict[int, int]) -> Table:
     return table
 
 
-def _lost(trainers: list[WorkerStatus]) -> Table:
+def _lost(trainers: list[TrainerStatus]) -> Table:
     return _table(
         "updates that servers had, and lost",
         "trainer, lost",
-        [[w.url, f"{w.lost:,}"] for w in trainers if w.lost],
+        [[t.url, f"{t.lost:,}"] for t in trainers if t.lost],
     )
 
 

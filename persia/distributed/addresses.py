@@ -179,7 +179,7 @@ def why_no_batch(
         f"embedding workers have {found['queued']:,} batches, and "
         f"{found['leased']:,} are at trainers; data loaders send nothing that "
         "servers have under the name of their job, and a trainer takes the "
-        "batches of one job: see --job"
+        "batches of one job: see `job`"
     )
 
 

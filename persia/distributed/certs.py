@@ -170,7 +170,7 @@ def write_set(
     if there and not force:
         raise StorageError(
             f"{folder} has {', '.join(there)} already: choose another "
-            "folder, or --force to replace them"
+            "folder, or `force` to replace them"
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)

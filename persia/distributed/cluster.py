@@ -87,7 +87,7 @@ class Job:
         """As given, else as torch.distributed or torchrun says."""
         if (rank is None) != (world is None):
             raise errors.InvalidArgument(
-                "rank and world go together; give both or none"
+                "rank and world_size go together; give both or none"
             )
         if rank is None or world is None:
             group = group_here()

@@ -106,7 +106,7 @@ class Cluster:
             finds in PERSIA_CHECKPOINTS.
         metrics_port: of server 0, the others follow; None: no metrics.
         tls: make certificates and tokens for servers and command.
-        workers: embedding workers, which the command finds in PERSIA_WORKERS.
+        embedding_workers: which the command finds in PERSIA_WORKERS.
         loaders: data loaders, which send them batches.
         feed: options of ``persia feed``, for each loader.
         loader_variables: more of them, in the environment of the loaders.
@@ -131,7 +131,7 @@ class Cluster:
         checkpoints: Path | None = None,
         metrics_port: int | None = None,
         tls: bool = False,
-        workers: int = 0,
+        embedding_workers: int = 0,
         loaders: int = 0,
         feed: Sequence[str] = (),
         loader_variables: Mapping[str, str] | None = None,
@@ -152,21 +152,21 @@ class Cluster:
             )
         if servers < 1:
             raise InvalidArgument(f"servers is {servers}, need at least 1")
-        if loaders and not workers:
+        if loaders and not embedding_workers:
             raise InvalidArgument(
                 "data loaders send batches to embedding workers: give "
-                "--workers, too"
+                "`embedding_workers`, too"
             )
         if parts and not loaders:
             raise InvalidArgument(
-                "--parts are what data loaders share: give --loaders, too"
+                "`parts` are what data loaders share: give `loaders`, too"
             )
-        if workers and secured:
+        if embedding_workers and secured:
             raise InvalidArgument(
-                "--workers with TLS or tokens of --ps-config: embedding "
-                "workers would have none; give --tls in their place"
+                "`embedding_workers` with TLS or tokens of `ps_config`: "
+                "they would have none; give `tls` in their place"
             )
-        self.workers = workers
+        self.embedding_workers = embedding_workers
         self.loaders = loaders
         self.feed = list(feed)
         self.loader_variables = dict(loader_variables or {})
@@ -222,7 +222,10 @@ class Cluster:
         """What would be started, for people: ports are chosen then."""
         return [
             *(self.server_command(i, 0, []) for i in range(self.servers)),
-            *(self.worker_command(0, []) for _ in range(self.workers)),
+            *(
+                self.worker_command(0, [])
+                for _ in range(self.embedding_workers)
+            ),
             *(self.loader_command(i) for i in range(self.loaders)),
             self.command,
         ]
@@ -417,13 +420,13 @@ class _Supervisor:
         self.processes: dict[int, _Process] = {}  # by pid
         self.serving: set[str] = set()  # names of servers and workers
         self.deadline = 0.0  # when all must serve
-        count = cluster.servers + cluster.workers
+        count = cluster.servers + cluster.embedding_workers
         self.held = [reserve(cluster.host) for _ in range(count)]
         self.loaders: list[_Process] = []
         self.signals: collections.deque[int] = collections.deque()
         kinds = {
             "ps": cluster.servers,
-            "worker": cluster.workers,
+            "worker": cluster.embedding_workers,
             "loader": cluster.loaders,
         }
         names = [f"{k}{i}" for k, n in kinds.items() for i in range(n)]
@@ -494,7 +497,7 @@ class _Supervisor:
             return self._unread(job, servers, unprinted)
         except _Late as late:
             for server in late.servers:
-                late_by = f"after {self.cluster.start:g} s (--start-timeout)"
+                late_by = f"after {self.cluster.start:g} s (`start_timeout`)"
                 self.printer.tell(server.story(f"does not serve {late_by}"))
             self._end(job, servers)
             return 1
@@ -577,7 +580,7 @@ class _Supervisor:
 
     def _all_serve(self) -> bool:
         cluster = self.cluster
-        return len(self.serving) == cluster.servers + cluster.workers
+        return len(self.serving) == cluster.servers + cluster.embedding_workers
 
     def _done(self, job: _Process) -> bool:
         """A server that is stopped while it starts looks like one that has

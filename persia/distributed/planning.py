@@ -220,14 +220,14 @@ def plan(
     if missing := lacks(most):
         link = max(most.bytes_in, most.bytes_out) / usable
         remedy = {
-            "memory": "--server-memory of at least "
-            f"{math.ceil(most.shard_memory / usable / 2**30)}GiB, --row-dtype "
-            "bf16, or an optimizer with less state",
-            "network": "--server-network of at least "
-            f"{math.ceil(link * 8 / 1e9)} Gbit/s, or --wire-dtype fp16",
-            "ids a second": "--server-ids of at least "
+            "memory": "`server_memory` of at least "
+            f"{math.ceil(most.shard_memory / usable / 2**30)}GiB, "
+            "`row_dtype=bf16`, or an optimizer with less state",
+            "network": "`server_network` of at least "
+            f"{math.ceil(link * 8 / 1e9)} Gbit/s, or `wire_dtype=fp16`",
+            "ids a second": "`server_ids` of at least "
             f"{most.ids / usable:.2g}",
-        }.get(missing, "divide them among more --tables")
+        }.get(missing, "divide them among more `tables`")
         raise InvalidArgument(
             f"{_SHARDS_MAX} servers, the most there can be, have too little "
             f"{missing}: {remedy}"

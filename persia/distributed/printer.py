@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterable
 from typing import TextIO
 
+from persia.errors import flagged
+
 __all__ = ["Printer", "Unprinted"]
 
 
@@ -47,7 +49,7 @@ class Printer:
 
     def tell(self, text: str) -> None:
         """A word of our own."""
-        self._write(sys.stderr, f"persia launch: {text}\n")
+        self._write(sys.stderr, f"persia launch: {flagged(text)}\n")
 
     def _write(self, stream: TextIO | None, text: str) -> None:
         fd = _descriptor(stream)

@@ -47,7 +47,7 @@ __all__ = ["ServeConfig", "Server", "find_shard", "serve"]
 _LINES = 2  # the file of lines about who was denied, who changed what
 _WAIT = 3600.0  # seconds that a call within the process may take
 _POLL = 0.02  # seconds between questions whether something is done
-_SAVE_SECONDS = 3.0  # that a save on exit has, whatever --grace says
+_SAVE_SECONDS = 3.0  # that a save on exit has, whatever `grace` says
 _NAME = "^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
 
 
@@ -68,7 +68,7 @@ class ServeConfig(Listening):
         None,
         ge=1,
         le=4096,
-        description="Shards in all, where --shard does not say it "
+        description="Shards in all, where `shard` does not say it "
         "(default: PERSIA_SHARDS).",
     )
     memory_limit: pydantic.ByteSize | None = Field(
@@ -85,11 +85,11 @@ class ServeConfig(Listening):
         None,
         pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*(/step-[0-9]+)?$",
         description="Begin with the rows of this checkpoint root in the "
-        "folder of --checkpoints: NAME, or NAME/step-N.",
+        "folder of `checkpoints`: NAME, or NAME/step-N.",
     )
     or_empty: bool = Field(
         False,
-        description="Begin without rows where the checkpoint of --restore is "
+        description="Begin without rows where the checkpoint of `restore` is "
         "not there.",
     )
     save_on_exit: str | None = Field(
@@ -97,14 +97,14 @@ class ServeConfig(Listening):
         pattern=_NAME,
         max_length=200,
         description="At SIGTERM write this shard's rows into this checkpoint "
-        "root, for --restore of the same name.",
+        "root, for `restore` of the same name.",
     )
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="Port of Prometheus metrics; 0: any."
     )
     metrics_host: str = Field(
         "127.0.0.1",
-        description="Address of --metrics-port, which has neither TLS nor a "
+        description="Address of `metrics_port`, which has neither TLS nor a "
         "token.",
     )
     admin_token_file: Path | None = Field(
@@ -149,10 +149,9 @@ class ServeConfig(Listening):
             )
         for name in ("restore", "save_on_exit"):
             if getattr(self, name) is not None and self.checkpoints is None:
-                option = name.replace("_", "-")
                 raise ValueError(
-                    f"--{option} names a checkpoint in the folder of "
-                    "--checkpoints; give that, too"
+                    f"`{name}` names a checkpoint in the folder of "
+                    "`checkpoints`; give that, too"
                 )
         if re.match("[a-z][a-z0-9+.-]+:/", str(self.checkpoints or "")):
             raise ValueError(
@@ -187,10 +186,10 @@ def find_shard(
     elif not count:
         count = str(shards)
     elif shards is not None and count != str(shards):
-        raise InvalidArgument(f"--shard {shard} and --shards {shards} differ")
+        raise InvalidArgument(f"`shard={shard}` and `shards={shards}` differ")
     if not count:
         raise InvalidArgument(
-            f"--shard {shard}: of how many? Give --shards, or PERSIA_SHARDS"
+            f"`shard={shard}`: of how many? Give `shards`, or PERSIA_SHARDS"
         )
     if (
         not (index.isdecimal() and count.isdecimal())
@@ -198,7 +197,7 @@ def find_shard(
     ):
         raise InvalidArgument(
             f"there is no shard {index} of {count}: shards are 0 to N - 1 of "
-            f"N, at most {manifests.SHARDS_MAX} (--shard 0/2)"
+            f"N, at most {manifests.SHARDS_MAX} (`shard=0/2`)"
         )
     return int(index), int(count)
 
@@ -211,9 +210,9 @@ def _auto_index(environment: Mapping[str, str], host: str) -> str:
     found = re.search(r"-([0-9]+)$", pod.partition(".")[0])
     if not found:
         raise InvalidArgument(
-            "--shard auto: neither PERSIA_SHARD nor JOB_COMPLETION_INDEX is "
+            "`shard=auto`: neither PERSIA_SHARD nor JOB_COMPLETION_INDEX is "
             f"set, and {pod!r} does not end in -<number> as the name of a "
-            "pod does; give --shard 0/2"
+            "pod does; give `shard=0/2`"
         )
     return found[1]
 
@@ -238,7 +237,7 @@ class Server:
                 config.checkpoints.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise StorageError(
-                    f"--checkpoints {config.checkpoints}: {error.strerror}"
+                    f"`checkpoints={config.checkpoints}`: {error.strerror}"
                 ) from None
         self._security = config.security(
             admin_token_file=config.admin_token_file
@@ -379,7 +378,7 @@ class Server:
         raise StorageError(
             f"{config.checkpoints} has no checkpoint {config.restore}, and "
             f"shard {self.shard} of {self.shards} has saved none of that name "
-            "on exit; --or-empty begins without rows"
+            "on exit; `or_empty` begins without rows"
         )
 
     def _is_newer(self, name: str, own: Snapshot, job: files.Found) -> bool:
@@ -645,7 +644,7 @@ def _run(server: Server, address: str, signals: Signals) -> None:
         signals.status = 1
         signals.what = (
             f"the rows were not saved into {config.checkpoints}/{name}; give "
-            "a longer --grace, if its disk is only slow"
+            "a longer `grace`, if its disk is only slow"
         )
     say("stopping")
     # The save is to have half of the time at least.

@@ -84,12 +84,12 @@ class Listening(pydantic.BaseModel):
     tls_cert: Path | None = Field(
         None, description="Certificate chain of the server, PEM."
     )
-    tls_key: Path | None = Field(None, description="Key of --tls-cert, PEM.")
+    tls_key: Path | None = Field(None, description="Key of `tls_cert`, PEM.")
     tls_ca: Path | None = Field(
         None, description="Certificates that clients' are signed with, PEM."
     )
     mutual_tls: bool = Field(
-        False, description="Clients must show a certificate of --tls-ca."
+        False, description="Clients must show a certificate of `tls_ca`."
     )
     insecure: bool = Field(
         False,
@@ -108,8 +108,8 @@ class Listening(pydantic.BaseModel):
     def _check_tls(self) -> Self:
         if self.tls_ca is not None and not self.mutual_tls:
             raise ValueError(
-                "--tls-ca is what clients' certificates are checked with: "
-                "give --mutual-tls, too, or leave it out"
+                "`tls_ca` is what clients' certificates are checked with: "
+                "give `mutual_tls`, too, or leave it out"
             )
         return self
 
@@ -162,7 +162,7 @@ def core_holes(config: Listening, holes: str) -> str | None:
     return (
         f"gRPC's core {_core.GRPC} has published holes ({holes}): whoever "
         "reaches this port may stop the server; install Persia's wheel, which "
-        "has a current core (docs/install.md), or give --mutual-tls"
+        "has a current core (docs/install.md), or give `mutual_tls`"
     )
 
 
@@ -170,7 +170,7 @@ def warn_of(config: Listening) -> None:
     """Says what is risky about serving so."""
     if config.insecure:
         say(
-            "--insecure: whoever reaches this port may read and change all "
+            "`insecure`: whoever reaches this port may read and change all "
             "rows",
             "warning",
         )

@@ -1,4 +1,4 @@
-"""What servers do, and how stale the lookups of workers are: one look."""
+"""What servers do, and how stale the lookups of trainers are: one look."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ __all__ = [
     "EmbeddingStatus",
     "ServerStatus",
     "TableStatus",
-    "WorkerStatus",
+    "TrainerStatus",
     "ask",
     "ask_embedding",
-    "ask_workers",
+    "ask_trainers",
     "staleness",
     "tables",
 ]
@@ -57,8 +57,8 @@ class ServerStatus:
 
 
 @dataclasses.dataclass
-class WorkerStatus:
-    """One worker, by the URL of its metrics. ``staleness``: how many lookups
+class TrainerStatus:
+    """One trainer, by the URL of its metrics. ``staleness``: how many lookups
     had which; ``lost``: its updates that servers had, and lost; ``error``
     where it could not be asked."""
 
@@ -239,17 +239,17 @@ def tables(servers: Sequence[ServerStatus]) -> list[TableStatus]:
     return list(found.values())
 
 
-def ask_workers(
+def ask_trainers(
     urls: Sequence[str], timeout: float = 10.0
-) -> list[WorkerStatus]:
-    """The workers with these URLs of metrics, all at once.
+) -> list[TrainerStatus]:
+    """The trainers with these URLs of metrics, all at once.
 
     Args:
         urls: see :mod:`persia.prometheus`.
         timeout: seconds that each has for its whole answer.
     """
     until = time.monotonic() + timeout
-    found = [WorkerStatus(str(Url(url))) for url in urls]
+    found = [TrainerStatus(str(Url(url))) for url in urls]
     threads = []
     for one, url in zip(found, urls, strict=True):
         # Not of a pool: nobody waits for one that is late.
@@ -265,8 +265,8 @@ def ask_workers(
     return [dataclasses.replace(one) for one in found]
 
 
-def _look(status: WorkerStatus, url: str, timeout: float) -> None:
-    """At the page of one worker."""
+def _look(status: TrainerStatus, url: str, timeout: float) -> None:
+    """At the page of one trainer."""
     from prometheus_client.parser import text_string_to_metric_families
 
     try:
@@ -304,11 +304,11 @@ def _look(status: WorkerStatus, url: str, timeout: float) -> None:
         status.staleness, status.lost, status.error = found, lost, ""
 
 
-def staleness(workers: Sequence[WorkerStatus]) -> dict[int, int]:
-    """How many lookups had which staleness, of all workers together."""
+def staleness(trainers: Sequence[TrainerStatus]) -> dict[int, int]:
+    """How many lookups had which staleness, of all trainers together."""
     found: dict[int, int] = {}
-    for worker in workers:
-        for k, n in worker.staleness.items():
+    for trainer in trainers:
+        for k, n in trainer.staleness.items():
             found[k] = found.get(k, 0) + n
     return found
 

@@ -79,7 +79,7 @@ class WorkerConfig(Listening):
     )
     metrics_host: str = Field(
         "127.0.0.1",
-        description="Address of --metrics-port, which has neither TLS nor a "
+        description="Address of `metrics_port`, which has neither TLS nor a "
         "token.",
     )
     loader_silence: float = Field(
@@ -112,7 +112,7 @@ class Worker:
         if not servers:
             raise InvalidArgument(
                 "an embedding worker needs the addresses of its parameter "
-                "servers: give --servers, or PERSIA_SERVERS"
+                "servers: give `servers`, or PERSIA_SERVERS"
             )
         addresses, theirs = resolve(servers, Security.from_environment())
         cause = partial(why_away, addresses, config.namespace, theirs)
@@ -199,10 +199,10 @@ def _run(worker: Worker, signals: Signals) -> None:
     address = worker.start()
     warn_of(config)
     if config.metrics_port is not None:
-        from persia.prometheus import WorkerCollector, listen
+        from persia.prometheus import EmbeddingWorkerCollector, listen
 
         port = listen(
-            WorkerCollector(worker.stats),
+            EmbeddingWorkerCollector(worker.stats),
             config.metrics_port,
             config.metrics_host,
         )

@@ -139,7 +139,7 @@ class Stream:
             "addresses": addresses,
             "namespace": settings.namespace,
             "rank": store.rank,
-            "world": store.world,
+            "world": store.world_size,
             "timeout": self.timeout,
             "message_limit": MESSAGE_LIMIT,
             "dtype": WIRE_DTYPES.index(settings.wire_dtype),
@@ -186,7 +186,7 @@ def open_pass(
         stream._rank.declare,
         [engine_of(store).native(c) for c in tables],
         plan,
-        staleness == 0 and store.world > 1,
+        staleness == 0 and store.world_size > 1,
     )
     patiently(partial(_vouching, store, declare), stream.timeout)
     taking = Taking(stream._rank, store, features)
@@ -412,9 +412,9 @@ class Taking(Iterator[_core.Taken]):
         if silent:
             warn(
                 f"this epoch ended without {silent} of the data loaders: "
-                "workers have not heard of them for --loader-silence, and do "
-                "not wait for what they had not sent. Start them again with "
-                "the names or parts that they had"
+                "workers have not heard of them for their `loader_silence`, "
+                "and do not wait for what they had not sent. Start them again "
+                "with the names or parts that they had"
             )
 
     def _ids(self, taken: _core.Taken) -> TakenIds:

@@ -83,8 +83,8 @@ class Store(Rows, Stats):
         lost: what to do about updates that a server had acknowledged and
             then lost, because it was started again: "raise" UpdatesLost
             once, or "continue" and count them.
-        rank, world: of this process in the job; default: as torch.distributed
-            or torchrun says.
+        rank, world_size: of this process in the job; default: as
+            torch.distributed or torchrun says.
         job: what this process is part of; default: the run id of torchrun or
             of ``persia launch``, else a random name that the ranks share. A
             rank's updates are numbered in a stream of its job: of two
@@ -93,8 +93,8 @@ class Store(Rows, Stats):
             other jobs train the same tables beside it.
         read_only: the store looks at rows and changes none: updates,
             assignments and ``load`` raise InvalidArgument.
-        grad_division: whether gradients are divided by ``world``, so that an
-            update is the mean over the ranks, as that of the dense
+        grad_division: whether gradients are divided by ``world_size``, so
+            that an update is the mean over the ranks, as that of the dense
             parameters under DistributedDataParallel.
 
     Raises:
@@ -119,7 +119,7 @@ class Store(Rows, Stats):
         wire_dtype: str = "fp32",
         lost: str = "raise",
         rank: int | None = None,
-        world: int | None = None,
+        world_size: int | None = None,
         job: str | None = None,
         read_only: bool = False,
         grad_division: bool = True,
@@ -161,7 +161,7 @@ class Store(Rows, Stats):
             wire_dtype,
             lost,
             rank,
-            world,
+            world_size,
             job,
             read_only,
         )
@@ -209,7 +209,7 @@ class Store(Rows, Stats):
 
     @property
     def grad_division(self) -> bool:
-        """Whether gradients are divided by :attr:`world`."""
+        """Whether gradients are divided by :attr:`world_size`."""
         return self._engine.arguments.grad_division
 
     # ---- optimizer and updates
@@ -225,7 +225,7 @@ class Store(Rows, Stats):
         return self._engine.connection.job.rank
 
     @property
-    def world(self) -> int:
+    def world_size(self) -> int:
         """How many processes train the tables; 1 if they are embedded."""
         return self._engine.connection.job.world
 

@@ -152,7 +152,7 @@ class Rank:
             update="step" if made.group > 1 else "backward",
             job=JOB,
             rank=rank,
-            world=made.ranks,
+            world_size=made.ranks,
             grad_division=False,
         )
         self.model: Any = model(self.store, made.rows)

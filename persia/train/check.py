@@ -49,7 +49,7 @@ def check_run(config: TrainConfig, resume: str | None, overwrite: bool) -> str:
     if batch is None:
         raise errors.MalformedData(no_sample(train))
     with persia.Store(
-        make_optimizer(config), servers="embedded", rank=0, world=1
+        make_optimizer(config), servers="embedded", rank=0, world_size=1
     ) as store:
         model = make_model(
             config, store, train.keys, train.dense_features, train.tasks

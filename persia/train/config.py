@@ -81,7 +81,8 @@ class TrainConfig(pydantic.BaseModel):
     label: str | None = Field(
         None,
         description="Column of the label; several with commas between are "
-        "tasks of --model mmoe or sharedbottom (default: as the schema says).",
+        "tasks of `model=mmoe` or `model=sharedbottom` (default: as the "
+        "schema says).",
     )
     group: str | None = Field(
         None,
@@ -113,7 +114,7 @@ class TrainConfig(pydantic.BaseModel):
         None,
         ge=0,
         lt=1,
-        description="Share of --data, its last lines, to score the model on; "
+        description="Share of `data`, its last lines, to score the model on; "
         "0: none (default: 0.1).",
     )
     window: str | None = Field(
@@ -165,7 +166,7 @@ class TrainConfig(pydantic.BaseModel):
     )
     eviction: str | None = Field(
         None,
-        description="Which rows go at --capacity: lru, lfu, lfu:N (half-life "
+        description="Which rows go at `capacity`: lru, lfu, lfu:N (half-life "
         "in updates), norm (the smallest) or score:EXPRESSION of age, count "
         "and norm; also below it: ttl:N (updates) or ttl:7d (time since the "
         "last update). Without it a full table is an error.",
@@ -189,11 +190,11 @@ class TrainConfig(pydantic.BaseModel):
     warmup: int = Field(
         0,
         ge=0,
-        description="Optimizer steps in which --dense-lr rises from 0.",
+        description="Optimizer steps in which `dense_lr` rises from 0.",
     )
     decay: Literal["none", "linear", "cosine"] = Field(
         "none",
-        description="How --dense-lr then falls to 0 until the last epoch "
+        description="How `dense_lr` then falls to 0 until the last epoch "
         "ends.",
     )
     staleness: int | None = Field(
@@ -233,9 +234,9 @@ class TrainConfig(pydantic.BaseModel):
     job: str | None = Field(
         None,
         min_length=1,
-        description="With --workers: train the batches of the data loaders "
-        "of this job, persia feed --job (default: PERSIA_RUN_ID, which persia "
-        "launch sets, else the job that a loader joined last).",
+        description="With `workers`: train the batches of the data loaders "
+        "of this job, the `job` of persia feed (default: PERSIA_RUN_ID, which "
+        "persia launch sets, else the job that a loader joined last).",
     )
     lost: Literal["raise", "continue"] = Field(
         "raise",
@@ -265,8 +266,8 @@ class TrainConfig(pydantic.BaseModel):
         None,
         ge=1,
         description="Optimizer steps between two scores of the samples held "
-        "out (default: at the end alone; with --target-auc, --early-stop or "
-        "--keep-best: 20 times an epoch).",
+        "out (default: at the end alone; with `target_auc`, `early_stop` or "
+        "`keep_best`: 20 times an epoch).",
     )
     target_auc: float | None = Field(
         None,
@@ -284,7 +285,7 @@ class TrainConfig(pydantic.BaseModel):
     keep_best: bool = Field(
         False,
         description="Save the best model, too: in the checkpoint root of "
-        "--save with -best at the end of its name.",
+        "`save` with -best at the end of its name.",
     )
     best_by: Literal["auc", "logloss", "gauc"] = Field(
         "auc",
@@ -520,22 +521,20 @@ def check_used(
         remote: whether the tables are, or may be, on servers or ranks.
     """
     synthetic = is_made(config.data)
-    tables = "with tables on servers or ranks (--servers)"
+    tables = "with tables on servers or ranks (`servers`)"
     workers = config.workers or variable(_PLACES["workers"])
     goes = {
-        "samples": (synthetic, "with --data synthetic; files are read whole"),
+        "samples": (synthetic, "with `data=synthetic`; files are read whole"),
         "shuffle": (not synthetic, f"with files, not with {config.data}"),
         "label": (not synthetic, f"with files, not with {config.data}"),
         "group": (not synthetic, f"with files, not with {config.data}"),
         "namespace": (remote, tables),
         "wire_dtype": (remote, tables),
         "lost": (remote, tables),
-        "job": (workers, "with batches from embedding workers (--workers)"),
-        "best_by": (config.seeks_best, "with --early-stop or --keep-best"),
+        "job": (workers, "with batches from embedding workers (`workers`)"),
+        "best_by": (config.seeks_best, "with `early_stop` or `keep_best`"),
     }
     for name in given:
         used, where = goes.get(name, (True, ""))
         if not used:
-            raise errors.InvalidArgument(
-                f"--{name.replace('_', '-')} goes {where}"
-            )
+            raise errors.InvalidArgument(f"`{name}` goes {where}")

@@ -57,9 +57,9 @@ def make_model(
         options["tasks"] = len(tasks) or 1
     elif tasks:
         raise errors.InvalidArgument(
-            f"--model {config.model} predicts one label, and the data have "
-            f"{', '.join(tasks)}: choose --model {' or '.join(_OF_TASKS)}, or "
-            "one of them with --label"
+            f"`model={config.model}` predicts one label, and the data have "
+            f"{', '.join(tasks)}: choose `model={' or '.join(_OF_TASKS)}`, or "
+            "one of them with `label`"
         )
     bags = persia.EmbeddingBagCollection(
         store=store,
@@ -84,7 +84,7 @@ def device_of(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise errors.InvalidArgument(
-            "--device cuda: torch finds no CUDA device here (persia doctor "
+            "`device=cuda`: torch finds no CUDA device here (persia doctor "
             "says more)"
         )
     if name == "cuda" and "LOCAL_RANK" in os.environ:  # a device a rank

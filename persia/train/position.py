@@ -11,6 +11,7 @@ from persia import errors
 from persia.data import Files, Kafka
 from persia.datasets import Criteo, Dataset
 from persia.train.config import TrainConfig, is_made, resolve
+from persia.train.extra import Extra
 from persia.train.trainer import Trainer
 
 __all__ = ["TEST_SHARE", "InFiles", "InTopics", "find", "source"]
@@ -89,7 +90,7 @@ def source(config: TrainConfig, data: Dataset | None) -> dict[str, Any]:
 
 
 def find(
-    extra: Mapping[str, Any],
+    extra: Extra,
     config: TrainConfig,
     data: Dataset,
     ranks: int,
@@ -106,14 +107,13 @@ def find(
         InvalidArgument: the checkpoint is within an epoch, and with the
             options of this run that place is not known.
     """
-    epoch, batch = extra["epoch"], extra["batch"]
-    rows: int | None = extra.get("rows")  # absent in older checkpoints
+    epoch, batch, rows = extra.epoch, extra.batch, extra.rows
     if not batch and not rows:
         return epoch, 0, 0
     begin = f"the checkpoint was made within epoch {epoch + 1}: "
-    then = resolve(extra["options"])
-    there = extra.get("source") or source(then, None)
-    here = source(config, data if "source" in extra else None)
+    then = resolve(extra.options)
+    there = extra.source or source(then, None)
+    here = source(config, None if extra.source is None else data)
     if here != there:
         names = [n for n in here | there if here.get(n) != there.get(n)]
         differ = "; ".join(
@@ -129,10 +129,10 @@ def find(
         if size != before:
             raise errors.InvalidArgument(
                 f"{begin}it is of an earlier version of Persia, so continue"
-                f" with --batch-size {before}"
+                f" with `batch_size={before}`"
             )
         return epoch, batch, 0
-    was = extra["ranks"]
+    was = extra.ranks or 1
     # Each rank leaves out the malformed lines of its own share, and a window
     # cuts batches at its ends, so that only the same batches have the same
     # place.
@@ -140,16 +140,16 @@ def find(
     if shares or config.window is not None:
         if (was, before) != (ranks, size):
             raise errors.InvalidArgument(
-                f"{begin}continue with {was} ranks and --batch-size"
-                f" {before}, as it was trained, not {ranks} and {size}: other"
-                " ones have other batches"
+                f"{begin}continue with {was} ranks and"
+                f" `batch_size={before}`, as it was trained, not {ranks} and"
+                f" {size}: other ones have other batches"
             )
         return epoch, batch, 0
     batch, offset = divmod(rows, size * ranks)
     if offset and ranks > 1:
         raise errors.InvalidArgument(
             f"{begin}{rows:,} samples are no whole batches of {size} for each"
-            f" of {ranks} ranks; continue with another --batch-size, such as"
-            f" {before}"
+            f" of {ranks} ranks; continue with another batch size, such as"
+            f" `batch_size={before}`"
         )
     return epoch, batch, offset

@@ -100,7 +100,7 @@ def check_columns(
         return None
     if out is None or out.suffix not in (".parquet", ".csv"):
         raise errors.InvalidArgument(
-            "--columns goes with --out FILE.parquet or FILE.csv"
+            "`columns` goes with `out`, a FILE.parquet or FILE.csv"
         )
     return Kept(batches.files, batches, names)
 
@@ -172,7 +172,7 @@ class _Columns:
             self._writer.write_table(table.cast(self._schema))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise errors.InvalidArgument(
-                f"--out cannot hold these columns: {error}; lists go into "
+                f"`out` cannot hold these columns: {error}; lists go into "
                 "a .parquet file"
             ) from None
 

@@ -15,14 +15,15 @@ from persia.checkpoint import files
 from persia.checkpoint.manifest import MANIFEST, Manifest
 from persia.distributed.ranks import side_group
 from persia.train.config import TrainConfig
+from persia.train.extra import Extra
 
 __all__ = ["Roots", "agreed", "best_root", "newest"]
 
 T = TypeVar("T")
 
 _REMEDY = (
-    "continue that run (--resume auto), name another folder, or let the first "
-    "save remove what is there (--overwrite)"
+    "continue that run (`resume=auto`), name another folder, or let the first "
+    "save remove what is there (`overwrite`)"
 )
 
 
@@ -64,7 +65,7 @@ def agreed(ranks: int, what: Callable[[], T]) -> T:
         error = next((one for one, _ in every if one is not None), None)
         if error is None and any(other != result for _, other in every):
             raise errors.StorageError(
-                "the ranks find different checkpoints: --save and --resume "
+                "the ranks find different checkpoints: `save` and `resume` "
                 "need a folder that all of them share"
             )
     if error is not None:
@@ -98,12 +99,12 @@ class Roots(NamedTuple):
         root = config.save
         if root is None:
             if overwrite:
-                raise errors.InvalidArgument("--overwrite goes with --save")
+                raise errors.InvalidArgument("`overwrite` goes with `save`")
             return cls({}, None)
         place = files.root_of(root)
         if place.read(MANIFEST) is not None:
             raise errors.InvalidArgument(
-                f"--save {root} is the folder of one checkpoint; name the "
+                f"`save={root}` is the folder of one checkpoint; name the "
                 "folder above it, or another one"
             )
         place.check_place()
@@ -124,7 +125,7 @@ class Roots(NamedTuple):
     def lines(self) -> list[str]:
         """What is done to checkpoints that are there."""
         return [
-            f"--overwrite: the first save into {root} removes "
+            f"`overwrite`: the first save into {root} removes "
             f"{len(steps)} checkpoint{'s' if len(steps) > 1 else ''} of an "
             f"earlier run, the newest of step {steps[-1]}"
             for root, steps in self.removed.items()
@@ -141,15 +142,15 @@ def _check_continues(
     """Raises unless a run continues from the newest checkpoint of a root."""
     if from_ is None:
         raise errors.StorageError(
-            f"--save {root} has checkpoints of an earlier run, the newest of "
+            f"`save={root}` has checkpoints of an earlier run, the newest of "
             f"step {steps[-1]}: {_REMEDY}"
         )
     there = newest(root)
     assert there is not None
     if _manifest(there).id != from_.id:
         raise errors.StorageError(
-            f"--resume continues from a checkpoint of step {from_.step}, and "
-            f"--save {root} has others, the newest of step {steps[-1]}: "
+            f"`resume` continues from a checkpoint of step {from_.step}, and "
+            f"`save={root}` has others, the newest of step {steps[-1]}: "
             f"{_REMEDY}"
         )
 
@@ -162,14 +163,14 @@ def _best_score(
     assert there is not None
     if from_ is None or _manifest(there).training != from_.training:
         raise errors.StorageError(
-            f"{root} has the best model of another run, which --keep-best "
+            f"{root} has the best model of another run, which `keep_best` "
             f"would replace: {_REMEDY}"
         )
-    best = (checkpoint.read_extra(there) or {}).get("best", {})
+    best = Extra.of(checkpoint.read_extra(there), there).best or {}
     if best.get("metric") != config.best_by:
         raise errors.StorageError(
             f"{root} has the best model by {best.get('metric')}, which "
-            f"--best-by {config.best_by} would replace: {_REMEDY}"
+            f"`best_by={config.best_by}` would replace: {_REMEDY}"
         )
     value: float | None = best["value"]
     return value

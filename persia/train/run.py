@@ -24,6 +24,7 @@ from persia.store.engine import engine_of
 from persia.train import position
 from persia.train.best import METRICS, Best
 from persia.train.config import TrainConfig, resolve
+from persia.train.extra import Extra
 from persia.train.logs import CSVLog, Log, TensorBoardLog, health
 from persia.train.model import device_of, make_model, make_optimizer
 from persia.train.roots import Roots, agreed, best_root
@@ -86,7 +87,7 @@ class Run:
         overwrite: bool = False,
     ):
         if config.save == "":  # the save would find out after the training
-            raise errors.InvalidArgument("--save: the path is empty")
+            raise errors.InvalidArgument("`save`: the path is empty")
         self.config = config
         self.rank, self.ranks = join_ranks(config.device)
         from_ = None if resume is None else os.fspath(resume)
@@ -195,7 +196,7 @@ class Run:
         raise errors.StorageError(
             f"torchrun started this run again: servers hold {self._found:,} "
             "rows, which the life before may have trained, and there is no "
-            "checkpoint to return to: give --save and --resume auto, which "
+            "checkpoint to return to: give `save` and `resume=auto`, which "
             "saves before the first step, and start on servers without rows"
         )
 
@@ -228,7 +229,7 @@ class Run:
             text += "; batches from embedding workers"
         if self.finished:
             epochs = f"{at.epoch} epoch{'s' if at.epoch > 1 else ''}"
-            text += f"; {epochs} done, nothing left to train (see --epochs)"
+            text += f"; {epochs} done, nothing left to train (see `epochs`)"
         elif at.epoch or at.batch:
             text += f"; from epoch {at.epoch + 1}, batch {at.batch}"
         if self._found and self._resumed is None:
@@ -412,9 +413,9 @@ class Run:
         if config.decay != "none":
             if self.batches is None:
                 raise errors.InvalidArgument(
-                    f"--decay {config.decay} needs to know how many batches "
+                    f"`decay={config.decay}` needs to know how many batches "
                     f"{config.data!r} has, which takes a pass over it: leave "
-                    "--decay out, or use Parquet files"
+                    "`decay` out, or use Parquet files"
                 )
             steps = -(-self.batches // config.accumulate)
             end = steps * config.epochs
@@ -456,7 +457,7 @@ class Run:
         if self.ranks > 1:
             text += (
                 f"; each of {self.ranks} ranks needs a block of"
-                f" {self.config.batch_size} samples (--batch-size)"
+                f" {self.config.batch_size} samples (`batch_size`)"
             )
         return f"nothing to train on: {text}"
 
@@ -483,23 +484,21 @@ class Run:
             optimizer=self.optimizer,
             loader=place,
             keep=keep,
-            extra={
-                "options": self.config.options(),
-                "step": at.step,
-                "epoch": at.epoch,
-                "batch": at.batch,
-                # Of the epoch, by all ranks: a batch may have another size
-                # in the run that goes on.
-                "rows": at.batch * samples + at.offset,
-                "ranks": self.ranks,
-                "placed": place is not None,
-                "source": position.source(self.config, self.train),
-                "keys": list(self.train.keys),
-                "dense_features": self.train.dense_features,
-                "tasks": self.train.tasks,
-                "schema": schema_of(self.train),
-                "best": self.best.state_dict(),
-            },
+            extra=Extra(
+                options=self.config.options(),
+                step=at.step,
+                epoch=at.epoch,
+                batch=at.batch,
+                rows=at.batch * samples + at.offset,
+                ranks=self.ranks,
+                placed=place is not None,
+                source=position.source(self.config, self.train),
+                keys=list(self.train.keys),
+                dense_features=self.train.dense_features,
+                tasks=self.train.tasks,
+                schema=schema_of(self.train),
+                best=self.best.state_dict(),
+            ).to_save(),
         )
         if self.roots.removed.pop(root, None) and self.rank == 0:
             there = files.root_of(root)
@@ -608,29 +607,29 @@ class Run:
 
     def _load(self, folder: Path | str) -> None:
         # Before the load: rows of servers that it replaces do not come back.
-        extra = checkpoint.read_extra(folder)
-        if extra.get("schema") is not None:
-            version = Schema.of_checkpoint(extra["schema"]).hash_version
+        extra = Extra.of(checkpoint.read_extra(folder), folder)
+        if extra.schema is not None:
+            version = Schema.of_checkpoint(extra.schema).hash_version
             for data in self.train, self.test:
                 if data is not None and hasattr(data, "schema"):
                     data.use_hash_version(version)
         trainer, place = self.trainer, self._place()
         if self.source is not self.train:  # data loaders know what is left
-            trainer.epoch, trainer.batch = extra["epoch"], extra["batch"]
+            trainer.epoch, trainer.batch = extra.epoch, extra.batch
         elif not isinstance(place, position.InTopics):
             trainer.epoch, trainer.batch, trainer.offset = position.find(
                 extra, self.config, self.train, self.ranks
             )
-            if extra.get("ranks") != self.ranks or not extra.get("placed"):
+            if extra.ranks != self.ranks or not extra.placed:
                 place = None  # of other shares, or an older checkpoint
         self.store.load(
             folder, model=self.model, optimizer=self.optimizer, loader=place
         )
-        trainer.step = extra.get("step", 0)  # absent in older checkpoints
-        if "best" in extra:
-            self.best.load_state_dict(extra["best"])
+        trainer.step = extra.step
+        if extra.best is not None:
+            self.best.load_state_dict(extra.best)
         # The load brought back the rates of the run that saved.
-        here, there = self.config, resolve(extra["options"])
+        here, there = self.config, resolve(extra.options)
         if here.learning_rate != there.learning_rate:
             for group in self.store.optimizer.param_groups:
                 group["lr"] = here.learning_rate

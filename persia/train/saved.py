@@ -17,6 +17,7 @@ from persia.data import Files, Schema
 from persia.data.batches.batch import Batch
 from persia.metrics import Scores, TaskMetrics
 from persia.train.config import TrainConfig, resolve
+from persia.train.extra import Extra
 from persia.train.model import device_of, make_model, make_optimizer
 from persia.train.sources import no_sample, open_data, open_files
 from persia.train.tasks import matched
@@ -147,33 +148,32 @@ def load(
     """
     place = device_of(device)
     extra = _read(path, step)
-    config = resolve(extra["options"])
-    if "keys" not in extra:
+    config = resolve(extra.options)
+    if extra.keys is None:
         raise errors.SchemaMismatch(
             f"{path} was written by an older Persia, which kept no names of "
-            "features: continue with persia train --resume, which adds them"
+            "features: continue it with `resume`, which adds them"
         )
     store = persia.Store(
         seed=config.seed,
         servers=servers or "embedded",
         namespace=namespace,
         rank=0,  # under torchrun, too: this process alone
-        world=1,
+        world_size=1,
         read_only=servers is not None,
         optimizer=make_optimizer(config),
     )
-    tasks = extra.get("tasks", [])  # absent in older checkpoints
     model = make_model(
-        config, store, extra["keys"], extra["dense_features"], tasks
+        config, store, extra.keys, extra.dense_features, extra.tasks
     )
     if servers is None:
         store.load(path, step=step, model=model)
     else:
         load_dense(path, model, step)
-    saved = extra["schema"]
+    saved = extra.schema
     schema = None if saved is None else Schema.of_checkpoint(saved)
     model = model.to(place).eval()
-    return Trained(model, store, config, schema, tasks, place)
+    return Trained(model, store, config, schema, extra.tasks, place)
 
 
 def saved_options(
@@ -181,14 +181,8 @@ def saved_options(
 ) -> dict[str, Any]:
     """The options of the run that wrote a checkpoint; arguments and errors
     are those of :func:`load`."""
-    options: dict[str, Any] = _read(path, step)["options"]
-    return options
+    return _read(path, step).options
 
 
-def _read(path: str | os.PathLike[str], step: int | None) -> dict[str, Any]:
-    extra = checkpoint.read_extra(path, step)
-    if not isinstance(extra, dict) or "options" not in extra:
-        raise errors.SchemaMismatch(
-            f"{path} was not written by persia train; load it with Store.load"
-        )
-    return extra
+def _read(path: str | os.PathLike[str], step: int | None) -> Extra:
+    return Extra.of(checkpoint.read_extra(path, step), path)

@@ -128,7 +128,7 @@ def open_files(
         asked = [options.pop("label", ()), options.pop("group", None)]
         if any(asked):
             raise errors.InvalidArgument(
-                "--label and --group: Criteo's lines have one label, and no "
+                "`label` and `group`: Criteo's lines have one label, and no "
                 "names of columns"
             )
     if schema is None and make is not None:
@@ -164,10 +164,10 @@ def check_test(config: TrainConfig, test: Dataset | None) -> None:
         with closing(batches):
             batch = next(batches, None)
         if batch is not None and batch.label is None:
-            raise errors.SchemaMismatch(f"--eval-data: {name!r} has no label")
+            raise errors.SchemaMismatch(f"`eval_data`: {name!r} has no label")
         found |= batch is not None
     if not found:
-        raise errors.MalformedData(f"--eval-data: {no_sample(part)}")
+        raise errors.MalformedData(f"`eval_data`: {no_sample(part)}")
 
 
 def check_best(config: TrainConfig, data: Dataset, test: Any) -> None:
@@ -175,14 +175,14 @@ def check_best(config: TrainConfig, data: Dataset, test: Any) -> None:
     is best, where one is looked for."""
     if config.seeks_best and test is None:
         raise errors.InvalidArgument(
-            "--early-stop and --keep-best need samples held out: give "
-            "--eval-split or --eval-data"
+            "`early_stop` and `keep_best` need samples held out: give "
+            "`eval_split` or `eval_data`"
         )
     schema = getattr(data, "schema", None)
     if config.best_by == "gauc" and (schema is None or not schema.group):
         raise errors.InvalidArgument(
-            "--best-by gauc: the data have no group; name its column with "
-            "--group, or in the schema"
+            "`best_by=gauc`: the data have no group; name its column with "
+            "`group`, or in the schema"
         )
 
 
@@ -201,14 +201,14 @@ def _check_label(config: TrainConfig, schema: Schema) -> None:
     """Raises unless the label is one that models of clicks are trained on."""
     if not schema.labels and config.table_schema is not None:
         raise errors.InvalidArgument(
-            f"--schema {config.table_schema} has no label to train on: add "
-            "'label: COLUMN', or name it with --label"
+            f"`schema={config.table_schema}` has no label to train on: add "
+            "'label: COLUMN', or name it with `label`"
         )
     if not schema.labels:
         raise errors.InvalidArgument(
             f"no label was found in {config.data!r}: name its column with "
-            f"--label; or write a schema with 'persia schema {config.data} > "
-            "data.yaml', add 'label: COLUMN', and pass --schema data.yaml"
+            f"`label`; or write a schema with 'persia schema {config.data} > "
+            "data.yaml', add 'label: COLUMN', and pass `schema=data.yaml`"
         )
     for label in schema.labels:
         if label.is_click:
@@ -228,8 +228,8 @@ def _made(
     for name in ("table_schema", "eval_data", "label", "group"):
         if getattr(config, name) is not None:
             raise errors.InvalidArgument(
-                f"--{name.removeprefix('table_').replace('_', '-')} goes "
-                f"with files, not with --data {config.data}"
+                f"`{name.removeprefix('table_')}` goes with files, not with "
+                f"`data={config.data}`"
             )
     data = _generator(config, shard)
     rows = min(SYNTHETIC_TEST_ROWS, config.samples)
@@ -258,7 +258,7 @@ def _generator(
         drift = _DRIFT | {k: type(_DRIFT[k])(v) for k, v in given.items()}
     except (KeyError, ValueError):
         raise errors.InvalidArgument(
-            f"--data {config.data}: need drift, and after it ?churn=0.2 or "
+            f"`data={config.data}`: need drift, and after it ?churn=0.2 or "
             f"others of {', '.join(_DRIFT)}, with & between them"
         ) from None
     windows = max(1, int(drift.pop("windows")))

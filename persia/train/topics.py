@@ -27,13 +27,13 @@ def open_topics(config: TrainConfig, shard: tuple[int, int]) -> Kafka:
     url, options = _options(config.data, _KNOWN | {"group"}, {"group"})
     if config.table_schema is None:
         raise errors.InvalidArgument(
-            "--data kafka://: need --schema, as messages to infer one from "
+            "`data=kafka://`: need `schema`, as messages to infer one from "
             "differ with time"
         )
     if config.shuffle or config.eval_split:
         raise errors.InvalidArgument(
-            "--shuffle and --eval-split go with files, not with --data "
-            "kafka://; --eval-data names files to score on"
+            "`shuffle` and `eval_split` go with files, not with "
+            "`data=kafka://`; `eval_data` names files to score on"
         )
     schema = Schema.load(config.table_schema)
     return Kafka(
@@ -84,7 +84,7 @@ def _options(
     options: dict[str, Any] = url.options
     if not needed <= set(options) <= known or not url.host:
         raise errors.InvalidArgument(
-            f"--data {url}: need kafka://BROKER:PORT/TOPIC?group=NAME,"
+            f"`data={url}`: need kafka://BROKER:PORT/TOPIC?group=NAME,"
             " and after it &value=arrow, &value=avro&value_schema=FILE, "
             "&since=2026-11-25T08:00Z, &config=FILE, &timeout=SECONDS, "
             "&strict=true or &dead_letter=TOPIC as wanted"
@@ -95,7 +95,7 @@ def _options(
                 options[name] = read(options[name])
         except (KeyError, ValueError):
             raise errors.InvalidArgument(
-                f"--data {url}: {name} is {options[name]!r}, need "
+                f"`data={url}`: {name} is {options[name]!r}, need "
                 + ("seconds" if name == "timeout" else "true or false")
             ) from None
     return url, options

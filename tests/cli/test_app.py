@@ -78,6 +78,23 @@ def test_errors_have_stable_codes() -> None:
     assert line == "persia: error[StorageError]: a b"
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("`save_on_exit` needs `checkpoints`", "--save-on-exit needs --c"),
+        ("`save=s3://b/o`: a folder", "--save s3://b/o: a folder"),
+        ("`a b` and `C`", "`a b` and `C`"),
+    ],
+)
+def test_options_in_an_error_are_flags_in_its_line(
+    text: str, said: str
+) -> None:
+    """The library, which raises it, knows of no command line."""
+    error = errors.InvalidArgument(text)
+    assert str(error) == text
+    assert said in errors.line_of(error)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("debug", [False, True])
 def test_an_error_is_a_line_or_a_traceback(debug: bool) -> None:

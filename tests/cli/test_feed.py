@@ -412,14 +412,14 @@ def test_a_trainer_shows_what_it_lost(tmp_path: Path) -> None:
             assert done.exit_code == 0, done.output
             return done.output
 
-        assert json.loads(status("--json"))["workers"][0]["lost"] == 0
+        assert json.loads(status("--json"))["trainers"][0]["lost"] == 0
         assert "and lost" not in status()
         servers.kill(1)
         servers.restart(1)
         trainer.step(batch(3))
         trainer.flush()
         assert trainer.lost == 3
-        assert json.loads(status("--json"))["workers"][0]["lost"] == 3
+        assert json.loads(status("--json"))["trainers"][0]["lost"] == 3
         assert "and lost" in status()
         trainer.store.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import re
@@ -31,18 +32,16 @@ from persia.metrics import Scores
 from persia.optim import ALGORITHMS
 from persia.train import Trainer, position
 from persia.train.config import TrainConfig, resolve
+from persia.train.extra import Extra
 from persia.train.roots import best_root
 from persia.train.run import Run
 from persia.train.saved import saved_options
 from persia.train.sources import open_data
+from tests.ready import Ready, ended
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("PERSIA_TEST_DATA", ROOT.parent / "shared/data"))
 TINY = ["--samples", "6000", "--batch-size", "256", "--threads", "1"]
-
-
-def persia(*args: str) -> list[str]:
-    return [sys.executable, "-m", "persia", "train", *args]
 
 
 def environment() -> dict[str, str]:
@@ -74,7 +73,7 @@ def criteo_line(i: int) -> str:
 @pytest.mark.slow
 def test_synthetic_end_to_end() -> None:
     done = subprocess.run(
-        persia(*TINY),
+        [sys.executable, "-m", "persia", "train", *TINY],
         env=environment(),
         capture_output=True,
         text=True,
@@ -158,7 +157,7 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
         run("--data", str(text))
     with pytest.raises(errors.InvalidArgument, match="--data"):
         run(str(text), "--data", str(text))
-    with pytest.raises(errors.InvalidArgument, match="--schema"):
+    with pytest.raises(errors.InvalidArgument, match="`schema"):
         run("--schema", "adult")
     for name, value in (
         ("--samples", "9"),
@@ -167,14 +166,15 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
     ):
         data = tmp_path / "day.tsv"
         data.write_text(criteo_line(0) + "\n")
-        with pytest.raises(errors.InvalidArgument, match=name):
+        option = name.lstrip("-").replace("-", "_")
+        with pytest.raises(errors.InvalidArgument, match=option):
             run("--data", str(data), name, value)
-    with pytest.raises(errors.InvalidArgument, match="--shuffle"):
+    with pytest.raises(errors.InvalidArgument, match="`shuffle"):
         run("--shuffle", "9")
     broken.write_text("resume: [3]")
     with pytest.raises(errors.InvalidArgument, match="resume"):
         run("--config", str(broken))
-    with pytest.raises(errors.InvalidArgument, match="--save"):
+    with pytest.raises(errors.InvalidArgument, match="`save"):
         run("--save", "")
     for place in (broken, broken / "below", "/proc/none"):
         with pytest.raises(errors.StorageError, match=re.escape(str(place))):
@@ -185,14 +185,8 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_error_is_a_line_not_a_traceback(tmp_path: Path) -> None:
-    done = subprocess.run(
-        persia("--data", str(tmp_path / ":ant:none.tsv")),
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    words = ("train", "--data", str(tmp_path / ":ant:none.tsv"))
+    done = ended("-m", "persia", *words, env=environment(), timeout=150)
     assert done.returncode == 1
     assert "persia: error[StorageError]: " in done.stderr
     assert ":ant:none.tsv" in done.stderr
@@ -482,22 +476,32 @@ def test_resume_within_other_data_is_refused(tmp_path: Path) -> None:
     assert Run(again, folder).trainer.batch == 3
 
 
-def test_position_of_an_older_checkpoint() -> None:
+def test_position_of_an_older_checkpoint(tmp_path: Path) -> None:
     config = resolve({"samples": 1000, "batch_size": 100})
-    old = {"options": config.options(), "epoch": 1, "batch": 3}
+    old = Extra.of(
+        {"options": config.options(), "epoch": 1, "batch": 3}, tmp_path
+    )
     data = open_data(config)[0]
     assert position.find(old, config, data, 2) == (1, 3, 0)
     other = resolve(config.options(), {"batch_size": 64})
-    with pytest.raises(errors.InvalidArgument, match="--batch-size 100"):
+    with pytest.raises(errors.InvalidArgument, match="batch_size=100"):
         position.find(old, other, data, 1)
-    assert position.find(old | {"batch": 0}, other, data, 1) == (1, 0, 0)
+    assert position.find(
+        dataclasses.replace(old, batch=0), other, data, 1
+    ) == (1, 0, 0)
 
 
 def test_position_of_several_ranks(tmp_path: Path) -> None:
     config = resolve({"samples": 10_000, "batch_size": 100})
     data = open_data(config)[0]
-    saved = {"options": config.options(), "epoch": 0, "batch": 3}
-    saved |= {"rows": 600, "ranks": 2, "source": position.source(config, data)}
+    saved = Extra(
+        config.options(),
+        epoch=0,
+        batch=3,
+        rows=600,
+        ranks=2,
+        source=position.source(config, data),
+    )
     other = resolve(config.options(), {"batch_size": 70})
     assert position.find(saved, config, data, 1) == (0, 6, 0)
     assert position.find(saved, other, data, 1) == (0, 8, 40)
@@ -506,10 +510,13 @@ def test_position_of_several_ranks(tmp_path: Path) -> None:
     # The lines of a file that each rank has left out are not known.
     config = resolve(csv_file(tmp_path), {"batch_size": 100})
     data = open_data(config)[0]
-    saved |= {"options": config.options()}
-    saved |= {"source": position.source(config, data)}
+    saved = dataclasses.replace(
+        saved,
+        options=config.options(),
+        source=position.source(config, data),
+    )
     assert position.find(saved, config, data, 2) == (0, 3, 0)
-    with pytest.raises(errors.InvalidArgument, match=r"2 ranks.*--batch-size"):
+    with pytest.raises(errors.InvalidArgument, match=r"2 ranks.*batch_size"):
         position.find(saved, config, data, 1)
 
 
@@ -530,14 +537,12 @@ def test_resume_goes_on_for_more_epochs(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ctrl_c_saves_and_exits(tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    process = subprocess.Popen(
-        persia(
-            "--samples", "20000000", "--threads", "1", "--save", str(folder)
-        ),
+    process = Ready(
+        *("-m", "persia", "train", "--samples", "20000000"),
+        *("--threads", "1", "--save", str(folder)),
         env={**environment(), "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
     )
     assert process.stdout is not None
     try:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from persia import _core
+from tests.ready import ended
+from tests.system.processes import environment, ranks
 
-ROOT = Path(__file__).parents[2]
-EXAMPLES = ROOT / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def criteo_line(i: int) -> str:
@@ -24,40 +22,32 @@ def criteo_line(i: int) -> str:
     return "\t".join([label, *integers, *categories])
 
 
-def criteo_dlrm(python: list[str], data: Path, *options: str) -> float:
-    """The AUC that the example reaches."""
+def criteo_dlrm(folder: Path, *options: str, world: int) -> float:
+    """The AUC that the example reaches on so many ranks; 0: without any."""
+    data = folder / "day_0.tsv"
     data.write_text("".join(f"{criteo_line(i)}\n" for i in range(4000)))
-    done = subprocess.run(
-        [
-            *python,
-            str(EXAMPLES / "criteo_dlrm.py"),
-            str(data),
-            *("--epochs", "2", "--batch-size", "64", "--dim", "8"),
-            *options,
-        ],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.strip().splitlines()
+    words = [str(EXAMPLES / "criteo_dlrm.py"), str(data), "--epochs", "2"]
+    words += ["--batch-size", "64", "--dim", "8", *options]
+    if world:
+        status, text = ranks(world, *words)
+    else:
+        done = ended(*words, env=environment(), timeout=150)
+        status, text = done.returncode, done.stdout + done.stderr
+    assert status == 0, text
+    lines = [x for x in text.splitlines() if x.startswith("epoch ")]
     assert len(lines) == 2 and lines[1].startswith("epoch 2: ")
     return float(lines[1].split("AUC ")[1].split(",")[0])
 
 
 def test_criteo_dlrm(tmp_path: Path) -> None:
-    data, out = tmp_path / "day_0.tsv", tmp_path / "out"
+    out = tmp_path / "out"
     options = "--save", str(out), "--device", "cpu"
-    auc = criteo_dlrm([sys.executable], data, *options)
+    auc = criteo_dlrm(tmp_path, *options, world=0)
     assert auc > 0.9
     assert (out / "LATEST").exists()
 
 
 @pytest.mark.skipif(not _core.GRPC[0].isdigit(), reason="without gRPC")
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_criteo_dlrm_on_ranks(tmp_path: Path, ranks: int) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run"]
-    torchrun += ["--nproc-per-node", str(ranks)]
-    assert criteo_dlrm(torchrun, tmp_path / "day_0.tsv") > 0.9
+@pytest.mark.parametrize("world", [2, 3])
+def test_criteo_dlrm_on_ranks(tmp_path: Path, world: int) -> None:
+    assert criteo_dlrm(tmp_path, world=world) > 0.9

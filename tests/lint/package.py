@@ -7,11 +7,14 @@
 - A package imports only packages of earlier lines of PACKAGES when it is
   imported itself; what comes later it may import within functions, or for
   types.
+- No text of the library names a flag of a command: see
+  :func:`persia.errors.flagged`.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -148,3 +151,29 @@ def later_packages(root: Path) -> Iterator[Finding]:
             allowed = EXCEPT.get(path.relative_to(root).as_posix(), set())
             if place.get(other, 0) > place[name] and other not in allowed:
                 yield path, line, f"{name} imports {other}"
+
+
+#: Packages that are commands, or about them.
+COMMANDS = {"cli", "torture", "doctor.py"}
+#: A flag, and what may be before it in a text: a whole command to type.
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
+TYPED = re.compile(r"(?:persia [a-z]+|protoc|ulimit).*--", re.DOTALL)
+
+
+def flags(path: Path) -> Iterator[Finding]:
+    """Flags in texts of a module that are no docstrings."""
+    tree = ast.parse(path.read_text())
+    docstrings = {
+        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in docstrings
+            and (found := FLAG.search(node.value))
+            # A word of a command line, and a command as a user types it.
+            and found[0] != node.value
+            and not TYPED.search(node.value)
+        ):
+            yield path, node.lineno, found[0]

@@ -136,3 +136,28 @@ assert "torch" not in sys.modules
     subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=environment, check=True
     )
+
+
+def test_no_text_of_the_library_names_a_flag() -> None:
+    found = [
+        finding
+        for path in sorted(PERSIA.rglob("*.py"))
+        if path.relative_to(PERSIA).parts[0] not in package.COMMANDS
+        for finding in package.flags(path)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("text", "flag"),
+    [
+        ('f("give --save, too")', "--save"),
+        ('f(f"--wire-dtype {x} is wrong")', "--wire-dtype"),
+        ('f("persia train --save", ["--port", "1"])', None),
+        ('def f():\n    """See ``--save``."""', None),
+    ],
+)
+def test_flags_are_found(tmp_path: Path, text: str, flag: str | None) -> None:
+    path = tmp_path / "a.py"
+    path.write_text(text)
+    assert [f for _, _, f in package.flags(path)] == [flag][: flag is not None]

@@ -166,7 +166,7 @@ class Ranks:
             workers,
             job="told",
             rank=rank,
-            world=self.world,
+            world_size=self.world,
             **self._more,
         )
 

@@ -115,7 +115,7 @@ def test_another_has_trained_a_batch_of_an_update() -> None:
     the update do not wait for it."""
     with cluster(2, lease=3.0) as (servers, some):
         one, other = (
-            Trainer(servers, some, update="step", rank=i, world=2)
+            Trainer(servers, some, update="step", rank=i, world_size=2)
             for i in range(2)
         )
         with Sender(some.addresses, timeout=8) as sender:

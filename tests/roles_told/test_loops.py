@@ -34,7 +34,7 @@ if not _core.GRPC[0].isdigit():
 
 pytestmark = pytest.mark.timeout(60)
 
-EPOCHS, BATCHES = 60, 7
+EPOCHS, BATCHES = 30, 7
 
 
 class Stop(Exception):
@@ -180,13 +180,13 @@ def test_a_rank_that_begins_when_another_holds_the_rest(
     """Its pass has no batch, and ends: before or when the other one's are
     trained."""
     with cluster(workers) as (servers, some):
-        first = Trainer(servers, some, job="two", rank=0, world=2)
+        first = Trainer(servers, some, job="two", rank=0, world_size=2)
         with Sender(some.addresses, timeout=8) as sender:
             send(sender, 0, 3)
             sender.end()
             first.open(staleness=8)
             held = [first.next() for _ in range(3)]
-            second = Trainer(servers, some, job="two", rank=1, world=2)
+            second = Trainer(servers, some, job="two", rank=1, world_size=2)
             ended: list[int] = []
             join = in_thread(lambda: ended.append(second.epoch(8)))
             if not later:
@@ -253,7 +253,7 @@ def test_a_rank_between_passes_holds_nothing_up() -> None:
 def pair(servers: Servers, some: Workers) -> list[Trainer]:
     """Two ranks."""
     return [
-        Trainer(servers, some, job="two", rank=rank, world=2)
+        Trainer(servers, some, job="two", rank=rank, world_size=2)
         for rank in range(2)
     ]
 

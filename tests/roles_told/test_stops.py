@@ -18,6 +18,7 @@ import pytest
 
 from persia import _core
 from persia.data import Sender
+from tests.ready import Ready
 from tests.remote import Servers
 from tests.roles_told.gate import Gate
 from tests.roles_told.job import Trainer, send
@@ -37,12 +38,18 @@ class Command:
     """A command of persia; what it prints."""
 
     def __init__(self, *arguments: str, before: tuple[str, ...] = ()) -> None:
-        self.process = subprocess.Popen(
-            [*before, sys.executable, "-m", "persia", *arguments],
-            env=environment(OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1"),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        words = ("-m", "persia", *arguments)
+        how = {
+            "env": environment(OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1"),
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+        }
+        self.process: subprocess.Popen[str] = (
+            subprocess.Popen(
+                [*before, sys.executable, *words], text=True, **how
+            )
+            if before or "launch" in arguments
+            else Ready(*words, **how)
         )
         self.output = ""
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ import pytest
 import persia
 from persia import _core
 from persia.data import Sender
+from tests.ready import Ready
 from tests.roles import CountingTrainer, Workers
 from tests.roles_told.job import Trainer, send
 from tests.roles_told.kept import Kept
@@ -258,12 +258,11 @@ def feed(workers: Workers, folder: Path, *more: str) -> subprocess.Popen[str]:
     command += ["--schema", str(feeds.schema(folder))]
     command += ["--batch-size", str(feeds.BATCH), "--timeout", "60"]
     command += ["--workers", ",".join(workers.addresses), *more]
-    return subprocess.Popen(
-        [sys.executable, "-m", "persia", *command],
+    return Ready(
+        *("-m", "persia", *command),
         env=environment(OMP_NUM_THREADS="1"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
     )
 
 

@@ -8,8 +8,6 @@ import datetime as dt
 import json
 import random
 import struct
-import subprocess
-import sys
 import uuid
 from decimal import Decimal
 from itertools import islice
@@ -29,6 +27,7 @@ from persia import errors
 from persia.data import Files, Records, Schema, Table, infer
 from persia.data.formats.read_json import DEPTH
 from persia.data.kafka.values import Values, Written
+from tests.ready import ended
 
 pandas = pytest.importorskip("pandas")
 
@@ -311,16 +310,12 @@ def fuzz(folder: Path, seed: int, rounds: int) -> None:
 
 
 def run_fuzz(folder: Path, seed: int, rounds: int) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", CHILD, str(folder), str(seed), str(rounds)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
+    words = ("-c", CHILD, str(folder), str(seed), str(rounds))
+    ran = ended(*words, cwd=Path(__file__).parents[2], timeout=900)
     assert ran.returncode == 0, (seed, ran.returncode, ran.stderr[-3000:])
 
 
+@pytest.mark.slow
 def test_damaged_files(tmp_path: Path) -> None:
     run_fuzz(tmp_path, 1, 60)
 

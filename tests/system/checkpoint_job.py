@@ -1,6 +1,6 @@
 """What the ranks of a job do in tests/system/test_checkpoint_job.py.
 
-    torchrun ... checkpoint_job.py FOLDER SCENARIO SERVERS ROOT
+    python checkpoint_job.py FOLDER SCENARIO SERVERS ROOT
 
 SERVERS: addresses, or "ranks". A scenario returns what the test compares:
 FOLDER/SCENARIO.RANK.pt.

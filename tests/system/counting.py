@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from persia.torture.verdict import shard_of
+from tests.ready import Ready
 from tests.system.processes import environment, wait_until
 
 ROWS = 16  # of each shard
@@ -89,11 +89,10 @@ class Rank:
         journal = folder / f"{name}.journal"
         self.journal = Journal(journal)
         with self._log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, __file__, str(journal), json.dumps(config)],
+            self.process = Ready(
+                *(__file__, str(journal), json.dumps(config)),
                 env=environment(
                     OMP_NUM_THREADS="1",
-                    OMP_WAIT_POLICY="PASSIVE",
                     TORCHELASTIC_RESTART_COUNT=str(config.get("life", 0)),
                 ),
                 stdout=log,
@@ -174,7 +173,7 @@ def work(
         persia.optim.SGD(lr=1.0),
         servers=servers,
         rank=rank,
-        world=world,
+        world_size=world,
         job="counting",
         timeout=timeout,
         threads=1,

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import tempfile
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
+
+import torch.distributed as dist
+
+from tests.ready import Ready
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,6 +62,59 @@ def wait_until(condition: Callable[[], T], seconds: float = 60.0) -> T:
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds} s: {condition}")
         time.sleep(0.02)
+
+
+def ranks(world: int, *words: str, timeout: float = 150) -> tuple[int, str]:
+    """Runs the ranks of a job as torchrun does, but for its own process. Where
+    one fails, it ends the others.
+
+    Args:
+        world: how many ranks.
+        words: what follows the name of the interpreter.
+        timeout: seconds.
+
+    Returns:
+        The first status that is not 0, else 0, and what they all print.
+    """
+    store = dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False
+    )
+    names = {
+        "GROUP_RANK": "0",
+        "LOCAL_WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "OMP_NUM_THREADS": "1",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_RUN_ID": str(uuid.uuid4()),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "WORLD_SIZE": str(world),
+    }
+    with tempfile.TemporaryFile("w+") as output:
+        every = [
+            Ready(
+                *words,
+                env=environment(RANK=str(i), LOCAL_RANK=str(i), **names),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+            for i in range(world)
+        ]
+
+        def over() -> bool:
+            statuses = [one.poll() for one in every]
+            return None not in statuses or any(statuses)
+
+        try:
+            wait_until(over, timeout)
+            status = next((n for n in (r.poll() for r in every) if n), 0)
+        finally:
+            for one in every:
+                one.kill()
+                one.wait()
+        output.seek(0)
+        return status, output.read()
 
 
 def freeze(pid: int) -> None:

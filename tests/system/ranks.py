@@ -1,6 +1,6 @@
 """What the ranks of a job do in tests/system/test_ranks.py.
 
-    torchrun ... ranks.py FOLDER SCENARIO[=ADDRESSES] ...
+    python ranks.py FOLDER SCENARIO[=ADDRESSES] ...
 
 Each scenario gets a store of its own, on servers or on the ranks, and returns
 what the test compares: FOLDER/SCENARIO.RANK.pt.
@@ -424,7 +424,11 @@ def _refused(address: str, namespace: str) -> bool:
     """Whether a client without certificate and token is."""
     try:
         persia.Store(
-            servers=address, namespace=namespace, timeout=2.0, rank=0, world=1
+            servers=address,
+            namespace=namespace,
+            timeout=2.0,
+            rank=0,
+            world_size=1,
         )
     except (persia.errors.AccessDenied, persia.errors.Unavailable):
         return True

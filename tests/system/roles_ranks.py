@@ -1,6 +1,6 @@
 """What the ranks of a job do in tests/system/test_roles_ranks.py.
 
-    torchrun ... roles_ranks.py FOLDER SCENARIO ...
+    python roles_ranks.py FOLDER SCENARIO ...
     python roles_ranks.py feed KIND WORKERS
 
 A scenario is NAME=KIND|SERVERS|WORKERS, with commas between addresses:

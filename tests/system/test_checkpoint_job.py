@@ -1,4 +1,4 @@
-"""Checkpoints of jobs of two ranks under torchrun, with their tables on the
+"""Checkpoints of jobs of two ranks, with their tables on the
 ranks or on servers: tests/system/checkpoint_job.py has what they do.
 """
 
@@ -22,18 +22,18 @@ import torch
 import persia
 from tests.remote import Servers
 from tests.system import checkpoint_job as job
-from tests.system.processes import environment, marked, wait_until
+from tests.system.processes import environment, marked, ranks, wait_until
 
 WORLD = 2
 SETTINGS = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def command(
-    folder: Path, scenario: str, servers: str, root: Path, world: int = WORLD
+    folder: Path, scenario: str, servers: str, root: Path
 ) -> list[str]:
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *("--nproc-per-node", str(world)),
+        *("--nproc-per-node", str(WORLD)),
         *(job.__file__, str(folder), scenario, servers, str(root)),
     ]
 
@@ -49,20 +49,9 @@ def launch(
     folder: Path, scenario: str, servers: str, root: Path, world: int = WORLD
 ) -> list[Any]:
     """What each rank returned."""
-    mark = f"{folder}/{scenario}"
-    try:
-        done = subprocess.run(
-            command(folder, scenario, servers, root, world),
-            env=environment(mark, **SETTINGS),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=150,
-            check=False,
-        )
-    finally:
-        end(mark)
-    assert done.returncode == 0, done.stdout
+    words = (job.__file__, str(folder), scenario, servers, str(root))
+    status, text = ranks(world, *words)
+    assert status == 0, text
     return [torch.load(folder / f"{scenario}.{r}.pt") for r in range(world)]
 
 

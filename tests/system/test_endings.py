@@ -20,6 +20,7 @@ import pytest
 
 from persia import _core
 from persia.distributed.status import ask_embedding
+from tests.ready import Ready
 from tests.system.processes import environment, wait_until
 
 if not _core.GRPC[0].isdigit():
@@ -34,14 +35,18 @@ class Role:
     """A process of ``persia``; ``pid`` is its own, also in a container."""
 
     def __init__(self, *words: str, first: bool = False, **more: str) -> None:
-        command = [sys.executable, "-m", "persia", *words]
-        self.process = subprocess.Popen(
-            [*CONTAINER, *command] if first else command,
-            env=environment(**more),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        words = ("-m", "persia", *words)
+        self.process: subprocess.Popen[str]
+        if first or "LD_PRELOAD" in more:
+            self.process = subprocess.Popen(
+                [*(CONTAINER if first else ()), sys.executable, *words],
+                env=environment(**more),
+                text=True,
+                **pipes,
+            )
+        else:
+            self.process = Ready(*words, env=environment(**more), **pipes)
         self.pid = self.process.pid
         if first:
             self.pid = wait_until(functools.partial(_child, self.pid))
@@ -137,8 +142,12 @@ def hangs(shim: Path, call: str, path: str, when: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("early", [False, True], ids=["", "early"])
-@pytest.mark.parametrize("first", [False, True], ids=["", "pid 1"])
+@pytest.mark.parametrize(
+    ("first", "early"),
+    # The first process that waits: tests/roles_told/test_stops.py.
+    [(False, False), (False, True), (True, True)],
+    ids=["", "early", "early, pid 1"],
+)
 @pytest.mark.parametrize("words", WAITING)
 def test_what_waits_for_others(words: str, first: bool, early: bool) -> None:
     if first and subprocess.run([*CONTAINER, "true"], check=False).returncode:
@@ -279,7 +288,12 @@ def test_launch_ends_what_does_not_end(tmp_path: Path, shim: Path) -> None:
     when = tmp_path / "when"
     ignores = "import signal, time; signal.signal(15, signal.SIG_IGN);"
     ignores += "print('ready', flush=True); time.sleep(600)"
-    flags = ["--workers", "1", "--checkpoints", str(tmp_path / "folder")]
+    flags = [
+        "--embedding-workers",
+        "1",
+        "--checkpoints",
+        str(tmp_path / "folder"),
+    ]
     flags += ["--save-on-exit", "job", "--grace", "6"]
     broken = hangs(shim, "rename", "job-0-of-1", when)
     with role(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
 import persia
+from tests.ready import ended
 from tests.remote import Servers
 from tests.system.processes import environment
 
@@ -36,13 +34,10 @@ END
 )
 def test_updates_are_applied_at_the_end(end: str, status: int) -> None:
     servers = Servers(2)
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.replace("END", end)],
+    done = ended(
+        *("-c", SCRIPT.replace("END", end)),
         env=environment(PERSIA_SERVERS=servers.text),
-        capture_output=True,
-        text=True,
         timeout=60,
-        check=False,
     )
     assert done.returncode == status, done.stderr
     store = persia.Store(persia.optim.SGD(lr=1.0), servers=servers.text)
@@ -73,13 +68,10 @@ for _ in range(4):
 
 def test_close_does_not_wait_behind_large_updates() -> None:
     servers = Servers(2)
-    done = subprocess.run(
-        [sys.executable, "-c", LARGE],
+    done = ended(
+        *("-c", LARGE),
         env=environment(PERSIA_SERVERS=servers.text, OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
         timeout=120,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     seconds = [float(one) for one in done.stdout.split()]

@@ -7,7 +7,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from persia import _core
 from persia.data import Sender
 from tests.kafka import PARTITIONS, Cluster, cluster
+from tests.ready import Ready
 from tests.remote import Servers
 from tests.roles import CountingTrainer, Workers, servers
 from tests.system.processes import environment
@@ -71,17 +71,14 @@ def feed(
     *more: str,
     parts: int = PARTS,
 ) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "persia", "feed", data, "--job", "test"),
-            *("--schema", str(schema(tmp_path)), "--batch-size", str(BATCH)),
-            *("--workers", ",".join(workers.addresses), *more),
-            *("--parts", str(parts)),
-        ],
+    return Ready(
+        *("-m", "persia", "feed", data, "--job", "test"),
+        *("--schema", str(schema(tmp_path)), "--batch-size", str(BATCH)),
+        *("--workers", ",".join(workers.addresses), *more),
+        *("--parts", str(parts)),
         env=environment(OMP_NUM_THREADS="1"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
     )
 
 

@@ -59,15 +59,16 @@ def hosts() -> Iterator[list[tuple[str, str]]]:
             ip("netns", "del", name)
 
 
-def begin(host: str, *command: str) -> subprocess.Popen[str]:
+def begin(
+    host: str, *command: str, secret: str = "plum", **more: str
+) -> subprocess.Popen[str]:
     """A Python process on a machine."""
+    if secret:
+        more |= {"PERSIA_JOB_SECRET": secret}
     return subprocess.Popen(
         ["ip", "netns", "exec", host, sys.executable, *command],
         env=environment(
-            OMP_NUM_THREADS="1",
-            GLOO_SOCKET_IFNAME="link0",
-            PERSIA_INSECURE="1",
-            PERSIA_JOB_SECRET="plum",
+            OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="link0", **more
         ),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -75,12 +76,27 @@ def begin(host: str, *command: str) -> subprocess.Popen[str]:
     )
 
 
+def rank_of(hosts: list[tuple[str, str]], rank: int) -> dict[str, str]:
+    """The variables of the only rank of a machine, as torchrun sets them."""
+    return {
+        "GROUP_RANK": str(rank),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": hosts[0][1],
+        "MASTER_PORT": str(PORT),
+        "RANK": str(rank),
+        "TORCHELASTIC_RUN_ID": "none",
+        "WORLD_SIZE": str(len(hosts)),
+    }
+
+
 def serve(
     stack: contextlib.ExitStack, host: tuple[str, str], role: str, *more: str
 ) -> str:
     """A server or worker on a machine; its address."""
     flags = ["--host", host[1], "--port", "0", "--insecure", *more]
-    process = begin(host[0], "-m", "persia", "serve", role, *flags)
+    command = ("-m", "persia", "serve", role, *flags)
+    process = begin(host[0], *command, PERSIA_INSECURE="1")
     stack.callback(process.communicate)
     stack.callback(process.kill)
     assert process.stdout is not None
@@ -108,14 +124,14 @@ def test_four_roles_on_two_hosts(
             for host in hosts
         )
         file = str(roles_ranks.__file__)
-        jobs = [begin(hosts[1][0], file, "feed", "pooled", workers)]
+        command = (file, "feed", "pooled", workers)
+        jobs = [begin(hosts[1][0], *command, PERSIA_INSECURE="1")]
         for i, (name, _) in enumerate(hosts):
-            command = ["-m", "torch.distributed.run", "--nnodes", "2"]
-            command += ["--node-rank", str(i), "--nproc-per-node", "1"]
-            command += ["--master-addr", hosts[0][1]]
-            command += ["--master-port", str(PORT + 1), file, str(tmp_path)]
+            command = [file, str(tmp_path)]
             command += [f"four=pooled|{servers}|{workers}"]
-            jobs.append(begin(name, *command, "ranks=pooled|ranks|"))
+            command += ["ranks=pooled|ranks|"]
+            more = {"PERSIA_INSECURE": "1", **rank_of(hosts, i)}
+            jobs.append(begin(name, *command, **more))
         for job in jobs:
             stack.callback(job.kill)
         for job in jobs:
@@ -131,26 +147,13 @@ def test_four_roles_on_two_hosts(
 
 
 def run_on_both(
-    hosts: list[tuple[str, str]], *words: str, **more: str
+    hosts: list[tuple[str, str]], *words: str, secret: str
 ) -> list[tuple[int, str]]:
     """The status and output of a rank on each machine."""
-    jobs = []
-    for i, (name, _) in enumerate(hosts):
-        command = ["ip", "netns", "exec", name, sys.executable]
-        command += ["-m", "torch.distributed.run", "--nnodes", "2"]
-        command += ["--node-rank", str(i), "--nproc-per-node", "1"]
-        command += ["--master-addr", hosts[0][1], "--master-port", str(PORT)]
-        jobs.append(
-            subprocess.Popen(
-                [*command, *words],
-                env=environment(
-                    OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="link0", **more
-                ),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
+    jobs = [
+        begin(name, *words, secret=secret, **rank_of(hosts, i))
+        for i, (name, _) in enumerate(hosts)
+    ]
     try:
         texts = [job.communicate(timeout=120)[0] for job in jobs]
         return [(j.returncode, t) for j, t in zip(jobs, texts, strict=True)]
@@ -163,7 +166,7 @@ def test_a_job_on_two_hosts_gives_the_bits_of_one(
     hosts: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     words = [ranks.__file__, str(tmp_path), "train", "hybrid"]
-    for status, text in run_on_both(hosts, *words, PERSIA_JOB_SECRET="plum"):
+    for status, text in run_on_both(hosts, *words, secret="plum"):
         assert status == 0, text
     alone = launch(tmp_path / "alone", "train")["train"]
     for rank in range(2):
@@ -177,7 +180,7 @@ def test_a_job_on_two_hosts_without_a_secret_is_refused(
     hosts: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     for status, text in run_on_both(
-        hosts, ranks.__file__, str(tmp_path), "train"
+        hosts, ranks.__file__, str(tmp_path), "train", secret=""
     ):
         assert status and "PERSIA_JOB_SECRET" in text
     assert not list(tmp_path.iterdir())

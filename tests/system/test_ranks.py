@@ -1,4 +1,4 @@
-"""Jobs of two ranks under torchrun, with their tables on one to three servers
+"""Jobs of two ranks, with their tables on one to three servers
 and on the ranks themselves: tests/system/ranks.py has what they do.
 
 The oracle is one process that runs the batches of all ranks in turn and makes
@@ -8,8 +8,6 @@ one update of them.
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,7 @@ from torch import Tensor
 
 import persia
 from tests.remote import Servers
-from tests.system import ranks
-from tests.system.processes import environment
+from tests.system import processes, ranks
 
 WORLD = 2
 
@@ -29,20 +26,10 @@ WORLD = 2
 def launch(folder: Path, *scenarios: str) -> dict[str, list[Any]]:
     """The results of each scenario, by rank."""
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "torch.distributed.run"]
-    command += ["--nproc-per-node", str(WORLD), "--standalone"]
-    command += [ranks.__file__, str(folder), *scenarios]
-    done = subprocess.run(
-        command,
-        env=environment(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    assert "Exception ignored" not in done.stdout, done.stdout
+    words = (ranks.__file__, str(folder), *scenarios)
+    status, text = processes.ranks(WORLD, *words)
+    assert status == 0, text
+    assert "Exception ignored" not in text, text
     return {
         name: [torch.load(folder / f"{name}.{r}.pt") for r in range(WORLD)]
         for name in (s.partition("=")[0] for s in scenarios)
@@ -255,19 +242,9 @@ def test_a_rank_that_fails_in_a_with_block_ends_at_once(
 ) -> None:
     script = tmp_path / "job.py"
     script.write_text(FAILING)
-    command = [sys.executable, "-m", "torch.distributed.run"]
-    command += ["--nproc-per-node", "2", "--standalone", str(script)]
-    done = subprocess.run(
-        command,
-        env=environment(OMP_NUM_THREADS="1"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "ValueError: rank 0 has had enough" in done.stdout
+    status, text = processes.ranks(2, str(script))
+    assert status == 1
+    assert "ValueError: rank 0 has had enough" in text
 
 
 def test_hybrid_loses_nothing(counted: Any) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from persia import _core
+from tests.ready import Ready
 from tests.system.processes import environment
 from tests.system.test_serve import Serving
 
@@ -59,12 +59,11 @@ def test_sigterm_and_a_new_start_lose_nothing(
     flags += ["--restore", "job", "--or-empty", "--save-on-exit", "job"]
     server = Serving(*flags)
     assert server.address, server.process.communicate()
-    worker = subprocess.Popen(
-        [sys.executable, "-c", WORKER],
+    worker = Ready(
+        *("-c", WORKER),
         env=environment(PERSIA_SERVERS=server.address),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
     )
     try:
         assert worker.stdout is not None

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +13,7 @@ import torch
 
 import persia
 from persia import _core, errors
+from tests.ready import ended
 from tests.system.processes import environment
 from tests.system.test_serve import Serving, serving
 
@@ -89,13 +88,8 @@ def two(tmp_path: Path) -> Iterator[str]:
 
 
 def kill_between_commits(servers: str, folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LOADER, servers, str(folder)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    words = ("-c", LOADER, servers, str(folder))
+    done = ended(*words, env=environment(), timeout=120)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 

@@ -22,6 +22,7 @@ import torch
 
 import persia
 from persia import _core
+from tests.ready import Ready
 from tests.system import roles_counting, roles_job
 from tests.system.processes import environment, wait_until
 
@@ -36,15 +37,16 @@ FEED += ["--batch-size", str(roles_job.BATCH)]
 SEEDS = os.environ.get("PERSIA_TEST_SEEDS", "0,1,2,4,8,12,18").split(",")
 
 
-def start(*command: str) -> subprocess.Popen[str]:
+def start(*words: str) -> subprocess.Popen[str]:
     """A process of this source tree."""
-    return subprocess.Popen(
-        [sys.executable, *command],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    how = {
+        "env": environment(),
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+    }
+    if "serve" in words or "launch" in words:  # without torch
+        return subprocess.Popen([sys.executable, *words], text=True, **how)
+    return Ready(*words, **how)
 
 
 def address_of(process: subprocess.Popen[str]) -> str:
@@ -152,14 +154,16 @@ def test_wrong_commands_are_one_line() -> None:
 def test_launch_starts_all_roles() -> None:
     """And ends them; one that fails ends the others."""
     flags = ["--data", "synthetic", "--feed", "--samples 3000"]
-    flags = ["--ps", "2", "--workers", "2", "--loaders", "2", *flags]
+    flags = ["--ps", "2", "--embedding-workers", "2", "--loaders", "2", *flags]
     train = ["train", "--samples", "3000", "--model", "dcn", "--threads", "1"]
     job = [sys.executable, "-m", "persia", *train]
     output = finish(start("-m", "persia", "launch", *flags, "--", *job))
     assert re.search(r"job +\| .*AUC .* samples held out", output)
     found = re.findall(r"worker\d +\| (\d+) batches were trained", output)
     assert sum(map(int, found)) == 3
-    flags[-1] = "--samples none"
+    flags = ["--data", "synthetic", "--feed", "--samples none"]
+    flags = ["--embedding-workers", "1", "--loaders", "1", *flags]
+    job = [sys.executable, "-c", "import time; time.sleep(600)"]
     process = start("-m", "persia", "launch", *flags, "--", *job)
     _, messages = process.communicate(timeout=120)
     assert process.returncode != 0
@@ -175,7 +179,7 @@ def test_launch_with_torchrun(staleness: int) -> None:
     """Two ranks share the batches; without staleness each has its half.  Else
     one may be at its end while another has batches ahead, which it skips."""
     flags = ["--data", "synthetic", "--feed", "--samples 4000 --epochs 2"]
-    flags = ["--ps", "2", "--workers", "2", "--loaders", "1", *flags]
+    flags = ["--ps", "2", "--embedding-workers", "2", "--loaders", "1", *flags]
     train = ["-m", "persia", "train", "--samples", "4000", "--epochs", "2"]
     train += ["--model", "dcn", "--staleness", str(staleness)]
     ranks = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from persia import _core
 from tests.remote import Servers
 from tests.roles import Workers
 from tests.system import roles_ranks
-from tests.system.processes import environment, wait_until
+from tests.system.processes import ranks, wait_until
 from tests.system.test_ranks import close, same
 from tests.test_roles import in_thread
 
@@ -35,19 +33,9 @@ GRID = [(shards, workers) for shards in (1, 2, 3) for workers in (1, 2)]
 
 def launch(folder: Path, world: int, *scenarios: str) -> dict[str, list[Any]]:
     """The results of each scenario, by rank."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(world)]
-    command += [roles_ranks.__file__, str(folder), *scenarios]
-    done = subprocess.run(
-        command,
-        env=environment(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
+    words = (roles_ranks.__file__, str(folder), *scenarios)
+    status, text = ranks(world, *words, timeout=240)
+    assert status == 0, text
     return {
         name: [torch.load(folder / f"{name}.{r}.pt") for r in range(world)]
         for name in (s.partition("=")[0] for s in scenarios)

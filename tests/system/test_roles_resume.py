@@ -19,9 +19,9 @@ if not _core.GRPC[0].isdigit():
 
 pytestmark = pytest.mark.timeout(300)
 
-DATA = ["--data", "synthetic", "--samples", "20000", "--epochs", "2"]
+DATA = ["--data", "synthetic", "--samples", "10000", "--epochs", "2"]
 DATA += ["--batch-size", "50", "--eval-split", "0"]
-BATCHES = 2 * 20000 // 50
+BATCHES = 2 * 10000 // 50
 
 
 @contextlib.contextmanager
@@ -51,7 +51,7 @@ def train(
     """A trainer that saves, begun or (``more``) continued."""
     return start(
         *("-m", "persia", "train", "--servers", servers, "--save", str(root)),
-        *("--workers", workers, "--save-every", "100", "--threads", "1"),
+        *("--workers", workers, "--save-every", "50", "--threads", "1"),
         *(more or DATA),
     )
 
@@ -88,9 +88,9 @@ def test_a_trainer_is_killed(tmp_path: Path) -> None:
     with cluster(tmp_path) as (servers, workers):
         loader = feed(workers)
         trainer = train(root, servers, workers)
-        wait_for(root, 100)
+        wait_for(root, 50)
         kill(trainer)
-        assert 100 <= step_of(root) < BATCHES
+        assert 50 <= step_of(root) < BATCHES
         output = finish(train(root, servers, workers, "--resume", str(root)))
         assert "batches from embedding workers" in output
         assert "lost" not in finish(loader)
@@ -103,7 +103,7 @@ def test_all_are_killed(tmp_path: Path) -> None:
     with cluster(tmp_path) as (servers, workers):
         loader = feed(workers)
         trainer = train(root, servers, workers)
-        wait_for(root, BATCHES // 2 + 100)
+        wait_for(root, BATCHES // 2 + 50)
         kill(trainer)
         kill(loader)
     saved = step_of(root)

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 
 from persia import _core, errors
+from tests.ready import ended
 from tests.system import skips_job
 from tests.system.processes import environment
 from tests.system.skips_job import BATCHES, SAVED, Job
@@ -39,14 +38,9 @@ def servers(tmp_path: Path) -> Iterator[str]:
 
 
 def life(servers: str, root: Path, **config: Any) -> None:
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", skips_job.__name__),
-            *(servers, str(root), json.dumps(config)),
-        ],
+    done = ended(
+        *("-m", skips_job.__name__, servers, str(root), json.dumps(config)),
         env=environment(OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
         timeout=120,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr

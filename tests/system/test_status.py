@@ -1,4 +1,4 @@
-"""``persia status`` of processes that serve and of workers."""
+"""``persia status`` of processes that serve and of trainers."""
 
 from __future__ import annotations
 
@@ -156,17 +156,17 @@ def train(store: persia.Store, batches: int, staleness: int) -> None:
         bags(batch).values().sum().backward()
 
 
-def test_the_staleness_of_workers() -> None:
+def test_the_staleness_of_trainers() -> None:
     store = persia.Store(persia.optim.SGD(lr=0.1))
     train(store, 30, 3)
     port = prometheus.export(store, 0)
     url = f"http://127.0.0.1:{port}/metrics"
-    (worker,) = looking.ask_workers([url])
-    found = looking.staleness([worker])
+    (trainer,) = looking.ask_trainers([url])
+    found = looking.staleness([trainer])
     seen = store.stats()["loader"]["staleness"]
     assert found == {k: n for k, n in seen.items() if n}
     assert sum(found.values()) == 30 and max(found) <= 3
-    twice = looking.staleness(looking.ask_workers([url, url]))
+    twice = looking.staleness(looking.ask_trainers([url, url]))
     assert twice[0] == 2 * found[0]
     with serving() as server:
         done = run(server.address, url, "--interval", "0", "--json")
@@ -176,8 +176,8 @@ def test_the_staleness_of_workers() -> None:
         words = run(server.address, url, "--interval", "0")
         assert "staleness of lookups" in words.stdout
     store.close()
-    (worker,) = looking.ask_workers([url])
-    assert not worker.staleness and "store was closed" in worker.error
+    (trainer,) = looking.ask_trainers([url])
+    assert not trainer.staleness and "store was closed" in trainer.error
 
 
 def test_numbers_are_whole_in_narrow_terminals() -> None:
@@ -298,14 +298,14 @@ def test_urls_of_something_else_are_named() -> None:
             flags = ["--interval", "0", "--timeout", "2"]
             done = run(server.address, *urls, *flags, COLUMNS="300")
             since = time.monotonic()
-            workers = looking.ask_workers(list(urls), 2)
+            trainers = looking.ask_trainers(list(urls), 2)
             assert time.monotonic() - since < 4
     assert done.returncode == 1, done.stderr
     assert re.search(rf"{server.address} +0/1 ", done.stdout)
     assert not done.stderr
-    for words, worker in zip(urls.values(), workers, strict=True):
-        assert words in worker.error
-        assert f"{worker.url}: {worker.error}\n" in done.stdout
+    for words, trainer in zip(urls.values(), trainers, strict=True):
+        assert words in trainer.error
+        assert f"{trainer.url}: {trainer.error}\n" in done.stdout
     for page in pages.values():
         page.socket.close()
 

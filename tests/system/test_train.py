@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -15,7 +16,9 @@ import pytest
 from rich.text import Text
 
 from persia import _core, checkpoint
-from tests.system.processes import environment, marked
+from tests import ready
+from tests.remote import Servers
+from tests.system.processes import environment, marked, ranks
 from tests.system.test_serve import serving
 
 if not _core.GRPC[0].isdigit():
@@ -24,6 +27,7 @@ if not _core.GRPC[0].isdigit():
 PERSIA = [sys.executable, "-m", "persia"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 RANKS = [*TORCHRUN, "--nproc-per-node", "2", "-m", "persia"]
+WORLD = 2
 TRAIN = ["train", "--samples", "20480", "--batch-size", "256", "--dim", "4"]
 TRAIN += ["--eval-split", "0.2", "--threads", "1"]
 
@@ -37,13 +41,11 @@ def mark() -> Iterator[str]:
         os.kill(pid, signal.SIGKILL)
 
 
-def ended(
-    mark: str, *command: str, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def ended(mark: str, *command: str) -> subprocess.CompletedProcess[str]:
     """A command that has ended, with or without success."""
     return subprocess.run(
         command,
-        env=environment(mark, **variables),
+        env=environment(mark),
         capture_output=True,
         text=True,
         timeout=170,
@@ -51,17 +53,31 @@ def ended(
     )
 
 
-def output(mark: str, *command: str, **variables: str) -> str:
+def output(mark: str, *command: str) -> str:
     """What a command prints, which must succeed."""
-    done = ended(mark, *command, **variables)
+    done = ended(mark, *command)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not marked(mark)
     return Text.from_ansi(done.stdout).plain
 
 
-def run(mark: str, *command: str, **variables: str) -> dict[str, str]:
+def run(mark: str, *command: str) -> dict[str, str]:
     """The result table of a command, which must succeed."""
-    return shown(output(mark, *command, **variables))
+    return shown(output(mark, *command))
+
+
+def of_one(*words: str) -> str:
+    """What ``persia`` with these words prints."""
+    done = ready.ended("-m", "persia", *words, env=environment(), timeout=170)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Text.from_ansi(done.stdout).plain
+
+
+def of_ranks(*words: str) -> str:
+    """What two ranks of it print."""
+    status, text = ranks(WORLD, "-m", "persia", *words, timeout=170)
+    assert status == 0, text
+    return Text.from_ansi(text).plain
 
 
 def shown(text: str) -> dict[str, str]:
@@ -76,13 +92,13 @@ def rows(table: dict[str, str]) -> int:
     return int(table["rows"].replace(",", ""))
 
 
-def test_servers_change_nothing_at_staleness_0(mark: str) -> None:
-    options = [*PERSIA, *TRAIN, "--staleness", "0"]
-    here = run(mark, *options)
+def test_servers_change_nothing_at_staleness_0() -> None:
+    options = [*TRAIN, "--staleness", "0"]
+    here = shown(of_one(*options))
     with serving("--shard", "0/2") as a, serving("--shard", "1/2") as b:
         addresses = f"{b.address},{a.address}"
-        text = output(mark, *options, "--servers", addresses)
-        again = output(mark, *options, "--servers", addresses)
+        text = of_one(*options, "--servers", addresses)
+        again = of_one(*options, "--servers", addresses)
         a.stop()
         b.stop()
     there = shown(text)
@@ -95,24 +111,24 @@ def test_servers_change_nothing_at_staleness_0(mark: str) -> None:
     )
 
 
-def test_one_command_is_a_cluster(mark: str) -> None:
-    alone = run(mark, *PERSIA, *TRAIN)
-    launch = [*PERSIA, "launch", "--ps", "2", "--"]
-    options = ["--staleness", "4", "--wire-dtype", "fp16"]
-    table = run(mark, *launch, *RANKS, *TRAIN, *options)
+def test_ranks_with_servers() -> None:
+    alone = shown(of_one(*TRAIN))
+    options = [*TRAIN, "--staleness", "4", "--wire-dtype", "fp16"]
+    with contextlib.closing(Servers(2)) as servers:
+        table = shown(of_ranks(*options, "--servers", servers.text))
     # Each rank has trained on its half: all ids of the data have a row.
     assert rows(table) == rows(alone)
     assert table["samples"] == alone["samples"] == "4,096"
     assert 0.6 < float(table["AUC"]) < float(table["planted AUC"])
 
 
-def test_ranks_without_servers(mark: str) -> None:
-    table = run(mark, *RANKS, *TRAIN)
+def test_ranks_without_servers() -> None:
+    table = shown(of_ranks(*TRAIN))
     assert 0.6 < float(table["AUC"]) < float(table["planted AUC"])
     # Three batches: the last one has no partner, and is left out.
     two, three = ([*TRAIN, "--samples", n] for n in ("512", "513"))
-    trained = rows(run(mark, *RANKS, *two, "--staleness", "0"))
-    assert rows(run(mark, *RANKS, *three, "--staleness", "0")) == trained
+    trained = rows(shown(of_ranks(*two, "--staleness", "0")))
+    assert rows(shown(of_ranks(*three, "--staleness", "0"))) == trained
 
 
 def test_a_rank_that_fails_ends_the_cluster(mark: str, tmp_path: Path) -> None:
@@ -130,11 +146,12 @@ def test_a_rank_that_fails_ends_the_cluster(mark: str, tmp_path: Path) -> None:
     assert not marked(mark)
 
 
-def test_an_error_of_one_rank_ends_all(mark: str) -> None:
-    done = ended(mark, *RANKS, *TRAIN, "--save", "/proc/nothing/out")
-    assert done.returncode == 1
+def test_an_error_of_one_rank_ends_all() -> None:
+    words = ("-m", "persia", *TRAIN, "--save", "/proc/nothing/out")
+    status, text = ranks(WORLD, *words)
+    assert status == 1
     told = r"persia: error\[StorageError\]: (rank 0: )?saving into /proc/"
-    lines = [line for line in done.stderr.splitlines() if "saving" in line]
+    lines = [line for line in text.splitlines() if "saving" in line]
     assert lines and all(re.match(told, line) for line in lines), lines
 
 
@@ -159,15 +176,17 @@ def launched(folder: Path, *options: str) -> list[str]:
 
 
 def test_a_save_that_servers_cannot_make_is_told_before_the_training(
-    mark: str, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     theirs, other = tmp_path / "theirs", tmp_path / "other"
     theirs.mkdir()
     options = [*TRAIN, "--samples", "100000000", "--save", str(other / "out")]
-    done = ended(mark, *launched(theirs, "--ps", "2"), *RANKS, *options)
-    assert done.returncode == 1
-    assert f"Start all servers with --checkpoints {other}" in done.stderr
-    assert "batch" not in done.stdout
+    with contextlib.closing(Servers(2, checkpoints=str(theirs))) as servers:
+        words = ("-m", "persia", *options, "--servers", servers.text)
+        status, text = ranks(WORLD, *words)
+    assert status == 1
+    assert f"Start all servers with --checkpoints {other}" in text
+    assert "batch" not in text
     assert [left.name for left in (other / "out").iterdir()] == [".lock"]
 
 
@@ -222,26 +241,25 @@ def test_ctrl_c_saves_on_all_ranks_at_one_batch(
     extra = checkpoint.read_extra(out)
     assert extra["epoch"] == 0 and extra["batch"] > 0
     again = ["train", "--resume", str(out), "--samples", "1024"]
-    assert float(run(mark, *PERSIA, *again)["AUC"]) > 0.5
+    assert float(shown(of_one(*again))["AUC"]) > 0.5
 
 
-def test_windows_of_ranks_are_those_of_one_process(mark: str) -> None:
+def test_windows_of_ranks_are_those_of_one_process() -> None:
     """Each rank has its part of each batch, and all score together."""
     command = ["train", "drift?windows=3&vocabulary=500", "--samples", "6000"]
     command += ["--window", "1d", "--staleness", "0", "--threads", "1"]
 
-    def windows(*more: str) -> list[tuple[str, float, int]]:
+    def windows(text: str) -> list[tuple[str, float, int]]:
         found = re.findall(
-            r"window (.*): AUC ([0-9.]+), .* of ([0-9,]+) samples",
-            output(mark, *more),
+            r"window (.*): AUC ([0-9.]+), .* of ([0-9,]+) samples", text
         )
         return [
             (name, float(auc), int(n.replace(",", "")))
             for name, auc, n in found
         ]
 
-    one = windows(*PERSIA, *command, "--batch-size", "256")
-    two = windows(*RANKS, *command, "--batch-size", "128")
+    one = windows(of_one(*command, "--batch-size", "256"))
+    two = windows(of_ranks(*command, "--batch-size", "128"))
     assert len(one) == 2
     for (name, auc, n), (name2, auc2, n2) in zip(one, two, strict=True):
         assert (name, n) == (name2, n2) == (name, 2000)

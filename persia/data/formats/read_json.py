@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import json as pa_json
@@ -16,7 +15,8 @@ from pyarrow import json as pa_json
 from persia import _core, errors
 from persia.data.formats.magic import check_text
 from persia.data.formats.paths import File
-from persia.data.formats.read_csv import Mark, Piece, Wrong
+from persia.data.formats.read_csv import Wrong
+from persia.data.formats.record_reader import Ints, Piece, RecordReader
 from persia.data.schema.hashing import Bad
 from persia.data.schema.schema import Schema
 from persia.data.table import of_dicts
@@ -25,7 +25,6 @@ __all__ = [
     "DEPTH",
     "JSONReader",
     "Objects",
-    "Seen",
     "object_of",
     "read_objects",
 ]
@@ -35,47 +34,29 @@ LINE_BYTES = 4 << 20  # a longer line is malformed
 DEPTH = 100  # brackets within each other; parsers crash at thousands
 _SAMPLE = 256  # lines that the types of the first piece are guessed from
 
-Ints = npt.NDArray[np.int64]
 
-
-class JSONReader:
-    """One file of JSON lines on its way to columns.
-
-    Attributes:
-        lines: lines so far, malformed ones included.
-        position: bytes of the file read so far.
-    """
+class JSONReader(RecordReader):
+    """One file of JSON lines on its way to columns."""
 
     def __init__(
         self, file: File, schema: Schema, encoding: str | None
     ) -> None:
-        self._file = file
-        self._names = sorted(schema.used_columns)
+        super().__init__(file, schema, encoding)
         self._objects = Objects(schema)
-        self._encoding = encoding
-        self.seen = Seen(self._names)
-        self.lines = 0
-        self.position = 0
 
     def where(self, line: int) -> str:
         """The place of a line in the file."""
         return f"{self._file.name}:{line + 1}"
 
-    def tables(self, mark: Mark = (0, 0)) -> Generator[Piece, None, None]:
-        """Pieces of the file: columns, the number of each line, what is wrong
-        with other lines, and a mark before them. It begins at ``mark``.
-        Lines of spaces count, and are neither."""
-        self.lines, at = mark
-        if at:  # its beginning was checked when it was read
-            self.seen.all()
+    def _pieces(self, at: int) -> Iterator[tuple[Piece, int]]:
         with self._file.stream(self._encoding, lines=True) as stream:
             stream.skip(at)
             for chunk, end in _line_pieces(stream, self._file.name, at):
                 self.position = stream.position
-                yield *self._piece(chunk), mark
-                mark = self.lines, end
+                yield self._piece(chunk), end
 
     def _piece(self, chunk: bytes) -> tuple[pa.Table, Ints, Wrong]:
+        # Lines of spaces count, and are neither samples nor malformed.
         first = self.lines
         n, deep, odd = _core.json_lines(chunk, DEPTH)
         wrong: Wrong = []
@@ -97,74 +78,6 @@ class JSONReader:
         if table.num_rows:
             self.seen.look(table, chunk, self._file.name)
         return table, numbers, wrong
-
-
-class Seen:
-    """Which fields of a schema a source has had so far.
-
-    A record may lack a field; one that no record of any file has is an error
-    of the schema.
-
-    Args:
-        names: of the fields.
-
-    Attributes:
-        others: files to look into for a field that the first records lack.
-    """
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._absent = set(names)
-        self.others: Sequence[File] = ()
-
-    def all(self) -> None:
-        """No field is looked for any more."""
-        self._absent.clear()
-
-    def look(self, table: pa.Table, chunk: bytes | None, file: str) -> None:
-        """Looks for fields in a piece that has rows.
-
-        Args:
-            table: with a column for each field; null where it is absent.
-            chunk: the text of the piece, which may have nulls; None: the
-                columns say it.
-            file: its name.
-
-        Raises:
-            SchemaMismatch: no file has a field of the schema.
-        """
-        for name in sorted(self._absent):
-            column = table.column(name)
-            if column.null_count < len(column) or (
-                chunk is not None and any(k in chunk for k in _keys(name))
-            ):
-                self._absent.discard(name)
-        for name in sorted(self._absent):
-            if not any(_occurs(other, name) for other in self.others):
-                raise errors.SchemaMismatch(
-                    f"{file!r} has no field {name!r}, and neither has any "
-                    "other file of the data; correct the schema"
-                )
-        self._absent.clear()
-
-
-def _keys(name: str) -> list[bytes]:
-    """A field's name in quotes, as files have it; b"name" in TFRecords."""
-    plain = json.dumps(name, ensure_ascii=False)
-    written = {plain, json.dumps(name)}
-    return [key.encode("utf-8", "surrogatepass") for key in written]
-
-
-def _occurs(file: File, name: str) -> bool:
-    """Whether the name of a field is anywhere in the text of a file."""
-    keys = [key[1:-1] for key in _keys(name)]
-    longest, tail = max(map(len, keys)), b""
-    with file.stream() as stream:
-        while chunk := stream.read(CHUNK_BYTES):
-            text = tail + chunk
-            if any(key in text for key in keys):
-                return True
-            tail = text[-longest:]
-    return False
 
 
 class Objects:

@@ -8,17 +8,16 @@ floats or integers, in protocol buffers.
 from __future__ import annotations
 
 import struct
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from persia import _core, errors
 from persia.data.formats.paths import File
-from persia.data.formats.read_csv import Mark, Piece, Wrong
-from persia.data.formats.read_json import Seen
+from persia.data.formats.read_csv import Wrong
+from persia.data.formats.record_reader import Ints, Piece, RecordReader
 from persia.data.schema.hashing import Bad, as_array
 from persia.data.schema.schema import Schema
 
@@ -27,38 +26,22 @@ __all__ = ["TFRecordReader", "first_rows"]
 PIECE_RECORDS = 8192
 RECORD_BYTES = 64 << 20  # a longer record is a sign of damage
 
-Ints = npt.NDArray[np.int64]
 
-
-class TFRecordReader:
-    """One file of Examples on its way to columns.
-
-    Attributes:
-        lines: records so far, malformed ones included.
-        position: bytes of the file read so far.
-    """
+class TFRecordReader(RecordReader):
+    """One file of Examples on its way to columns."""
 
     def __init__(
         self, file: File, schema: Schema, encoding: str | None
     ) -> None:
-        self._file = file
-        self._names = sorted(schema.used_columns)
+        super().__init__(file, schema, encoding)
         self._bags = {c.column for c in schema.bags}
         self._bags |= {c.column for bag in schema.bags for c in bag.aligned}
-        self.seen = Seen(self._names)
-        self.lines = 0
-        self.position = 0
 
     def where(self, line: int) -> str:
         """The place of a record in the file."""
         return f"{self._file.name}: record {line}"
 
-    def tables(self, mark: Mark = (0, 0)) -> Generator[Piece, None, None]:
-        """Pieces of the file: columns, the number of each record, what is
-        wrong with others, and a mark before them. It begins at ``mark``."""
-        self.lines, at = mark
-        if at:  # its beginning was checked when it was read
-            self.seen.all()
+    def _pieces(self, at: int) -> Iterator[tuple[Piece, int]]:
         with self._file.stream() as stream:
             stream.skip(at)
             rows: list[dict[str, Any]] = []
@@ -75,11 +58,11 @@ class TFRecordReader:
                 self.lines += 1
                 if len(rows) + len(wrong) == PIECE_RECORDS:
                     self.position = stream.position
-                    yield *self._piece(rows, numbers, wrong), mark
-                    rows, numbers, wrong, mark = [], [], [], (self.lines, at)
+                    yield self._piece(rows, numbers, wrong), at
+                    rows, numbers, wrong = [], [], []
             self.position = stream.position
             if rows or wrong:
-                yield *self._piece(rows, numbers, wrong), mark
+                yield self._piece(rows, numbers, wrong), at
 
     def _piece(
         self, rows: list[dict[str, Any]], numbers: list[int], wrong: Wrong
