@@ -151,7 +151,7 @@ def test_a_model_without_tables_is_refused() -> None:
 
 def test_several_ranks_need_a_path(tmp_path: Path) -> None:
     servers = Servers(1)
-    store = persia.Store(servers=servers.text, rank=0, world=2)
+    store = persia.Store(servers=servers.text, rank=0, world_size=2)
     model = persia.convert(nn.Embedding(10, 4), store=store)
     with pytest.raises(errors.InvalidArgument, match="path"):
         persia.keep_rows(model)

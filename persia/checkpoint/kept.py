@@ -66,7 +66,7 @@ def keep_rows(
         )
     if keep is not None:
         keep = whole("keep", keep, 1, 2**63 - 1)
-    ranks = max(store.world for store in stores)
+    ranks = max(store.world_size for store in stores)
     if path is None and ranks > 1:
         raise InvalidArgument(
             f"keep_rows: each of the {ranks} ranks would have a temporary "

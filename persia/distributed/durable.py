@@ -67,7 +67,7 @@ class Log:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(
-                f"--log {config.log}: {error.strerror}"
+                f"`log={config.log}`: {error.strerror}"
             ) from None
         self._limit = config.log_limit
         self._level = LEVELS[config.durable]
@@ -135,7 +135,7 @@ class Log:
             for segment in segments:
                 segment.rename(aside / segment.name)
         say(
-            f"--log-from cut: {len(segments)} files of the log are in "
+            f"`log_from=cut`: {len(segments)} files of the log are in "
             f"{aside}; the server begins with the rows of the last cut, and "
             "what was acknowledged after it is lost",
             "warning",

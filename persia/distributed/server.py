@@ -121,7 +121,7 @@ class ServeConfig(Listening):
     )
     log: str | None = Field(
         None,
-        description="Folder of the log of --durable, on a disk of this "
+        description="Folder of the log of `durable`, on a disk of this "
         "server's; each server has its own folder in it.",
     )
     log_limit: pydantic.ByteSize | None = Field(
@@ -140,12 +140,13 @@ class ServeConfig(Listening):
     def _check(self) -> ServeConfig:
         if self.durable != "off" and self.log is None:
             raise ValueError(
-                f"--durable {self.durable} needs a folder for its log: "
-                "--log /var/lib/persia"
+                f"`durable={self.durable}` needs a folder for its log: "
+                "`log=/var/lib/persia`"
             )
         if self.durable == "off" and self.log is not None:
             raise ValueError(
-                "--log without --durable: give --durable process or disk"
+                "`log` without `durable`: give `durable=process` or "
+                "`durable=disk`"
             )
         for name in ("restore", "save_on_exit"):
             if getattr(self, name) is not None and self.checkpoints is None:
@@ -155,9 +156,9 @@ class ServeConfig(Listening):
                 )
         if re.match("[a-z][a-z0-9+.-]+:/", str(self.checkpoints or "")):
             raise ValueError(
-                "--checkpoints is a folder that all ranks and servers see, "
+                "`checkpoints` is a folder that all ranks and servers see, "
                 "not a URL. A trainer loads and saves URLs: store.load(url), "
-                "persia train --resume"
+                "persia train with `resume`"
             )
         return self
 
