@@ -163,7 +163,7 @@ _COUNTERS = {
     "failed": "Requests that failed.",
     "connections_refused": "Connections closed for the limit.",
     "denied": "Calls without a right token.",
-    "log_records": "Records that were appended to the log of a durable server.",
+    "log_records": "Records of the log of a durable server.",
     "log_refused": "Records that the log did not take: updates waited.",
 }
 _GAUGES = {
