@@ -9,8 +9,31 @@
 
 enum { SYNC_BYTES = 4 << 20 };
 #define SYNC_NS ((uint64_t)2000000)
+#define TURN_NS ((uint64_t)5000000000)
 
 static const char zeros[UNIT];
+
+/* ---- turns -------------------------------------------------------------- */
+
+int turn_take_locked(updates_log *l)
+{
+    const uint64_t until = persia_clock_ns() + TURN_NS;
+    while (l->writing)
+        if (persia_cond_wait_until(&l->change, &l->lock, until) && l->writing)
+            return persia_err_set(PERSIA_EUNAVAILABLE,
+                                  "the disk has not taken the log for %d s: "
+                                  "updates wait",
+                                  (int)(TURN_NS / 1000000000));
+    l->writing = 1;
+    return PERSIA_OK;
+}
+
+void turn_give_locked(updates_log *l)
+{
+    assert(l->writing);
+    l->writing = 0;
+    pthread_cond_broadcast(&l->change);
+}
 
 /* ---- segments ----------------------------------------------------------- */
 
@@ -27,24 +50,23 @@ static int segment_end_locked(updates_log *l)
     return rc;
 }
 
-/* A file of this name: a spare one, or a new one. */
-static int segment_open_locked(updates_log *l, const char *name, int *file)
+/* A file of this name: the spare one, or ("") a new one. */
+static int segment_open(const updates_log *l, const char *spare,
+                        const char *name, int *file)
 {
-    char from[SEGMENT_NAME];
-    while (l->spares_n) {
-        spare_name(l->spares[--l->spares_n], from);
-        if (!l->disk->rename(l->disk, from, name))
-            return l->disk->open(l->disk, name, 0, file);
-    }
+    if (*spare && !l->disk->rename(l->disk, spare, name))
+        return l->disk->open(l->disk, name, 0, file);
     return l->disk->open(l->disk, name, 1, file);
 }
 
-static int segment_make_locked(updates_log *l, const char *name, int *file)
+/* Without the lock. */
+static int segment_make(const updates_log *l, const char *spare,
+                        const char *name, int *file)
 {
     segment_head head;
     segment_head_make(l, l->end, &head);
     const wire_span spans[] = {{&head, sizeof head}, {zeros, RECORD_BYTES}};
-    int rc = segment_open_locked(l, name, file);
+    int rc = segment_open(l, spare, name, file);
     if (rc)
         return rc;
     rc = l->disk->write(l->disk, *file, 0, spans, 2);
@@ -72,7 +94,7 @@ static void fail_locked(updates_log *l, int code)
 
 int segment_begin_locked(updates_log *l)
 {
-    char name[SEGMENT_NAME];
+    char name[SEGMENT_NAME], spare[SEGMENT_NAME] = "";
     int file;
     int rc = segment_end_locked(l);
     if (rc) {
@@ -82,13 +104,21 @@ int segment_begin_locked(updates_log *l)
     segment_name(l->end, name);
     const int again = l->segments_n &&
                       l->firsts[l->segments_n - 1] == l->end;
-    if (!again && (rc = segments_add(l, l->end)))
+    if (!again && (rc = segments_reserve(l)))
         return rc;
-    rc = segment_make_locked(l, name, &file);
+    if (l->spares_n)
+        spare_name(l->spares[--l->spares_n], spare);
+    pthread_mutex_unlock(&l->lock);
+    rc = segment_make(l, spare, name, &file);
+    pthread_mutex_lock(&l->lock);
     if (rc) {
-        l->segments_n--;
+        l->segments_n -= (size_t)again; /* it was removed */
         return log_io_error("making", name, rc);
     }
+    while (l->syncing)
+        persia_cond_wait(&l->change, &l->lock);
+    if (!again)
+        l->firsts[l->segments_n++] = l->end;
     l->disk->close(l->disk, l->file);
     l->file = file;
     l->at = HEAD_BYTES;
@@ -169,7 +199,9 @@ static int write_locked(updates_log *l, record_spans *r)
     record_head_seal(&r->head);
     r->spans[0] = (wire_span){&r->head, RECORD_BYTES};
     r->spans[r->n] = (wire_span){zeros, RECORD_BYTES};
+    pthread_mutex_unlock(&l->lock);
     rc = l->disk->write(l->disk, l->file, l->at, r->spans, r->n + 1);
+    pthread_mutex_lock(&l->lock);
     if (!rc)
         return PERSIA_OK;
     return persia_err_set(PERSIA_EUNAVAILABLE,
@@ -180,15 +212,22 @@ static int write_locked(updates_log *l, record_spans *r)
 static int append_locked(updates_log *l, record_spans *r, uint64_t *end)
 {
     assert(l->state != LOG_READING);
-    int rc = refuse_locked(l);
-    if (!rc)
-        rc = write_locked(l, r);
+    int rc = turn_take_locked(l);
+    if (!rc) {
+        rc = refuse_locked(l);
+        if (!rc)
+            rc = write_locked(l, r);
+        if (!rc) {
+            l->at += r->bytes;
+            l->end += r->bytes;
+        }
+        turn_give_locked(l);
+    }
     if (rc) {
         l->refused++;
         return rc;
     }
-    l->at += r->bytes;
-    *end = l->end += r->bytes;
+    *end = r->head.position + r->bytes;
     l->records++;
     l->bytes += r->bytes;
     if (!l->thread_runs)

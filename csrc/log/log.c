@@ -28,17 +28,16 @@ int log_io_error(const char *what, const char *name, int code)
 
 /* ---- segments ----------------------------------------------------------- */
 
-int segments_add(updates_log *l, uint64_t first)
+int segments_reserve(updates_log *l)
 {
-    if (l->segments_n == l->segments_room) {
-        const size_t room = l->segments_room * 2 + 16;
-        uint64_t *grown = realloc(l->firsts, room * sizeof *grown);
-        if (!grown)
-            return persia_err_set(PERSIA_ENOMEM, "no memory for a log");
-        l->firsts = grown;
-        l->segments_room = room;
-    }
-    l->firsts[l->segments_n++] = first;
+    if (l->segments_n < l->segments_room)
+        return PERSIA_OK;
+    const size_t room = l->segments_room * 2 + 16;
+    uint64_t *grown = realloc(l->firsts, room * sizeof *grown);
+    if (!grown)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a log");
+    l->firsts = grown;
+    l->segments_room = room;
     return PERSIA_OK;
 }
 
@@ -48,7 +47,12 @@ static int found_file(void *ctx, const char *name)
     uint64_t first;
     if (spare_parse(name, &first) && l->spares_n < SPARES)
         l->spares[l->spares_n++] = first;
-    return segment_parse(name, &first) ? segments_add(l, first) : PERSIA_OK;
+    if (!segment_parse(name, &first))
+        return PERSIA_OK;
+    int rc = segments_reserve(l);
+    if (!rc)
+        l->firsts[l->segments_n++] = first;
+    return rc;
 }
 
 static int by_position(const void *a, const void *b)
@@ -245,6 +249,7 @@ int persia_log_begin(updates_log *l, const log_found *found)
     pthread_mutex_lock(&l->lock);
     l->end = found->end;
     l->cut = found->first;
+    l->writing = 1; /* no other thread is there */
     int rc = segments_trim(l, found->behind);
     if (!rc)
         rc = l->segments_n ? segment_resume(l) : segment_begin_locked(l);
@@ -255,6 +260,7 @@ int persia_log_begin(updates_log *l, const log_found *found)
     l->synced = l->config.level == LOG_DISK ? l->end : 0;
     if (!rc)
         log_move_locked(l, LOG_OPEN);
+    turn_give_locked(l);
     pthread_mutex_unlock(&l->lock);
     return rc || l->config.level != LOG_DISK ? rc : sync_start(l);
 }
@@ -398,8 +404,10 @@ int persia_log_release(updates_log *l, uint64_t position)
     pthread_mutex_lock(&l->lock);
     int rc = PERSIA_OK;
     const int heals = l->state == LOG_FAILED && position == l->end;
-    if (heals)
+    if (heals && !(rc = turn_take_locked(l))) {
         rc = segment_begin_locked(l);
+        turn_give_locked(l);
+    }
     if (heals && !rc) {
         log_move_locked(l, LOG_OPEN);
         l->synced = l->end;

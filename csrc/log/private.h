@@ -80,6 +80,8 @@ struct updates_log {
     uint64_t records, bytes, refused;
     uint64_t wanted_at; /* a sync is due at this time; UINT64_MAX: none */
     int syncing;        /* the thread syncs `file` without the lock */
+    int writing;        /* one thread writes `file` without it, or makes the
+                           next: only that one changes file, at and end */
     int cut_wanted, stop;
     pthread_cond_t change; /* of all that the thread or a segment waits for */
     pthread_t thread;
@@ -112,13 +114,17 @@ void boot_of_machine(char out[BOOT_BYTES]);
 int log_io_error(const char *what, const char *name, int code);
 /* Moves the log; with the lock. */
 void log_move_locked(updates_log *l, enum log_state to);
-/* One more segment that there is. */
-int segments_add(updates_log *l, uint64_t first);
+/* Room for one more segment in the list. */
+int segments_reserve(updates_log *l);
 
 /* ---- append.c ----------------------------------------------------------- */
 
-/* A new segment at l->end, with the lock. */
+/* A new segment at l->end, by the thread that writes. */
 int segment_begin_locked(updates_log *l);
+/* Becomes the thread that writes.  PERSIA_EUNAVAILABLE if another one has been
+ * that for long: the disk hangs, and shall have no further thread. */
+int turn_take_locked(updates_log *l);
+void turn_give_locked(updates_log *l);
 int sync_start(updates_log *l);
 
 #endif

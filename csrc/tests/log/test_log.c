@@ -7,6 +7,9 @@
 #include <cmocka.h>
 
 #include <errno.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -354,6 +357,76 @@ static void a_failed_sync_heals_by_a_cut(void **state)
     world_free(&w);
 }
 
+/* ---- a disk that hangs -------------------------------------------------- */
+
+static struct {
+    int (*write)(log_disk *d, int file, uint64_t at, const wire_span *spans,
+                 size_t n);
+    sem_t begun, over;
+    _Atomic(int) hangs;
+} hung;
+
+static int hung_write(log_disk *d, int file, uint64_t at,
+                      const wire_span *spans, size_t n)
+{
+    if (atomic_exchange(&hung.hangs, 0)) {
+        sem_post(&hung.begun);
+        while (sem_wait(&hung.over))
+            ;
+    }
+    return hung.write(d, file, at, spans, n);
+}
+
+/* Every wait is over at once. */
+static int wait_is_over(void *ctx, pthread_cond_t *c, pthread_mutex_t *lock,
+                        uint64_t until)
+{
+    (void)ctx;
+    (void)c;
+    (void)lock;
+    return until != PERSIA_FOREVER;
+}
+
+static void *append_hung(void *ctx)
+{
+    return append(ctx) ? ctx : NULL;
+}
+
+/* One thread waits for it; others do not, and nothing is lost. */
+static void a_disk_that_hangs_has_one_thread(void **state)
+{
+    (void)state;
+    world w;
+    pthread_t thread;
+    void *failed;
+    uint64_t end;
+    persia_system system = *persia_system_get();
+    fresh(&w, LOG_PROCESS, 10);
+    hung.write = w.disk->disk.write;
+    w.disk->disk.write = hung_write;
+    sem_init(&hung.begun, 0, 0);
+    sem_init(&hung.over, 0, 0);
+    atomic_store(&hung.hangs, 1);
+    assert_int_equal(pthread_create(&thread, NULL, append_hung, &w), 0);
+    while (sem_wait(&hung.begun))
+        ;
+    system.wait = wait_is_over;
+    persia_system_install(&system);
+    assert_int_equal(persia_log_append(w.log, LOG_ROWS, NULL, 0, &end),
+                     PERSIA_EUNAVAILABLE);
+    assert_int_equal(persia_log_count(w.log).refused, 1);
+    persia_system_install(NULL);
+    sem_post(&hung.over);
+    pthread_join(thread, &failed);
+    assert_null(failed);
+    for (int i = 0; i < 5; i++)
+        ok(append(&w));
+    resume(&w, 0, 16);
+    sem_destroy(&hung.begun);
+    sem_destroy(&hung.over);
+    world_free(&w);
+}
+
 static void beyond_twice_the_limit_it_waits(void **state)
 {
     (void)state;
@@ -485,6 +558,7 @@ int main(void)
         cmocka_unit_test(what_was_synced_survives_power),
         cmocka_unit_test(a_full_disk_changes_nothing),
         cmocka_unit_test(a_failed_sync_heals_by_a_cut),
+        cmocka_unit_test(a_disk_that_hangs_has_one_thread),
         cmocka_unit_test(beyond_twice_the_limit_it_waits),
         cmocka_unit_test(segments_are_used_again),
         cmocka_unit_test(a_segment_without_its_head_is_empty),
