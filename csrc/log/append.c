@@ -174,11 +174,13 @@ static int record_body(record_spans *r, wire_memory *memory,
     return PERSIA_OK;
 }
 
-static int refuse_locked(updates_log *l)
+/* A server that begins or restores writes whose its rows are: refused, it
+ * would never write the rows that make the log short. */
+static int refuse_locked(updates_log *l, enum log_type type)
 {
     if (l->state == LOG_FAILED)
         return persia_err_set(PERSIA_EUNAVAILABLE, "%s", l->text);
-    if (l->end - l->cut <= 2 * l->config.limit)
+    if (type == LOG_IDENTITY || l->end - l->cut <= 2 * l->config.limit)
         return PERSIA_OK;
     return persia_err_set(PERSIA_EUNAVAILABLE,
                           "the log has twice its limit: updates wait until "
@@ -214,7 +216,7 @@ static int append_locked(updates_log *l, record_spans *r, uint64_t *end)
     assert(l->state != LOG_READING);
     int rc = turn_take_locked(l);
     if (!rc) {
-        rc = refuse_locked(l);
+        rc = refuse_locked(l, (enum log_type)r->head.type);
         if (!rc)
             rc = write_locked(l, r);
         if (!rc) {

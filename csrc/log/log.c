@@ -347,16 +347,17 @@ log_counts persia_log_count(updates_log *l)
 int persia_log_wants_cut(updates_log *l)
 {
     pthread_mutex_lock(&l->lock);
-    const int wants = l->cut_wanted || l->state == LOG_FAILED ||
+    const int wants = l->cut < l->wanted || l->state == LOG_FAILED ||
                       l->end - l->cut > l->config.limit;
     pthread_mutex_unlock(&l->lock);
     return wants;
 }
 
-void persia_log_want_cut(updates_log *l)
+void persia_log_want_cut(updates_log *l, uint64_t position)
 {
     pthread_mutex_lock(&l->lock);
-    l->cut_wanted = 1;
+    if (position > l->wanted)
+        l->wanted = position;
     pthread_mutex_unlock(&l->lock);
 }
 
@@ -414,8 +415,6 @@ int persia_log_release(updates_log *l, uint64_t position)
     }
     if (position > l->cut)
         l->cut = position;
-    if (l->state != LOG_FAILED)
-        l->cut_wanted = 0;
     if (!rc)
         rc = segments_release_locked(l);
     pthread_mutex_unlock(&l->lock);

@@ -152,9 +152,9 @@ PERSIA_API int persia_log_check(updates_log *l);
 PERSIA_API uint64_t persia_log_end(updates_log *l);
 
 /* Whether the owner is to write a cut of the rows: the log is long, or has
- * FAILED, or persia_log_want_cut(). */
+ * FAILED, or one at or behind a position was wanted. */
 PERSIA_API int persia_log_wants_cut(updates_log *l);
-PERSIA_API void persia_log_want_cut(updates_log *l);
+PERSIA_API void persia_log_want_cut(updates_log *l, uint64_t position);
 /* A cut of the rows at that position is on disk: what lies before is removed.
  * A log that has FAILED is OPEN again, in a new segment, if the cut was taken
  * behind all that it had. */

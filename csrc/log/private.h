@@ -82,7 +82,8 @@ struct updates_log {
     int syncing;        /* the thread syncs `file` without the lock */
     int writing;        /* one thread writes `file` without it, or makes the
                            next: only that one changes file, at and end */
-    int cut_wanted, stop;
+    uint64_t wanted;    /* a cut is, at this position or behind */
+    int stop;
     pthread_cond_t change; /* of all that the thread or a segment waits for */
     pthread_t thread;
     int thread_runs;

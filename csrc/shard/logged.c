@@ -89,7 +89,7 @@ int logged_restore(shard *s, const wire_span *request)
         return PERSIA_OK;
     int rc = persia_log_append(s->log, LOG_RESTORE, request, 1, &end);
     if (!rc) /* the files of the checkpoint may go */
-        persia_log_want_cut(s->log);
+        persia_log_want_cut(s->log, end);
     return rc;
 }
 

@@ -126,13 +126,14 @@ static int replay_restore_step(replaying *p, wire_restore *m,
 
 /* The rows of a checkpoint, which must still be there: the server's own cut
  * follows a restore. */
-static int replay_restore(replaying *p, const wire_span *raw,
+static int replay_restore(replaying *p, const log_record *r,
                           wire_memory *memory)
 {
     wire_restore m;
-    int rc = persia_wire_get_restore(raw->data, raw->n, memory, &m);
+    int rc = persia_wire_get_restore(r->parts->data, r->parts->n, memory, &m);
     if (rc)
         return rc;
+    persia_log_want_cut(p->s->log, r->end);
     m.caller.boot = 0;
     m.proof[0] = 0;
     rc = replay_restore_step(p, &m, RESTORE_PREPARE);
@@ -198,7 +199,7 @@ static int replay_type(replaying *p, const log_record *r, wire_memory *memory)
     case LOG_TABLE:
         return replay_table(p, r->parts, memory);
     case LOG_RESTORE:
-        return replay_restore(p, r->parts, memory);
+        return replay_restore(p, r, memory);
     case LOG_CLAIM:
     case LOG_IDENTITY:
         return replay_hello(p, r, memory);

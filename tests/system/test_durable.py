@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -158,6 +159,36 @@ def test_a_restore_is_in_the_log(tmp_path: Path) -> None:
         client.step()
         client.check()
         where.again()
+        client.check()
+        client.store.close()
+
+
+def test_a_restored_checkpoint_may_be_removed(tmp_path: Path) -> None:
+    """The server writes its own rows after a restore, also where it was killed
+    before it could."""
+    more = ("--checkpoints", str(tmp_path))
+    with durable(tmp_path, "process", *more) as where:
+        client = Counting(where.server.address)
+        client.steps(5)
+        client.store.save(tmp_path / "out")
+        client.store.load(tmp_path / "out")
+        os.kill(where.server.process.pid, signal.SIGKILL)
+        where.again()
+        wait_until((tmp_path / "log" / "default-0-of-1" / "rows").exists)
+        shutil.rmtree(tmp_path / "out")
+        where.again()
+        client.check()
+        client.store.close()
+
+
+def test_a_server_begins_beyond_twice_the_limit(tmp_path: Path) -> None:
+    """It is killed before it could write its rows."""
+    with durable(tmp_path, "process") as where:
+        client = Counting(where.server.address)
+        client.steps(300)
+        where.flags += ("--log-limit", "64KiB")
+        where.again()
+        client.step()
         client.check()
         client.store.close()
 

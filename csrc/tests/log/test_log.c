@@ -71,14 +71,13 @@ static void world_free(world *w)
     memory_disk_free(w->disk);
 }
 
-static int append(world *w)
+static int append_type(world *w, enum log_type type)
 {
     char *data[PARTS];
     wire_span parts[PARTS];
     written *x = &w->all[w->n];
     assert_true(w->n < MOST);
-    *x = (written){.type = (enum log_type)(1 + draw(LOG_TYPES - 1)),
-                   .n = draw(PARTS), .seed = drawn,
+    *x = (written){.type = type, .n = draw(PARTS), .seed = drawn,
                    .position = persia_log_end(w->log)};
     for (size_t i = 0; i < x->n; i++) {
         x->sizes[i] = draw(draw(10) ? 200 : 3000);
@@ -92,6 +91,11 @@ static int append(world *w)
         free(data[i]);
     w->n += !rc;
     return rc;
+}
+
+static int append(world *w)
+{
+    return append_type(w, (enum log_type)(1 + draw(LOG_TYPES - 1)));
 }
 
 /* What a reader sees, compared with what was written. */
@@ -441,12 +445,31 @@ static void beyond_twice_the_limit_it_waits(void **state)
     while (!rc)
         rc = append(&w);
     assert_int_equal(rc, PERSIA_EUNAVAILABLE);
+    /* A server that begins, or restores, has to write that. */
+    resume(&w, 0, w.n);
+    ok(append_type(&w, LOG_IDENTITY));
+    assert_int_equal(append_type(&w, LOG_PUSH), PERSIA_EUNAVAILABLE);
+    assert_true(persia_log_wants_cut(w.log));
     const int files = memory_disk_count(w.disk);
     const size_t cut = w.n / 2;
     ok(persia_log_release(w.log, w.all[cut].position));
     assert_true(memory_disk_count(w.disk) <= files);
     ok(append(&w));
     resume(&w, cut, w.n - cut);
+    world_free(&w);
+}
+
+static void a_cut_of_before_is_not_what_was_wanted(void **state)
+{
+    (void)state;
+    world w;
+    fresh(&w, LOG_PROCESS, 5);
+    persia_log_want_cut(w.log, w.all[3].end);
+    assert_true(persia_log_wants_cut(w.log));
+    ok(persia_log_release(w.log, w.all[3].position));
+    assert_true(persia_log_wants_cut(w.log));
+    ok(persia_log_release(w.log, w.all[3].end));
+    assert_false(persia_log_wants_cut(w.log));
     world_free(&w);
 }
 
@@ -560,6 +583,7 @@ int main(void)
         cmocka_unit_test(a_failed_sync_heals_by_a_cut),
         cmocka_unit_test(a_disk_that_hangs_has_one_thread),
         cmocka_unit_test(beyond_twice_the_limit_it_waits),
+        cmocka_unit_test(a_cut_of_before_is_not_what_was_wanted),
         cmocka_unit_test(segments_are_used_again),
         cmocka_unit_test(a_segment_without_its_head_is_empty),
         cmocka_unit_test(a_log_of_another_shard_is_refused),
