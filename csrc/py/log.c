@@ -46,7 +46,13 @@ PyObject *py_log_found(const log_found *f)
 
 PyObject *py_log_counts(updates_log *l)
 {
-    const log_counts n = persia_log_count(l);
+    log_counts n;
+    int wants_cut;
+    /* The log's lock is held while the disk writes. */
+    Py_BEGIN_ALLOW_THREADS
+    n = persia_log_count(l);
+    wants_cut = persia_log_wants_cut(l);
+    Py_END_ALLOW_THREADS
     return Py_BuildValue(
         "{s:K,s:K,s:K,s:K,s:K,s:K,s:O,s:O}", "end", (unsigned long long)n.end,
         "synced", (unsigned long long)n.synced, "cut",
@@ -54,7 +60,7 @@ PyObject *py_log_counts(updates_log *l)
         "bytes", (unsigned long long)n.bytes, "refused",
         (unsigned long long)n.refused, "failed",
         n.failed ? Py_True : Py_False, "wants_cut",
-        persia_log_wants_cut(l) ? Py_True : Py_False);
+        wants_cut ? Py_True : Py_False);
 }
 
 /* ---- reading ------------------------------------------------------------ */

@@ -527,7 +527,12 @@ static PyObject *server_log_counts(PyObject *self, PyObject *unused)
 {
     py_served *s = server_log(self);
     (void)unused;
-    return s ? py_log_counts(s->log) : NULL;
+    if (!s)
+        return NULL;
+    atomic_fetch_add(&s->users, 1);
+    PyObject *counts = py_log_counts(s->log);
+    py_served_drop(s);
+    return counts;
 }
 
 static PyObject *server_log_release(PyObject *self, PyObject *arg)

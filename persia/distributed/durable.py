@@ -159,12 +159,13 @@ class Log:
         def run() -> None:
             pause = _PATIENCE[0]
             while not self._stop.wait(_POLL):
-                if not core.log_counts()["wants_cut"]:
-                    continue
                 try:
-                    self.cut(core, write)
+                    if core.log_counts()["wants_cut"]:
+                        self.cut(core, write)
                     pause = _PATIENCE[0]
                 except (PersiaError, OSError) as error:
+                    if self._stop.is_set():
+                        return  # the server stops, and its snapshots end
                     say(
                         f"the rows could not be written beside the log: "
                         f"{error}; next attempt in {pause:.0f} s",
@@ -180,8 +181,12 @@ class Log:
         try:
             yield
         finally:
-            self._stop.set()
+            self.end_cuts()
             self._thread.join()
+
+    def end_cuts(self) -> None:
+        """No other cut begins, and one that fails now is not reported."""
+        self._stop.set()
 
     def cut(
         self,

@@ -319,6 +319,8 @@ class Server:
     def stop(self, grace: float | None = None) -> None:
         """No more requests; those in hand have so many seconds (default: the
         grace)."""
+        if self._log is not None:
+            self._log.end_cuts()
         self._core.stop(self.config.grace if grace is None else grace)
 
     def close(self) -> None:

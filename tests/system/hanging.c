@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 static void hang_at(const char *call, const char *path)
@@ -52,6 +53,12 @@ int fdatasync(int fd)
 {
     hang_in("fsync", fd, "");
     return NEXT(fdatasync)(fd);
+}
+
+ssize_t pwritev(int fd, const struct iovec *spans, int n, off_t at)
+{
+    hang_in("write", fd, "");
+    return NEXT(pwritev)(fd, spans, n, at);
 }
 
 int rename(const char *from, const char *to)

@@ -17,8 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
-from persia import _core
+import persia
+from persia import _core, errors
 from persia.distributed.status import ask_embedding
 from tests.ready import Ready
 from tests.system.processes import environment, wait_until
@@ -194,6 +196,36 @@ def test_a_server_saves_into_a_folder_that_hangs(
     with role("serve", "ps", *flags, "--restore", "job", "--or-empty") as next:
         next.line("serving shard")
         assert next.end(signal.SIGTERM) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("level", "call"), [("process", "write"), ("disk", "fsync")]
+)
+def test_a_server_whose_log_hangs(
+    tmp_path: Path, shim: Path, level: str, call: str
+) -> None:
+    when = tmp_path / "when"
+    flags = ["--port", "0", "--grace", "2"]
+    flags += ["--durable", level, "--log", str(tmp_path / "log")]
+    broken = hangs(shim, call, "/log-", when)
+    with role("serve", "ps", *flags, **broken) as server:
+        address = server.line("serving shard").split()[-1]
+        store = persia.Store(
+            persia.optim.SGD(lr=1.0), servers=address, timeout=2
+        )
+        rows = persia.nn.Embedding(8, 4, store=store, name="rows")
+        rows(torch.arange(8)).sum().backward()
+        store.flush()
+        total = rows(torch.arange(8)).sum()
+        when.touch()
+        total.backward()
+        with pytest.raises(errors.DeadlineExceeded):
+            store.flush()
+        status, messages = server.end(signal.SIGTERM)
+        assert "Traceback" not in messages, messages
+        assert "not all was done" in messages
+        assert status == 0
+        store.close()
 
 
 def test_a_second_signal_while_a_folder_hangs(
