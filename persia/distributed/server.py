@@ -332,7 +332,8 @@ class Server:
 
     def recover(self) -> bool:
         """Brings back what the log has; see :meth:`Log.recover`. Whether
-        there was anything."""
+        there were rows or updates: tables alone may be those of a restore
+        that was interrupted."""
         if self._log is None:
             return False
 
@@ -342,13 +343,18 @@ class Server:
             )
 
         found = self._log.recover(self._core, read)
-        hello = self._channel.hello(self.config.namespace, 0)
-        if hello["tables"]:
+        stats = self._channel.stats()
+        recovered = bool(
+            found["first"]  # the position of a cut
+            or stats["updates"]
+            or any(table["rows"] for table in stats["tables"])
+        )
+        if recovered:
             say(
-                f"recovered from {self._log.path}: {hello['updates']:,} "
+                f"recovered from {self._log.path}: {stats['updates']:,} "
                 f"updates, the last {found['records']:,} records from the log"
             )
-        return bool(hello["tables"])
+        return recovered
 
     def cutting(self) -> contextlib.AbstractContextManager[None]:
         """Keeps the log short meanwhile."""

@@ -328,3 +328,23 @@ def test_rows_begin_with_a_checkpoint_once(tmp_path: Path) -> None:
         assert not any("restored out" in line for line in where.server.said)
         client.check()
         client.store.close()
+
+
+def test_tables_alone_are_no_rows(tmp_path: Path) -> None:
+    """A restore that was interrupted leaves them in the log."""
+    more = ("--checkpoints", str(tmp_path))
+    with serving(*more) as first:
+        client = Counting(first.address)
+        client.steps(3)
+        client.store.save(tmp_path / "out")
+        want = client.want.clone()
+        client.store.close()
+    with durable(tmp_path, "process", *more) as where:
+        Counting(where.server.address).store.close()
+        where.flags += ("--restore", "out")
+        where.again()
+        assert any("restored out" in line for line in where.server.said)
+        client = Counting(where.server.address)
+        client.want = want
+        client.check()
+        client.store.close()
