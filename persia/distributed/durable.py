@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from persia import _core
 from persia.base.logs import say
@@ -41,6 +41,7 @@ LEVELS = {"process": _core.LOG_PROCESS, "disk": _core.LOG_DISK}
 _SEGMENT = 256 << 20  # bytes of a file, at most
 _LIMIT = 1 << 30  # bytes of a log, at least, where no limit is given
 _POLL = 0.5  # seconds between looks at the log
+_LOOKS = 10  # at a log that a server changes meanwhile
 _PATIENCE = (1.0, 60.0)  # seconds after a cut that failed: first and longest
 
 
@@ -207,6 +208,27 @@ class Log:
 
 # ---- looking at one ---------------------------------------------------------
 
+Seen = TypeVar("Seen")
+
+
+def _looked(path: Path, look: Callable[[], Seen]) -> Seen:
+    """What `look` finds; it looks again where a server that runs removed
+    meanwhile what its cut made needless."""
+
+    def begins() -> tuple[int, str]:
+        cut = _cut_of(path)
+        segments = (segment.name for segment in path.glob("log-*"))
+        return -1 if cut is None else cut[1].log, min(segments, default="")
+
+    for _ in range(_LOOKS):
+        before = begins()
+        try:
+            return look()
+        except (PersiaError, OSError):
+            if begins() == before:
+                raise
+    return look()
+
 
 def described(path: Path) -> dict[str, Any]:
     """What the log in a folder has: "namespace", "shard", "shards"; "records"
@@ -235,8 +257,15 @@ def described(path: Path) -> dict[str, Any]:
         sizes[kind] = sizes.get(kind, 0) + size
         times[:] = [times[0] if times else seconds, seconds]
 
-    found, owner = _core.log_read(str(path), (1 << 64) - 1, note)
-    cut = _cut_of(path)
+    def look() -> tuple[dict[str, Any], tuple[str, int, int], int | None]:
+        counts.clear()
+        sizes.clear()
+        times.clear()
+        found, owner = _core.log_read(str(path), (1 << 64) - 1, note)
+        cut = _cut_of(path)
+        return found, owner, None if cut is None else cut[1].log
+
+    found, owner, cut = _looked(path, look)
     return found | {
         "log": str(path),
         "namespace": owner[0],
@@ -245,7 +274,7 @@ def described(path: Path) -> dict[str, Any]:
         "records": counts,
         "bytes": sizes,
         "times": times,
-        "cut": None if cut is None else cut[1].log,
+        "cut": cut,
     }
 
 
@@ -255,16 +284,20 @@ def verified(path: Path) -> int:
     Raises:
         CorruptFile: a file is not what was written.
     """
-    cut = _cut_of(path)
-    if cut is None:
-        return 0
-    folder, snapshot = cut
-    with files.opened(folder) as descriptor:
-        for file in snapshot.files:
-            size, crc = _core.ckpt_file_crc(descriptor, file.name)
-            if (f"{crc:08x}", size) != (file.crc32c, file.bytes):
-                raise CorruptFile(f"{folder / file.name} is damaged")
-    return sum(file.rows for file in snapshot.files)
+
+    def look() -> int:
+        cut = _cut_of(path)
+        if cut is None:
+            return 0
+        folder, snapshot = cut
+        with files.opened(folder) as descriptor:
+            for file in snapshot.files:
+                size, crc = _core.ckpt_file_crc(descriptor, file.name)
+                if (f"{crc:08x}", size) != (file.crc32c, file.bytes):
+                    raise CorruptFile(f"{folder / file.name} is damaged")
+        return sum(file.rows for file in snapshot.files)
+
+    return _looked(path, look)
 
 
 def _cut_of(path: Path) -> tuple[Path, Snapshot] | None:

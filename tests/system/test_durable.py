@@ -22,6 +22,7 @@ import torch
 
 import persia
 from persia import _core, errors
+from persia.distributed.durable import described, verified
 from tests.system.processes import environment, wait_until
 from tests.system.test_serve import Serving, serving
 
@@ -346,5 +347,36 @@ def test_tables_alone_are_no_rows(tmp_path: Path) -> None:
         assert any("restored out" in line for line in where.server.said)
         client = Counting(where.server.address)
         client.want = want
+        client.check()
+        client.store.close()
+
+
+def test_a_log_is_looked_at_while_it_changes(tmp_path: Path) -> None:
+    """Files that a cut removes meanwhile are not taken for damage."""
+    with durable(tmp_path, "process", "--log-limit", "64KiB") as where:
+        client = Counting(where.server.address)
+        client.step()
+        client.store.flush()
+        log = tmp_path / "log" / "default-0-of-1"
+        over = threading.Event()
+        failed: list[Exception] = []
+
+        def look() -> None:
+            while not over.is_set():
+                try:
+                    described(log)
+                    verified(log)
+                except Exception as error:
+                    failed.append(error)
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        cuts = set()
+        while len(cuts) < 4:
+            client.step()
+            cuts.add(described(log)["cut"])
+        over.set()
+        thread.join()
+        assert not failed
         client.check()
         client.store.close()
