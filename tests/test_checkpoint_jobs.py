@@ -304,7 +304,7 @@ def test_a_save_where_servers_do_not_write(
         job.store.save(tmp_path / "elsewhere" / "out")
     for word in (
         str(tmp_path / "elsewhere" / "out"),
-        f"--checkpoints {tmp_path / 'elsewhere'}",
+        f"`checkpoints={tmp_path / 'elsewhere'}`",
     ):
         assert word in str(caught.value)
     monkeypatch.delenv("PERSIA_CHECKPOINTS", raising=False)

@@ -299,7 +299,7 @@ def test_servers_that_see_another_folder(
         servers.declare(store)
         with pytest.raises(errors.StorageError) as caught:
             save(servers.rows, top / "two", folder)
-        for word in (str(top / "two" / ".tmp-"), f"--checkpoints {top}"):
+        for word in (str(top / "two" / ".tmp-"), f"`checkpoints={top}`"):
             assert word in str(caught.value)
         assert os.listdir(top / "two") == [".lock"]
         kind = errors.StorageError

@@ -165,7 +165,7 @@ def test_the_epoch_of_a_dead_loader_ends(servers: Servers) -> None:
         for batch in batches(5):
             lost.send(batch)
         lost._core.close(False)  # as kill -9 leaves it
-        with pytest.warns(UserWarning, match="loader-silence"):
+        with pytest.warns(UserWarning, match="loader_silence"):
             trainer.epoch()
         assert trainer.stream.stats()["silent"] == 1
         assert trainer.n == 5

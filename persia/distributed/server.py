@@ -132,8 +132,8 @@ class ServeConfig(Listening):
     )
     log_from: Literal["cut"] | None = Field(
         None,
-        description="cut: begin with the rows that were written last, "
-        "without the records behind them, where the log is damaged.",
+        description="Begin with the rows that were written last, and leave "
+        "the records behind them out, as the log is damaged.",
     )
 
     @pydantic.model_validator(mode="after")

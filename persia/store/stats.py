@@ -102,6 +102,12 @@ class ServerStats(TypedDict):
     updates: int
     step: int
     """The last synchronous step."""
+    recovers: bool
+    """It applies its log, and refuses other requests meanwhile."""
+    done: int
+    """Rows, and bytes of the log, that it has read so far."""
+    total: int
+    """Bytes of the log."""
     memory_used: int
     memory_limit: int
     """Bytes; without a limit 0."""

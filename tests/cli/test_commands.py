@@ -83,6 +83,8 @@ NEEDED: dict[str, list[str]] = {
     "rows explain": ["user", "7", "--checkpoint", "/none/root"],
     "rows top": ["user", "--checkpoint", "/none/root"],
     "rows erase": ["user", "7", "--servers", "127.0.0.1:1"],
+    "log inspect": ["/none/log"],
+    "log verify": ["/none/log"],
     "serve ps": ["--token-file", "/none/token"],
     "serve worker": ["--token-file", "/none/token", "--servers", "a:1"],
     "feed": ["/none/a.csv", "--workers", "127.0.0.1:1"],
