@@ -230,6 +230,17 @@ def test_another_shard_s_log_is_refused(tmp_path: Path) -> None:
         assert "error[SchemaMismatch]" in other.stderr
 
 
+def test_a_log_of_fewer_servers_is_refused(tmp_path: Path) -> None:
+    """They would begin without the rows that it has."""
+    with durable(tmp_path, "process") as where:
+        Counting(where.server.address).store.close()
+        more = run("serve", "ps", *where.flags, "--shard", "0/2")
+        assert more.returncode == 1
+        assert "error[SchemaMismatch]" in more.stderr
+        other = tmp_path / "log" / "default-0-of-2"
+        assert not other.exists()
+
+
 def test_damage_is_named_and_may_be_left_behind(tmp_path: Path) -> None:
     with durable(tmp_path, "process", "--log-limit", "64KiB") as where:
         client = Counting(where.server.address)
