@@ -106,6 +106,16 @@ def command(
             help="Write the rows into this checkpoint root at the end."
         ),
     ] = None,
+    durable: Annotated[
+        str | None,
+        typer.Option(
+            help="Servers keep a log in the folder of --log: process or disk, "
+            "as of persia serve ps --durable. The next start continues it."
+        ),
+    ] = None,
+    log: Annotated[
+        Path | None, typer.Option(help="Folder of the logs of --durable.")
+    ] = None,
     metrics_port: Annotated[
         int | None,
         typer.Option(
@@ -155,6 +165,8 @@ def command(
         "--memory-limit": memory_limit,
         "--restore": restore,
         "--save-on-exit": save_on_exit,
+        "--durable": durable,
+        "--log": log,
     }
     options: list[str] = []
     for name, value in given.items():

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +26,7 @@ from persia.checkpoint.snapshot import SNAPSHOT, Snapshot
 from persia.errors import (
     CorruptFile,
     PersiaError,
+    SchemaMismatch,
     StorageError,
     Unavailable,
 )
@@ -50,6 +53,25 @@ def folder_of(log: Path, namespace: str, shard: int, shards: int) -> Path:
     return log / f"{namespace}-{shard}-of-{shards}"
 
 
+def _check_shards(log: Path, namespace: str, shards: int) -> None:
+    """Refuses a folder with the log of one of another number of servers: what
+    it has would be missing, and not be missed.
+
+    Raises:
+        SchemaMismatch: it has one; the text says what to do.
+    """
+    name = re.compile(re.escape(namespace) + r"-\d+-of-(\d+)")
+    for folder in log.glob(f"{glob.escape(namespace)}-*"):
+        found = name.fullmatch(folder.name)
+        if found and int(found[1]) != shards and any(folder.glob("log-*")):
+            raise SchemaMismatch(
+                f"{folder} is the log of one of {found[1]} servers, and this "
+                f"is one of {shards}. To change their number start "
+                f"{found[1]}, save a checkpoint, and start {shards} with "
+                "--restore and another --log; or remove that log"
+            )
+
+
 class Log:
     """The log of one server.
 
@@ -64,6 +86,7 @@ class Log:
         self.path = folder_of(
             Path(config.log), config.namespace, shard, shards
         )
+        _check_shards(Path(config.log), config.namespace, shards)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -231,6 +231,34 @@ def test_another_shard_s_log_is_refused(tmp_path: Path) -> None:
         assert "error[SchemaMismatch]" in other.stderr
 
 
+def test_a_log_of_fewer_servers_is_refused(tmp_path: Path) -> None:
+    """They would begin without the rows that it has."""
+    with durable(tmp_path, "process") as where:
+        Counting(where.server.address).store.close()
+        more = run("serve", "ps", *where.flags, "--shard", "0/2")
+        assert more.returncode == 1
+        assert "error[SchemaMismatch]" in more.stderr
+        other = tmp_path / "log" / "default-0-of-2"
+        assert not other.exists()
+
+
+def test_launched_servers_continue_their_logs(tmp_path: Path) -> None:
+    job = """
+import persia, torch
+with persia.Store(persia.optim.SGD(lr=1.0)) as store:
+    rows = persia.nn.Embedding(8, 4, store=store, name="count", init=0.0)
+    (-rows(torch.arange(8)).sum()).backward()
+    store.flush()
+    with torch.no_grad():
+        print("count", rows(torch.arange(8)).unique().tolist())
+"""
+    flags = ("--ps", "2", "--durable", "process", "--log", str(tmp_path))
+    for life in (1, 2):
+        one = run("launch", *flags, "--", sys.executable, "-c", job)
+        assert one.returncode == 0, one.stderr
+        assert f"count [{life}.0]" in one.stdout
+
+
 def test_damage_is_named_and_may_be_left_behind(tmp_path: Path) -> None:
     with durable(tmp_path, "process", "--log-limit", "64KiB") as where:
         client = Counting(where.server.address)
