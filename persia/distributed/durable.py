@@ -68,7 +68,7 @@ def _check_shards(log: Path, namespace: str, shards: int) -> None:
                 f"{folder} is the log of one of {found[1]} servers, and this "
                 f"is one of {shards}. To change their number start "
                 f"{found[1]}, save a checkpoint, and start {shards} with "
-                "--restore and another --log; or remove that log"
+                "`restore` and another `log`; or remove that log"
             )
 
 
