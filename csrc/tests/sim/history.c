@@ -28,7 +28,7 @@ static void plan(void)
     w.replaces = sim_chance(300);
     w.four = sim_chance(300);
     w.policy = sim_chance(500) ? LOST_RAISE : LOST_CONTINUE;
-    if (sim_chance(400))
+    if (sim_chance(600))
         w.durable = sim_chance(500) ? LOG_PROCESS : LOG_DISK;
     sim_say("%u servers, %u ranks, staleness %llu, lost: %s, logs: %s",
             w.servers_n, w.ranks_n, (unsigned long long)w.staleness,

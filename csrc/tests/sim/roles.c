@@ -36,7 +36,7 @@ static const char *method_of_server(uint32_t method)
 static int (*disk_sync)(log_disk *d, int file);
 static int slow_sync(log_disk *d, int file)
 {
-    sim_sleep(sim_between(10 * SIM_US, 50 * SIM_MS));
+    sim_sleep(sim_between(SIM_MS, 400 * SIM_MS));
     return disk_sync(d, file);
 }
 
