@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -107,14 +107,14 @@ def command(
         ),
     ] = None,
     durable: Annotated[
-        str | None,
+        Literal["off", "process", "disk"],
         typer.Option(
             help="Servers keep a log in the folder of --log: process or disk, "
             "as of persia serve ps --durable. The next start continues it."
         ),
-    ] = None,
+    ] = "off",
     log: Annotated[
-        Path | None, typer.Option(help="Folder of the logs of --durable.")
+        str | None, typer.Option(help="Folder of the logs of --durable.")
     ] = None,
     metrics_port: Annotated[
         int | None,
@@ -165,7 +165,7 @@ def command(
         "--memory-limit": memory_limit,
         "--restore": restore,
         "--save-on-exit": save_on_exit,
-        "--durable": durable,
+        "--durable": None if durable == "off" else durable,
         "--log": log,
     }
     options: list[str] = []
