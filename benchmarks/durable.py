@@ -59,6 +59,22 @@ def raw_rate(folder: Path, size: int) -> float:
     return size / spent
 
 
+def pages(folder: Path) -> tuple[float, float]:
+    """Processor milliseconds to write a record of this work: into a file that
+    grows, and over what it had."""
+    piece = os.urandom(2_600_000)
+    path = folder / "pages"
+    spent = []
+    with path.open("wb", buffering=0) as file:
+        for _ in range(2):
+            begin = time.process_time()
+            for k in range(50):
+                os.pwrite(file.fileno(), piece, k * len(piece))
+            spent.append(1e3 * (time.process_time() - begin) / 50)
+    path.unlink()
+    return spent[0], spent[1]
+
+
 def logged(folder: Path) -> dict[str, int]:
     """Positions of a server's log."""
     command = [sys.executable, "-m", "persia", "log", "inspect", "--json"]
@@ -112,6 +128,17 @@ class Case:
 def throughput(sizes: Sizes, seed: int, disk: Path, memory: Path) -> None:
     """Samples a second at each level."""
     rates = {path: raw_rate(path, sizes.raw) for path in (disk, memory)}
+    for name, path in (("tmpfs", memory), ("disk", disk)):
+        new, old = pages(path)
+        report(
+            BENCH,
+            f"2.6 MB over what a file had, {name}",
+            old,
+            "ms of processor",
+            baseline="into a file that grows",
+            baseline_value=new,
+            baseline_source="same run",
+        )
     with Processes() as processes:
         cases = [
             Case(processes, "off", [], disk),

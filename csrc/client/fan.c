@@ -116,7 +116,7 @@ int fan_prepare(call *k, server *const *to, size_t n)
         q->state = REQUEST_READY;
         q->rc = PERSIA_OK;
         q->tries = q->repairs = 0;
-        q->at = 0;
+        q->at = q->recovered = 0;
         q->caller = (wire_caller){0};
         q->reply = (shard_reply){0};
         q->text[0] = 0;
@@ -189,22 +189,20 @@ static double limit_of(const fan *f, const ps_client *r)
     return (double)(f->limit_ns ? f->limit_ns : r->timeout_ns) * 1e-9;
 }
 
-/* Whether a server applies its log, and has made progress since it was asked
- * last. */
-static int server_recovers(const ps_client *r, server *to)
+/* Whether the server applies its log, and has made progress since this request
+ * asked last. */
+static int request_recovers(request *q)
 {
-    const wire_stats m = {.caller = {.client = r->client}};
+    const wire_stats m = {.caller = {.client = q->call->r->client}};
     shard_reply reply;
     int moves = 0;
-    if (persia_shard_wait(to->ref, WIRE_STATS, &m,
+    if (persia_shard_wait(q->to->ref, WIRE_STATS, &m,
                           persia_clock_ns() + GRACE_NS, &reply))
         return 0;
     const wire_stats_reply *s = reply.message;
     if (s->recovers) {
-        pthread_mutex_lock(&to->lock);
-        moves = s->done + 1 != to->recovered;
-        to->recovered = s->done + 1;
-        pthread_mutex_unlock(&to->lock);
+        moves = s->done + 1 != q->recovered;
+        q->recovered = s->done + 1;
     }
     persia_shard_release(&reply);
     return moves;
@@ -222,7 +220,7 @@ static void request_pause(const fan *f, request *q, uint64_t *deadline)
         pause = PAUSE_MAX_NS;
     /* Half of it is chance, so that many clients do not ask at once. */
     pause = pause / 2 + id_hash(now ^ r->client) % (pause / 2);
-    if (now + pause >= *deadline && !f->limit_ns && server_recovers(r, q->to))
+    if (now + pause >= *deadline && !f->limit_ns && request_recovers(q))
         *deadline = client_deadline(r);
     if (now + pause < *deadline) {
         q->at = now + pause;

@@ -41,8 +41,6 @@ typedef struct server {
     uint64_t restore;       /* that its rows stem from; 0: of none */
     uint64_t t;             /* the highest, as its Hello said */
     uint64_t slots_rev;
-    uint64_t recovered;     /* what it had done of its recovery, when a call
-                               waited for it last, and 1; 0: none has */
     int failed;             /* the last fan_run() had not what it asked for
                                by its deadline */
     /* Updates that it said it has applied; what is settled without is
@@ -107,6 +105,8 @@ typedef struct request {
     int rc;
     unsigned tries, repairs;
     uint64_t at;
+    uint64_t recovered; /* what the server had done of its recovery when it
+                           was asked last, and 1; 0: it was not asked */
     wire_caller caller; /* as it was sent */
     request_args args;
     shard_reply reply;

@@ -35,19 +35,54 @@ void turn_give_locked(updates_log *l)
     pthread_cond_broadcast(&l->change);
 }
 
+/* ---- syncing ------------------------------------------------------------ */
+
+static void fail_locked(updates_log *l, int code)
+{
+    snprintf(l->text, sizeof l->text,
+             "the log could not be synced (%s): what it was given may be "
+             "lost, so updates wait until the server has written all its "
+             "rows",
+             strerror(code));
+    if (l->state == LOG_OPEN)
+        log_move_locked(l, LOG_FAILED);
+}
+
+/* With the lock, which is free while the disk syncs. */
+static void sync_locked(updates_log *l)
+{
+    assert(!l->syncing);
+    const uint64_t target = l->end;
+    l->wanted_at = PERSIA_FOREVER;
+    l->syncing = 1;
+    const int file = l->file;
+    pthread_mutex_unlock(&l->lock);
+    int rc = l->disk->sync(l->disk, file);
+    pthread_mutex_lock(&l->lock);
+    l->syncing = 0;
+    if (rc)
+        fail_locked(l, rc);
+    else if (target > l->synced)
+        l->synced = target;
+    pthread_cond_broadcast(&l->change);
+}
+
 /* ---- segments ----------------------------------------------------------- */
 
-/* With the lock.  What there is lasts, before it has no open file any more. */
+/* What there is lasts, before it has no open file any more; answers that wait
+ * for it are the thread's. */
 static int segment_end_locked(updates_log *l)
 {
     while (l->syncing)
         persia_cond_wait(&l->change, &l->lock);
     if (l->file < 0 || l->config.level != LOG_DISK || l->state == LOG_FAILED)
-        return 0;
-    int rc = l->disk->sync(l->disk, l->file);
-    if (!rc)
-        l->synced = l->end;
-    return rc;
+        return PERSIA_OK;
+    sync_locked(l);
+    l->wanted_at = 0;
+    pthread_cond_broadcast(&l->change);
+    return l->state == LOG_FAILED
+               ? persia_err_set(PERSIA_EUNAVAILABLE, "%s", l->text)
+               : PERSIA_OK;
 }
 
 /* A file of this name: the spare one, or ("") a new one. */
@@ -81,26 +116,13 @@ static int segment_make(const updates_log *l, const char *spare,
     return rc;
 }
 
-static void fail_locked(updates_log *l, int code)
-{
-    snprintf(l->text, sizeof l->text,
-             "the log could not be synced (%s): what it was given may be "
-             "lost, so updates wait until the server has written all its "
-             "rows",
-             strerror(code));
-    if (l->state == LOG_OPEN)
-        log_move_locked(l, LOG_FAILED);
-}
-
 int segment_begin_locked(updates_log *l)
 {
     char name[SEGMENT_NAME], spare[SEGMENT_NAME] = "";
     int file;
     int rc = segment_end_locked(l);
-    if (rc) {
-        fail_locked(l, rc);
-        return persia_err_set(PERSIA_EUNAVAILABLE, "%s", l->text);
-    }
+    if (rc)
+        return rc;
     segment_name(l->end, name);
     const int again = l->segments_n &&
                       l->firsts[l->segments_n - 1] == l->end;
@@ -263,24 +285,6 @@ int persia_log_append(updates_log *l, enum log_type type,
 }
 
 /* ---- the thread that syncs ---------------------------------------------- */
-
-/* With the lock, which is free while the disk syncs. */
-static void sync_locked(updates_log *l)
-{
-    const uint64_t target = l->end;
-    l->wanted_at = PERSIA_FOREVER;
-    l->syncing = 1;
-    const int file = l->file;
-    pthread_mutex_unlock(&l->lock);
-    int rc = l->disk->sync(l->disk, file);
-    pthread_mutex_lock(&l->lock);
-    l->syncing = 0;
-    if (rc)
-        fail_locked(l, rc);
-    else if (target > l->synced)
-        l->synced = target;
-    pthread_cond_broadcast(&l->change);
-}
 
 static void *sync_main(void *ctx)
 {

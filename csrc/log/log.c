@@ -167,7 +167,6 @@ int persia_log_open(log_disk *disk, const log_config *config,
     if (rc)
         return rc;
     l->config = *config;
-    l->writes = 1;
     rc = persia_random_id(&l->id);
     if (!rc)
         rc = segments_find(l);
@@ -400,19 +399,25 @@ static int segments_release_locked(updates_log *l)
     return rc;
 }
 
-int persia_log_release(updates_log *l, uint64_t position)
+/* A new segment, if the cut has all that there is: of a record that is being
+ * written that is not known yet. */
+static int log_heal_locked(updates_log *l, uint64_t position)
 {
-    pthread_mutex_lock(&l->lock);
-    int rc = PERSIA_OK;
-    const int heals = l->state == LOG_FAILED && position == l->end;
-    if (heals && !(rc = turn_take_locked(l))) {
-        rc = segment_begin_locked(l);
-        turn_give_locked(l);
-    }
-    if (heals && !rc) {
+    int rc = turn_take_locked(l);
+    if (rc)
+        return rc;
+    if (position == l->end && !(rc = segment_begin_locked(l))) {
         log_move_locked(l, LOG_OPEN);
         l->synced = l->end;
     }
+    turn_give_locked(l);
+    return rc;
+}
+
+int persia_log_release(updates_log *l, uint64_t position)
+{
+    pthread_mutex_lock(&l->lock);
+    int rc = l->state == LOG_FAILED ? log_heal_locked(l, position) : PERSIA_OK;
     if (position > l->cut)
         l->cut = position;
     if (!rc)

@@ -63,7 +63,6 @@ struct updates_log {
     log_config config;
     uint64_t id;
     char boot[BOOT_BYTES];
-    int writes; /* it was opened to be appended to */
     void (*on_sync)(void *ctx);
     void *on_sync_ctx;
 

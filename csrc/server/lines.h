@@ -1,5 +1,5 @@
-/* lines.h: lines for those who run a server: who was denied, who changed what
- * (private).
+/* lines.h: lines for those who run a server: calls that were denied, and
+ * changes of rows with the client that made them (private).
  *
  *   2026-11-24T10:53:23Z denied peer=ipv4:10.0.0.7:40112 method=... reason=...
  *

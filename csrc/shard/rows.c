@@ -69,25 +69,20 @@ typedef struct putting {
     uint64_t erased;
 } putting;
 
-/* With the gate held: no restore has replaced the rows, nor will before they
- * are changed. */
-static int put_rows(void *ctx)
+/* What is written has the table's shape; *out: the table, unless
+ * it is dropped. */
+static int check_put(const shard *s, const wire_rows *m, table **out)
 {
-    putting *p = ctx;
-    shard *s = p->s;
-    const wire_rows *m = p->m;
     table *t;
     int rc = check_rows(s, &m->caller);
-    if (!rc && m->drop)
-        return (rc = logged_rows(s, m)) ? rc
-                                        : persia_tables_drop(s->p, m->no);
-    if (rc || (rc = find_table(s, m->no, &t)) ||
+    if (rc || m->drop)
+        return rc;
+    if ((rc = find_table(s, m->no, &t)) ||
         (rc = check_ids_here(s, t, m->ids, m->n)))
         return rc;
+    *out = t;
     if (m->erase)
-        return (rc = logged_rows(s, m))
-                   ? rc
-                   : persia_table_erase(t, m->n, m->ids, &p->erased);
+        return PERSIA_OK;
     const table_config *c = persia_table_get_config(t);
     if (m->n && (m->dim != c->dim || !m->vectors))
         return persia_err_set(PERSIA_ESHAPE,
@@ -105,8 +100,25 @@ static int put_rows(void *ctx)
                               "table %s: PutRows with clear has no "
                               "rows; put them afterwards",
                               c->name);
-    if ((rc = logged_rows(s, m)))
+    return PERSIA_OK;
+}
+
+/* With the gate held: no restore has replaced the rows, nor will before they
+ * are changed. */
+static int put_rows(void *ctx)
+{
+    putting *p = ctx;
+    const wire_rows *m = p->m;
+    table *t = NULL;
+    int rc = check_put(p->s, m, &t);
+    if (!rc)
+        rc = logged_rows(p->s, m);
+    if (rc)
         return rc;
+    if (m->drop)
+        return persia_tables_drop(p->s->p, m->no);
+    if (m->erase)
+        return persia_table_erase(t, m->n, m->ids, &p->erased);
     return m->clear ? persia_table_clear(t)
                     : persia_table_set(t, m->n, m->ids, m->vectors, m->state);
 }

@@ -92,9 +92,9 @@ PERSIA_API int persia_shard_direct(shard *s, shard_ref **out);
  * on.  The text lasts. */
 PERSIA_API void persia_shard_refuse(shard_ref *direct, int code,
                                     const char *text);
-/* Applies the records of the log from a position on, which a cut of the rows
- * that are there had; then the log is appended to.  Only who has `direct` may
- * call the shard until persia_shard_ready(): Stats shows the progress. */
+/* Applies the records of the log from `from` on, the position of the cut that
+ * the rows are from; then records are appended.  The shard is called through
+ * `direct` alone until persia_shard_ready(): Stats shows the progress. */
 PERSIA_API int persia_shard_replay(shard *s, shard_ref *direct, uint64_t from,
                                    log_found *found);
 PERSIA_API void persia_shard_ready(shard *s);

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,9 +15,15 @@ import pydantic
 from pydantic import Field
 
 from persia.checkpoint import manifest as manifests
-from persia.errors import CorruptFile
+from persia.checkpoint.files import (
+    ROWS,
+    LocalRoot,
+    sync_folder,
+    write_file,
+)
+from persia.errors import CorruptFile, StorageError
 
-__all__ = ["SNAPSHOT", "RowsFile", "Snapshot"]
+__all__ = ["SNAPSHOT", "RowsFile", "Snapshot", "save_rows"]
 
 SNAPSHOT = "shard.json"
 
@@ -90,10 +97,6 @@ class Snapshot(pydantic.BaseModel):
             ],
         )
 
-    def encode(self) -> bytes:
-        """The bytes of its file."""
-        return manifests.encode_manifest(self.model_dump(mode="json"))
-
     @classmethod
     def decode(cls, raw: bytes, path: Path) -> Snapshot:
         """From the bytes of its file; ``path`` is for messages."""
@@ -107,6 +110,23 @@ class Snapshot(pydantic.BaseModel):
             raise CorruptFile(
                 f"{path} is truncated or altered: {error}"
             ) from None
+
+    @classmethod
+    def of_root(cls, root: LocalRoot) -> tuple[Path, Snapshot] | None:
+        """What a server saved in a root, and its folder.
+
+        Raises:
+            CorruptFile: it is damaged.
+            StorageError: it cannot be read.
+        """
+        folder = root.at(ROWS)
+        try:
+            raw = (folder / SNAPSHOT).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StorageError(f"{folder} cannot be read: {error}") from error
+        return folder, cls.decode(raw, folder / SNAPSHOT)
 
     def part(self) -> manifests.Part:
         """What the shard has to read."""
@@ -128,3 +148,19 @@ class Snapshot(pydantic.BaseModel):
             ],
             restore=self.restore,
         )
+
+
+def save_rows(root: LocalRoot, write: Callable[[Path], Snapshot]) -> Snapshot:
+    """Puts the rows of a shard into a root, in the place of those that it has.
+
+    Args:
+        root: of :meth:`Snapshot.of_root`.
+        write: writes the rows into a folder.
+    """
+    with root.writing() as temporary:
+        snapshot = write(temporary)
+        text = manifests.encode_manifest(snapshot.model_dump(mode="json"))
+        write_file(temporary / SNAPSHOT, lambda file: file.write(text))
+        sync_folder(temporary)
+        root.replace(temporary, ROWS)
+    return snapshot

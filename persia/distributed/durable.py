@@ -16,13 +16,14 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from persia import _core
 from persia.base.logs import say
 from persia.checkpoint import files
-from persia.checkpoint.snapshot import SNAPSHOT, Snapshot
+from persia.checkpoint.snapshot import Snapshot, save_rows
 from persia.errors import (
     CorruptFile,
     PersiaError,
@@ -34,7 +35,7 @@ from persia.errors import (
 if TYPE_CHECKING:
     from persia.distributed.server import ServeConfig
 
-__all__ = ["LEVELS", "ROOT", "Log", "described", "folder_of", "verified"]
+__all__ = ["Log", "described", "verified"]
 
 #: The root of cuts, as the core knows it: no user's checkpoint has this name.
 ROOT = "@log"
@@ -42,15 +43,10 @@ ROOT = "@log"
 LEVELS = {"process": _core.LOG_PROCESS, "disk": _core.LOG_DISK}
 
 _SEGMENT = 256 << 20  # bytes of a file, at most
-_LIMIT = 1 << 30  # bytes of a log, at least, where no limit is given
+_LIMIT = 1 << 30  # bytes of a log, where no limit is given
 _POLL = 0.5  # seconds between looks at the log
 _LOOKS = 10  # at a log that a server changes meanwhile
 _PATIENCE = (1.0, 60.0)  # seconds after a cut that failed: first and longest
-
-
-def folder_of(log: Path, namespace: str, shard: int, shards: int) -> Path:
-    """The folder of one server's log below that of ``--log``."""
-    return log / f"{namespace}-{shard}-of-{shards}"
 
 
 def _check_shards(log: Path, namespace: str, shards: int) -> None:
@@ -83,10 +79,9 @@ class Log:
 
     def __init__(self, config: ServeConfig, shard: int, shards: int) -> None:
         assert config.log is not None
-        self.path = folder_of(
-            Path(config.log), config.namespace, shard, shards
-        )
-        _check_shards(Path(config.log), config.namespace, shards)
+        log = Path(config.log)
+        self.path = log / f"{config.namespace}-{shard}-of-{shards}"
+        _check_shards(log, config.namespace, shards)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -98,7 +93,7 @@ class Log:
         self._root = files.LocalRoot(self.path)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        if config.log_from == "cut":
+        if config.log_from == "cut" and self._is_damaged():
             self._drop()
 
     def arguments(self) -> tuple[str, int, int, int]:
@@ -127,7 +122,7 @@ class Log:
         Raises:
             CorruptFile: a file is damaged; the text names it and the place.
         """
-        cut = _cut_of(self.path)
+        cut = Snapshot.of_root(self._root)
         position = 0
         if cut is not None:
             folder, snapshot = cut
@@ -142,12 +137,21 @@ class Log:
             )
         return found
 
+    def _is_damaged(self) -> bool:
+        cut = Snapshot.of_root(self._root)
+        position = 0 if cut is None else cut[1].log
+        if not any(self.path.glob("log-*")):
+            return False
+        try:
+            _core.log_read(str(self.path), position, lambda *record: None)
+        except CorruptFile:
+            return True
+        return False
+
     def _drop(self) -> None:
         """Puts the records aside, which are not to be applied."""
         aside = self.path / f"dropped-{int(time.time())}"
         segments = list(self.path.glob("log-*"))
-        if not segments:
-            return
         with open(self.path / "lock", "wb") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -218,15 +222,8 @@ class Log:
         write: Callable[[str, Path], Snapshot],
     ) -> None:
         """Writes the rows beside the log, and lets go of what lies before."""
-        with self._root.writing() as temporary:
-            snapshot = write(ROOT, temporary)
-            files.write_file(
-                temporary / SNAPSHOT,
-                lambda file: file.write(snapshot.encode()),
-            )
-            files.sync_folder(temporary)
-            self._root.replace(temporary, files.ROWS)
-        core.log_release(snapshot.log)
+        saved = save_rows(self._root, partial(write, ROOT))
+        core.log_release(saved.log)
 
 
 # ---- looking at one ---------------------------------------------------------
@@ -239,7 +236,7 @@ def _looked(path: Path, look: Callable[[], Seen]) -> Seen:
     meanwhile what its cut made needless."""
 
     def begins() -> tuple[int, str]:
-        cut = _cut_of(path)
+        cut = Snapshot.of_root(files.LocalRoot(path))
         segments = (segment.name for segment in path.glob("log-*"))
         return -1 if cut is None else cut[1].log, min(segments, default="")
 
@@ -285,7 +282,7 @@ def described(path: Path) -> dict[str, Any]:
         sizes.clear()
         times.clear()
         found, owner = _core.log_read(str(path), (1 << 64) - 1, note)
-        cut = _cut_of(path)
+        cut = Snapshot.of_root(files.LocalRoot(path))
         return found, owner, None if cut is None else cut[1].log
 
     found, owner, cut = _looked(path, look)
@@ -309,7 +306,7 @@ def verified(path: Path) -> int:
     """
 
     def look() -> int:
-        cut = _cut_of(path)
+        cut = Snapshot.of_root(files.LocalRoot(path))
         if cut is None:
             return 0
         folder, snapshot = cut
@@ -321,15 +318,3 @@ def verified(path: Path) -> int:
         return sum(file.rows for file in snapshot.files)
 
     return _looked(path, look)
-
-
-def _cut_of(path: Path) -> tuple[Path, Snapshot] | None:
-    """The rows beside a log, and their description."""
-    folder = files.LocalRoot(path).at(files.ROWS)
-    try:
-        raw = (folder / SNAPSHOT).read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise StorageError(f"{folder} cannot be read: {error}") from error
-    return folder, Snapshot.decode(raw, folder / SNAPSHOT)

@@ -15,6 +15,7 @@ import secrets
 import socket
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +28,7 @@ from persia.base.logs import say
 from persia.checkpoint import files
 from persia.checkpoint import manifest as manifests
 from persia.checkpoint.ledgers import Numbers
-from persia.checkpoint.snapshot import SNAPSHOT, Snapshot
+from persia.checkpoint.snapshot import SNAPSHOT, Snapshot, save_rows
 from persia.distributed.durable import Log
 from persia.distributed.serving import (
     Listening,
@@ -40,11 +41,12 @@ from persia.errors import (
     PersiaError,
     SchemaMismatch,
     StorageError,
+    Unavailable,
 )
 
 __all__ = ["ServeConfig", "Server", "find_shard", "serve"]
 
-_LINES = 2  # the file of lines about who was denied, who changed what
+_LINES = 2  # the file of lines about denied calls and changes of rows
 _WAIT = 3600.0  # seconds that a call within the process may take
 _POLL = 0.02  # seconds between questions whether something is done
 _SAVE_SECONDS = 3.0  # that a save on exit has, whatever `grace` says
@@ -132,8 +134,8 @@ class ServeConfig(Listening):
     )
     log_from: Literal["cut"] | None = Field(
         None,
-        description="Begin with the rows that were written last, and leave "
-        "the records behind them out, as the log is damaged.",
+        description="Where the log is damaged, begin with the rows that were "
+        "written last, and leave out the records behind them.",
     )
 
     @pydantic.model_validator(mode="after")
@@ -436,19 +438,15 @@ class Server:
 
     def _rows_of(self, name: str, shard: int) -> Path:
         """The folder of what a shard has saved on exit under that name."""
-        root = self._own_root(f"{name}-{shard}-of-{self.shards}")
-        return root.at(files.ROWS)
+        return self._root_of(name, shard).at(files.ROWS)
+
+    def _root_of(self, name: str, shard: int) -> files.LocalRoot:
+        return self._own_root(f"{name}-{shard}-of-{self.shards}")
 
     def _snapshot_of(self, name: str, shard: int) -> Snapshot | None:
         """What a shard has saved on exit under that name."""
-        path = self._rows_of(name, shard)
-        try:
-            raw = (path / SNAPSHOT).read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise StorageError(f"{path} cannot be read: {error}") from error
-        return Snapshot.decode(raw, path / SNAPSHOT)
+        saved = Snapshot.of_root(self._root_of(name, shard))
+        return None if saved is None else saved[1]
 
     def _restore_own(self, name: str, own: Snapshot) -> int:
         if (own.shard, own.shards) != (self.shard, self.shards):
@@ -540,13 +538,14 @@ class Server:
         own = self._own_name(name)
         root = self._own_root(own)
         try:
-            return self._save(own, root)
+            saved = save_rows(root, partial(self._write_rows, own))
         except PersiaError:
             raise
         except OSError as error:
             raise StorageError(
                 f"saving {name} into {root.path} failed: {error}"
             ) from error
+        return sum(file.rows for file in saved.files)
 
     def check_save(self, name: str) -> None:
         """Finds out whether :meth:`save` could begin.
@@ -560,20 +559,10 @@ class Server:
         assert self.config.checkpoints is not None
         return files.LocalRoot(self.config.checkpoints / own)
 
-    def _save(self, own: str, root: files.LocalRoot) -> int:
-        with root.writing() as temporary:
-            snapshot = self._write_rows(own, temporary)
-            files.write_file(
-                temporary / SNAPSHOT,
-                lambda file: file.write(snapshot.encode()),
-            )
-            files.sync_folder(temporary)
-            root.replace(temporary, files.ROWS)
-        return sum(file.rows for file in snapshot.files)
-
     def _write_rows(self, root: str, folder: Path) -> Snapshot:
         proof = secrets.token_hex(16)
         (folder / _PROOF).write_text(proof)
+        lineage = self._channel.hello(self.config.namespace, 0)["lineage"]
         place = (root, folder.name, proof)
         answer = self._channel.snapshot(_core.SNAPSHOT_BEGIN, *place)
         while not answer["done"]:
@@ -582,6 +571,10 @@ class Server:
         self._channel.snapshot(_core.SNAPSHOT_END, *place)
         (folder / _PROOF).unlink()
         hello = self._channel.hello(self.config.namespace, 0)
+        if hello["lineage"] != lineage:
+            raise Unavailable(
+                "other rows were restored while these were written"
+            )
         return Snapshot.of(hello, answer)
 
 

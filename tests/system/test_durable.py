@@ -40,6 +40,11 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
+def listens(port: str) -> bool:
+    with socket.socket() as probe:
+        return not probe.connect_ex(("127.0.0.1", int(port)))
+
+
 class Durable:
     """A server with a log that is killed and started again."""
 
@@ -290,6 +295,14 @@ def test_damage_is_named_and_may_be_left_behind(tmp_path: Path) -> None:
         with pytest.raises(errors.UpdatesLost):
             client.steps(20)
         client.store.close()
+        # The log is sound from now on, and kept by the same command.
+        client = Counting(where.server.address)
+        with torch.no_grad():
+            client.want = client.rows(torch.arange(IDS))[:, 0].clone()
+        client.steps(5)
+        where.again()
+        client.check()
+        client.store.close()
 
 
 def test_a_full_disk_is_waited_for(tmp_path: Path) -> None:
@@ -325,15 +338,29 @@ def test_options_are_checked(tmp_path: Path) -> None:
 
 
 def test_sigterm_while_it_recovers(tmp_path: Path) -> None:
-    """It ends, and the log is as it was."""
-    with durable(tmp_path, "process") as where:
+    """It waits for the file of its rows, and ends; the log is as it was."""
+    with durable(tmp_path, "process", "--log-limit", "64KiB") as where:
         client = Counting(where.server.address)
-        client.steps(20)
+        saved = tmp_path / "log" / "default-0-of-1" / "rows" / "shard.json"
+        while not saved.exists():
+            client.step()
         client.check()
         where.server.stop()
-        where.server = where._start()
-        os.kill(where.server.process.pid, signal.SIGTERM)
-        where.server.process.communicate(timeout=60)
+        content = saved.read_bytes()
+        saved.unlink()
+        os.mkfifo(saved)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "persia", "serve", "ps", *where.flags],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        wait_until(lambda: listens(where.flags[1]))
+        process.send_signal(signal.SIGTERM)
+        assert "serving" not in process.communicate(timeout=60)[0]
+        assert process.returncode == 0
+        saved.unlink()
+        saved.write_bytes(content)
         where.server = where._start()
         client.check()
         client.store.close()

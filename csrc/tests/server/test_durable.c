@@ -216,24 +216,30 @@ static void state_free(state_of *s)
 
 /* ---- tests -------------------------------------------------------------- */
 
+/* Kills the server, or cuts its power by `seed` (0: not), and compares. */
+static void again_the_same(world *w, uint64_t seed)
+{
+    state_of before, after;
+    look(w, &before);
+    server_stop(&w->v);
+    if (seed)
+        memory_disk_lose(w->disk, seed);
+    start(w);
+    look(w, &after);
+    same(&before, &after);
+    state_free(&before);
+    state_free(&after);
+}
+
 static void killed_at_any_time(enum log_level level)
 {
     for (uint64_t seed = 1; seed <= (SANITIZED ? 5 : 20); seed++) {
         world w;
         world_make(&w, level, seed * 1000);
         for (int life = 0; life < 4; life++) {
-            state_of before, after;
             for (uint64_t i = rng_below(&w.g, 40); i; i--)
                 work(&w);
-            look(&w, &before);
-            server_stop(&w.v);
-            if (level == LOG_DISK)
-                memory_disk_lose(w.disk, seed);
-            start(&w);
-            look(&w, &after);
-            same(&before, &after);
-            state_free(&before);
-            state_free(&after);
+            again_the_same(&w, level == LOG_DISK ? seed : 0);
         }
         world_free(&w);
     }
@@ -314,13 +320,7 @@ static void a_full_disk_refuses_and_changes_nothing(void **state)
     m = push_of(&w.v, STREAM, ++w.number[0], &b.table, 1);
     m.t = ++w.t;
     assert_int_equal(push(&w.v, &m).status, PUSH_APPLIED);
-    look(&w, &before);
-    server_stop(&w.v);
-    start(&w);
-    look(&w, &after);
-    same(&before, &after);
-    state_free(&before);
-    state_free(&after);
+    again_the_same(&w, 0);
     world_free(&w);
 }
 

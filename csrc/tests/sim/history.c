@@ -276,8 +276,8 @@ static void check_told(const rank_role *r)
         sim_fail("%llu acknowledged updates of rank %d are lost, although "
                  "servers have logs", (unsigned long long)must, r->index);
     if (w.durable && told && r->lives == 1)
-        sim_fail("rank %d was told of %llu lost updates, although servers "
-                 "have logs", r->index, (unsigned long long)told);
+        sim_fail("rank %d counts %llu lost updates, although servers have "
+                 "logs", r->index, (unsigned long long)told);
     if (told + r->hidden < must)
         sim_fail("rank %d was told of %llu lost updates, and %llu are",
                  r->index, (unsigned long long)told, (unsigned long long)must);
