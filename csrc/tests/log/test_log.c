@@ -506,6 +506,8 @@ static void segments_are_used_again(void **state)
         for (int i = 0; memory_disk_file(w.disk, i); i++)
             if (!strncmp(memory_disk_file(w.disk, i)->name, "log-", 4))
                 f = memory_disk_file(w.disk, i);
+        persia_log_close(w.log);
+        w.log = NULL;
         f->bytes -= f->bytes > HEAD_BYTES ? draw(f->bytes - HEAD_BYTES) : 0;
         ok(reopen(&w, first, &n, &found));
         assert_true(n <= w.n - first);
