@@ -224,15 +224,16 @@ def test_flush_has_a_deadline() -> None:
             c.store.flush(wrong)
 
 
-def test_gradients_of_other_ids_are_applied_at_once() -> None:
-    """They are in no bound, so their update ends within the backward."""
-    c = Counter()
-    for t, _ in enumerate(c.loader(20, 3)):
-        ids = JaggedBatch(["f"], torch.tensor([7, 8]))
-        seen, loss = c.forward(Batch(None, ids))
-        assert seen == t
-        loss.backward()
-        assert c.store.stats()["pending"] == 0
+def test_gradients_of_other_ids_are_of_the_last_batch() -> None:
+    """They are in its bound."""
+    for staleness in (0, 3):
+        c = Counter()
+        for t, _ in enumerate(c.loader(20, staleness)):
+            ids = JaggedBatch(["f"], torch.tensor([7, 8]))
+            seen, loss = c.forward(Batch(None, ids))
+            assert t - staleness <= seen <= t
+            loss.backward()
+        assert c.value == 20
 
 
 def test_a_synchronous_loop_beside_waits() -> None:

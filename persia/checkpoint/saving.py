@@ -29,7 +29,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -322,7 +322,7 @@ def load(
         with ranks.agreed(), _reading(root):
             here = _core.ckpt_tables(engine_of(store).handle)
             tables, left = _match(found, here, strict)
-            places: tuple[int, int] | None = None
+            since: _Since | None = None
             with root.reading(found, [manifest.dense]) as folder:
                 dense = read_dense(folder, found, parts, ranks)
             check_classes(parts, dense, found.folder)
@@ -331,8 +331,7 @@ def load(
                     left += _fit(parts, dense)
             say_differences(store, dense, found.folder)
             if resume == "continue":
-                lost = _check_live(store, found)
-                places = _last_place(store, found, dense), lost
+                since = _since(store, found, dense)
             _share(store, root, found)
         with contextlib.ExitStack() as files_held:
             staged: list[Staged] = []  # of the rank that leads
@@ -347,7 +346,7 @@ def load(
             with _loading(store, strict):
                 _apply(ranks, staged, parts, dense, found)
                 with ranks.agreed():
-                    _go_on(store, manifest, resume, places)
+                    _go_on(store, manifest, since)
     if left:
         warn(
             f"load(strict=False) from {found.folder} has left out, and kept "
@@ -430,28 +429,32 @@ def _stage(
         return rows.stage(folder, found.manifest, tables, stop)
 
 
+class _Since(NamedTuple):
+    """Where a rank is that goes on with the rows that servers have."""
+
+    store: int  # its number, see Connection.number_in()
+    place: int  # of the last batch of the checkpoint
+    lost: int  # so many updates before it that servers have lost
+
+
 def _go_on(
-    store: Store,
-    manifest: manifests.Manifest,
-    resume: str,
-    places: tuple[int, int] | None,
+    store: Store, manifest: manifests.Manifest, since: _Since | None
 ) -> None:
-    """With the rows that the store has now; places: the last batch of the
-    checkpoint, and how many updates before it servers have lost.
-    """
+    """With the rows that the store has now; since: if those are live."""
     if engine_of(store).core.held(True):
         engine_of(store).discard()  # gradients of the rows that were
-    if resume == "rollback":
+    if since is None:
         engine_of(store).core.forget()  # and those that are still to come
-    if resume == "rollback":
         _greet(store, restored=True)
     else:
-        assert places is not None
         connection = engine_of(store).connection
-        connection.adopt(manifest.job)
-        stream = connection.stream(manifest.job, store.rank)
+        connection.adopt(manifest.job, since.store)
         go_on = partial(
-            _core.ckpt_go_on, engine_of(store).handle, stream, *places
+            _core.ckpt_go_on,
+            engine_of(store).handle,
+            connection.stream(manifest.job, store.rank),
+            since.place,
+            since.lost,
         )
         patiently(go_on, engine_of(store).connection.timeout)
     engine_of(store).core.set_t(manifest.t)  # the same at all ranks
@@ -465,28 +468,33 @@ def _go_on(
     engine_of(store).rename_rows(updates)
 
 
-def _last_place(
+def _since(
     store: Store, found: files.Found, dense: Mapping[str, Any]
-) -> int:
-    """The place of the last batch that a checkpoint has of this rank; of a
-    rank that is a new one: see client_go_on().
-    """
-    ranks, run = len(dense["ranks"]), found.manifest.job
+) -> _Since:
+    ranks, connection = len(dense["ranks"]), engine_of(store).connection
     had = {
         ledger.stream
         for shard in found.manifest.shards
         for ledger in shard.ledgers
     }
-    streams = [
-        engine_of(store).connection.stream(run, rank) for rank in range(ranks)
-    ]
-    if had and not had & set(streams):
+    number = connection.number_in(found.manifest.job, ranks, had)
+    if number is None:
         raise SchemaMismatch(
             f"{found.folder} is of another namespace than "
-            f"{engine_of(store).connection.namespace!r}: which updates the "
-            "servers have of those that follow it cannot be told; load it "
-            "with resume='rollback'"
+            f"{connection.namespace!r}, or another store of this process "
+            "continues it already: which updates the servers have of those "
+            "that follow it cannot be told; load it with resume='rollback'"
         )
+    lost = _check_live(store, found, number)
+    return _Since(number, _last_place(store, found, dense, ranks), lost)
+
+
+def _last_place(
+    store: Store, found: files.Found, dense: Mapping[str, Any], ranks: int
+) -> int:
+    """The place of the last batch that a checkpoint has of this rank; of a
+    rank that is a new one: see client_go_on().
+    """
     if store.rank >= ranks:
         return 2**64 - 1  # after what it may have made since
     place = dense.get(PLACE)
@@ -502,7 +510,7 @@ def _last_place(
     return place
 
 
-def _check_live(store: Store, found: files.Found) -> int:
+def _check_live(store: Store, found: files.Found, number: int) -> int:
     """The rows that are there are those that the checkpoint was made of, and
     have the updates of this rank that it has; how many they lack.
     """
@@ -526,7 +534,8 @@ def _check_live(store: Store, found: files.Found) -> int:
             f"stem from different restores ({which}): load {found.folder} "
             "with resume='rollback', which reaches all of them"
         )
-    lost = rows.lost(manifest, connection.stream(manifest.job, store.rank))
+    stream = connection.stream(manifest.job, store.rank, number)
+    lost = rows.lost(manifest, stream)
     if lost and engine_of(store).arguments.settings.lost == "raise":
         which = ", ".join(f"{n} at {server}" for server, n in lost.items())
         raise UpdatesLost(

@@ -19,7 +19,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -138,6 +138,8 @@ class _Key(NamedTuple):
         role = f"nn_worker/{self.number}" if self.number else "nn_worker"
         return stream_id(self.namespace, self.job, role, self.rank)
 
+
+_STORES_MAX = 64  # of a process, among which a checkpoint's store is sought
 
 # Streams of this process that are in use: several stores of one namespace
 # must not number their updates in one.
@@ -376,11 +378,28 @@ class Connection:
         """The job's name, of which the streams of its ranks have theirs."""
         return self._key.job if self._key else ""
 
-    def adopt(self, run: str) -> None:
-        """From now on the updates of this store are in the stream that it
-        has in this job."""
+    def number_in(self, run: str, ranks: int, had: Set[int]) -> int | None:
+        """Which of the stores of a process this one is in a job: the same
+        one as here, or the first that no other store of this process is,
+        and that had updates if these streams had any. None: none of them."""
         assert self._key is not None
-        before, self._key = self._key, self._key._replace(job=run)
+        own = self._key.number
+        which: int
+        for which in (own, *range(_STORES_MAX)):
+            key = self._key._replace(job=run, number=which)
+            with _streams_lock:
+                taken = key != self._key and key in _streams
+            streams = {key._replace(rank=r).stream() for r in range(ranks)}
+            if not taken and (not had or had & streams):
+                return which
+        return None
+
+    def adopt(self, run: str, number: int) -> None:
+        """From now on the updates of this store are in the stream that the
+        store of this number has in this job."""
+        assert self._key is not None
+        before = self._key
+        self._key = before._replace(job=run, number=number)
         with _streams_lock:
             _streams.discard(before)
             _streams.add(self._key)
@@ -415,11 +434,13 @@ class Connection:
             _core.cluster_repair(handle, shard)
             return what(handle, shard, *args)
 
-    def stream(self, run: str, rank: int) -> int:
-        """The stream of the updates of a rank's store like this one in a
-        job."""
+    def stream(self, run: str, rank: int, number: int | None = None) -> int:
+        """The stream of the updates of a rank's store in a job: of this
+        number among those of its process, by default that of this one."""
         assert self._key is not None
-        return self._key._replace(job=run, rank=rank).stream()
+        number = self._key.number if number is None else number
+        key = self._key._replace(job=run, rank=rank, number=number)
+        return key.stream()
 
     @property
     def in_step(self) -> bool:

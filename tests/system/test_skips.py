@@ -83,6 +83,22 @@ def test_skips_at_the_end_are_no_loss(servers: str, tmp_path: Path) -> None:
     assert job.store.stats()["client"]["lost"] == 0
 
 
+def test_a_store_that_is_not_the_first_of_its_process(
+    servers: str, tmp_path: Path
+) -> None:
+    """It goes on with the updates of one that was, unless that one lives."""
+    root = tmp_path / "out"
+    life(servers, root, skips=[], killed=SAVED)
+    first, second, third = Job(servers), Job(servers), Job(servers)
+    second.store.load(root, **second.state(), resume="continue")
+    for batch in second.loaders[0]:
+        second.train(batch)
+    assert second.counts() == [1.0] * BATCHES
+    with pytest.raises(errors.SchemaMismatch):
+        third.store.load(root, **third.state(), resume="continue")
+    assert first.counts() == third.counts() == [1.0] * BATCHES
+
+
 def without_loader(job: Job) -> None:
     job.train(job.batch(0))
 
