@@ -102,7 +102,7 @@ static int first_head(updates_log *l, segment_head *h, int *holds)
         return log_io_error("reading", name, rc);
     *holds = got == sizeof *h && segment_head_holds(h, l->firsts[0]);
     return *holds || (l->segments_n == 1 &&
-                      (size <= HEAD_BYTES ||
+                      (size <= EMPTY_BYTES ||
                        segment_head_is_old(h, l->firsts[0])))
                ? PERSIA_OK
                : head_damaged(name);

@@ -18,6 +18,7 @@ enum {
     UNIT = 64,          /* bytes that all in a segment is aligned to */
     HEAD_BYTES = 512,   /* of a segment */
     RECORD_BYTES = 64,  /* of a record's head */
+    EMPTY_BYTES = HEAD_BYTES + RECORD_BYTES, /* of a segment as it is made */
     BOOT_BYTES = 40,    /* of the machine's boot id, with 0 */
     SEGMENT_NAME = 32,
     SPARES = 16

@@ -211,7 +211,7 @@ static int judge_segment(reading *r, uint64_t bad, int *shows)
     const uint64_t first = r->l->firsts[r->segment];
     if (segment_head_holds(&r->head, first))
         return segment_shows(r, bad, shows);
-    *shows = r->size > HEAD_BYTES && !segment_head_is_old(&r->head, first);
+    *shows = r->size > EMPTY_BYTES && !segment_head_is_old(&r->head, first);
     return PERSIA_OK;
 }
 

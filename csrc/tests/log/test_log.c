@@ -307,6 +307,23 @@ static void what_was_synced_survives_power(void **state)
     }
 }
 
+/* A segment was made, and not synced yet. */
+static void power_is_lost_while_a_segment_is_made(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 50; seed++) {
+        world w;
+        fresh(&w, LOG_PROCESS, 0);
+        persia_log_close(w.log);
+        w.log = NULL;
+        memory_disk_lose(w.disk, seed);
+        resume(&w, 0, 0);
+        ok(append(&w));
+        resume(&w, 0, 1);
+        world_free(&w);
+    }
+}
+
 /* ---- a disk that refuses ------------------------------------------------ */
 
 static void a_full_disk_changes_nothing(void **state)
@@ -581,6 +598,7 @@ int main(void)
         cmocka_unit_test(a_damaged_middle_is_refused),
         cmocka_unit_test(a_missing_segment_is_refused),
         cmocka_unit_test(what_was_synced_survives_power),
+        cmocka_unit_test(power_is_lost_while_a_segment_is_made),
         cmocka_unit_test(a_full_disk_changes_nothing),
         cmocka_unit_test(a_failed_sync_heals_by_a_cut),
         cmocka_unit_test(a_disk_that_hangs_has_one_thread),
