@@ -8,6 +8,19 @@
 
 #define KEEPALIVE_NS ((uint64_t)10 * 1000000000)
 
+/* Of two processes of a rank that claim its stream at once servers take the
+ * greater: on one machine that is the later one, also where a message of one
+ * that is dead arrives last. */
+static int choose_client(uint64_t *out)
+{
+    enum { RANDOM_BITS = 22, TICK_BITS = 16 };
+    int rc = persia_random_id(out);
+    if (!rc)
+        *out = persia_clock_ns() >> TICK_BITS << RANDOM_BITS |
+               *out >> (64 - RANDOM_BITS);
+    return rc;
+}
+
 /* ---- Hello to all ---- */
 
 typedef struct greeting {
@@ -253,7 +266,7 @@ static int make(const client_config *config, embedded *own, ps_client **out)
     r->shared = config->shared;
     r->client = config->stream;
     if (!r->shared)
-        rc = persia_random_id(&r->client);
+        rc = choose_client(&r->client);
     r->owner = config->owner;
     r->embedded = own;
     if (own)
