@@ -238,7 +238,7 @@ static void part_of(const embedding_worker *s, const worker_stream *t,
     for (size_t k = 0; k < 2; k++)
         for (const offer *o = lists[k]; o; o = o->next) {
             const uint64_t i = o->m.number - out->settled - 1;
-            const int had = k ? has_taker(s, r, o) : rank_has(r, o);
+            const int had = k ? has_taker(s, r, o) : job_has(s, r, o);
             if (o->stream == t && i < WIRE_BATCHES_MAX && !had)
                 out->window[i / 64] &= ~((uint64_t)1 << i % 64);
         }

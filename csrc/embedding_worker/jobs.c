@@ -172,12 +172,16 @@ static int drop_streams(embedding_worker *s, const worker_job *j)
 
 void worker_jobs_tick(embedding_worker *s, uint64_t now)
 {
+    /* A lease may be shorter than a Take that waits. */
+    const uint64_t silence = s->config.silence_ns > s->config.lease_ns
+                                 ? s->config.silence_ns
+                                 : s->config.lease_ns;
     s->stats.jobs = 0;
     for (worker_job **at = &s->job_list, *j; (j = *at);) {
         const int fed = job_is_fed(s, j);
         s->stats.jobs += (uint64_t)fed;
         if (fed || now - j->began < s->config.lease_ns ||
-            has_ranks(s, j, s->config.lease_ns) || drop_streams(s, j)) {
+            has_ranks(s, j, silence) || drop_streams(s, j)) {
             at = &j->next;
             continue;
         }
@@ -459,6 +463,17 @@ int is_withheld(const embedding_worker *s, const offer *o, uint64_t now)
         without += rank_may_be_of(r, j) && r->rank < j->world &&
                    r->heard > o->since && !rank_has(r, o);
     return without < j->world;
+}
+
+int job_has(const embedding_worker *s, const worker_rank *asks, const offer *o)
+{
+    const worker_rank *r = s->ranks;
+    if (rank_has(asks, o))
+        return 1;
+    while (r && !(rank_may_be_of(r, o->stream->job) && r->heard > o->since &&
+                  rank_has(r, o)))
+        r = r->next;
+    return r != NULL;
 }
 
 /* Another rank of the same world, which is there. */

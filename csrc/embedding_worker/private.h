@@ -381,6 +381,11 @@ worker_rank *rank_find(const embedding_worker *s, uint64_t client);
 int rank_is_replaced(const embedding_worker *s, uint64_t client);
 /* Whether it held the batch at its last Take. */
 int rank_has(const worker_rank *r, const offer *o);
+/* Whether a rank of the job has it, by what the ranks said after it arrived:
+ * then its update is to be expected of that one, also without a lease.  asks:
+ * the rank that asks. */
+int job_has(const embedding_worker *s, const worker_rank *asks,
+            const offer *o);
 /* The epoch that the others of its job are in; 0: there are none. */
 uint64_t rank_epoch(const embedding_worker *s, const worker_rank *of);
 /* A rank says what it looks up.  *created: it had not, or otherwise. */

@@ -460,7 +460,7 @@ static int take_any(asking *a, const worker_rank *r, worker_job *j)
     while (o && (o->stream->job != j || offer_epoch(o) > epoch ||
                  may_have(r, o) || is_withheld(s, o, now))) {
         left |= o->stream->job == j && offer_epoch(o) <= epoch &&
-                !rank_has(r, o);
+                !job_has(s, r, o);
         o = o->next;
     }
     if (o && (idle || !m->look || !m->epoch))

@@ -148,6 +148,41 @@ static void what_the_rank_has_in_hand_does_not_hold_it_up(void **state)
     assert_int_equal(stats_of(w).withheld, 1);
 }
 
+/* They wait for each other's batch, to make one update of several. */
+static void what_another_rank_has_in_hand_does_not_hold_it_up(void **state)
+{
+    world *w = *state;
+    wire_loader_part part;
+    wire_batch_name held[1] = {{5, 1}};
+    wire_hello two = {.caller = {.client = 1},
+                      .version = WIRE_VERSION,
+                      .name_space = "test",
+                      .world = 2};
+    uint64_t ends[1] = {1};
+    const wire_heartbeat over = {.caller = caller(w, 77), .stream = 5,
+                                 .epoch = 2, .first = 1, .ends = ends,
+                                 .ends_n = 1};
+    wire_submit again = batch(w, 1);
+    again.attempt = 2;
+    for (uint32_t i = 0; i < 2; i++) {
+        two.caller.client = i + 1;
+        two.rank = i;
+        hello_as(w, &two);
+    }
+    declare(w, "b");
+    send_as(w, &again);
+    beat_as(w, &over);
+    wire_take_reply m = answer_to(w, 1, 1, &part);
+    assert_int_equal(m.status, TAKE_EMPTY); /* nor that it has none */
+    two.held = held;
+    two.held_n = 1;
+    hello_as(w, &two);
+    m = answer_to(w, 1, 2, &part);
+    assert_int_equal(m.status, TAKE_END);
+    assert_int_equal(part.last, 1);
+    assert_int_equal(part.window[0] & 1, 1);
+}
+
 static void a_full_queue_has_room_for_an_earlier_epoch(void **state)
 {
     world w = {0};
@@ -192,6 +227,7 @@ int main(void)
         TEST(a_new_loader_has_the_epoch_of_the_ranks),
         TEST(a_loader_that_waits_makes_ranks_look_elsewhere),
         TEST(what_the_rank_has_in_hand_does_not_hold_it_up),
+        TEST(what_another_rank_has_in_hand_does_not_hold_it_up),
         cmocka_unit_test(a_full_queue_has_room_for_an_earlier_epoch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -140,8 +140,13 @@ int hello(world *w, uint64_t client)
                           .version = WIRE_VERSION,
                           .name_space = "test",
                           .world = 1};
+    return hello_as(w, &m);
+}
+
+int hello_as(world *w, const wire_hello *m)
+{
     wire_hello_reply reply;
-    pending *c = START(w->s, HELLO, hello, &m);
+    pending *c = START(w->s, HELLO, hello, m);
     int rc = wait_for(c);
     assert_int_equal(rc, PERSIA_OK);
     DECODE(c, hello_reply, &reply);

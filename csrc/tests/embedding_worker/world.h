@@ -74,6 +74,7 @@ int finish_world(void **state);
 table_spec spec(void);
 wire_caller caller(const world *w, uint64_t client);
 int hello(world *w, uint64_t client);
+int hello_as(world *w, const wire_hello *m);
 int declare(world *w, const char *second);
 wire_submit batch(const world *w, uint64_t number);
 /* Its code; *status, *done: how many are done. */

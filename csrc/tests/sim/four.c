@@ -12,7 +12,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { AHEAD = 3, IDS_MAX = SERVERS_MAX + SHARED };
+#define CALM (90 * SIM_S) /* all leases and timeouts are over */
+enum { AHEAD = 3, GROUP_MAX = 4, IDS_MAX = SERVERS_MAX + SHARED };
 
 /* A process that is started again when it is down. */
 typedef struct process {
@@ -32,6 +33,8 @@ static struct {
     loader_sender *sender; /* of the loader that has ended */
     int rows;            /* ... travel: ranks pool them */
     int step;            /* the ranks train in step, and die together */
+    int group;           /* batches of an update; its last one may have less */
+    uint64_t healed;     /* when the last fault was; or 0 */
     uint32_t met;        /* ranks of this life that have joined the steps */
     uint64_t last;       /* step that one of them knows */
     uint32_t ended;      /* ... that have ended their pass */
@@ -120,6 +123,8 @@ static _Noreturn void die(process *p, const char *what, int rc)
         !(rc == PERSIA_EARG && is_step_unsure()))
         sim_fail("%s: %s, which no fault explains", what,
                  persia_err_name(rc));
+    if (four.healed && sim_now() - four.healed > CALM && !is_step_unsure())
+        sim_fail("%s dies, and there was no fault for long", p->name);
     process_end(p, SIM_S);
     for (;;)
         (void)sim_wait(NULL, UINT64_MAX);
@@ -260,6 +265,7 @@ typedef struct trainer {
     rank_taken *taken[AHEAD];
     uint64_t batch[AHEAD];
     int n;
+    int pending; /* batches of the next update */
 } trainer;
 
 static void open_rank(trainer *t, uint32_t i)
@@ -351,6 +357,19 @@ static void free_places(void *owner)
     free(owner);
 }
 
+static void update(trainer *t)
+{
+    const optim_args sgd = {.kind = OPTIM_SGD, .lr = 1, .grad_scale = 1};
+    int rc = persia_loop_apply(t->s, four.group > 1 ? LOOP_ALL : LOOP_MINE,
+                               &sgd, 1);
+    if (client_is_loss(rc))
+        sim_say("an update tells: %s", persia_err_text());
+    else if (rc)
+        die(t->p, "an update", rc);
+    t->pending = 0;
+    sim_wake(&four.step);
+}
+
 /* 0: the pass has ended. */
 static int train_one(trainer *t)
 {
@@ -382,13 +401,8 @@ static int train_one(trainer *t)
                                   .grad = minus, .stride = DIM},
                          .owner = places, .release = free_places};
     TRAIN(t, "a gradient", persia_loop_add_grad(t->s, &g));
-    const optim_args sgd = {.kind = OPTIM_SGD, .lr = 1, .grad_scale = 1};
-    int rc = persia_loop_apply(t->s, LOOP_MINE, &sgd, 1);
-    if (client_is_loss(rc))
-        sim_say("an update tells: %s", persia_err_text());
-    else if (rc)
-        die(t->p, "an update", rc);
-    sim_wake(&four.step);
+    if (++t->pending == four.group)
+        update(t);
     persia_taken_put(taken);
     for (int i = 1; i < t->n; i++) {
         t->taken[i - 1] = t->taken[i];
@@ -409,6 +423,8 @@ static void *rank_main(void *arg)
         ask_ahead(t);
     while (train_one(t));
     sim_say("the pass has ended");
+    if (t->pending)
+        update(t);
     if (four.step)
         TRAIN(t, "leaving", persia_loop_leave(t->s, 1));
     TRAIN(t, "flush", persia_loop_flush(t->s, 0));
@@ -441,13 +457,16 @@ void four_begin(void)
     four.step = w.ranks_n > 1 && sim_chance(600);
     if (four.step)
         four.staleness = 0;
+    four.group = four.step || sim_chance(600) ? 1
+                                              : 2 + (int)sim_random(GROUP_MAX - 1);
     four.lease = sim_between(SIM_S, 30 * SIM_S);
     four.timeout = sim_between(2 * SIM_S, 20 * SIM_S);
     four.batches = 20 + (int)sim_random(BATCHES_MAX - 20);
-    sim_say("four roles: %u workers, %d batches, staleness %llu%s, leases of "
-            "%.1f s%s", four.workers_n, four.batches,
+    sim_say("four roles: %u workers, %d batches, staleness %llu%s, updates of "
+            "%d, leases of %.1f s%s", four.workers_n, four.batches,
             (unsigned long long)four.staleness, four.step ? " in step" : "",
-            (double)four.lease / 1e9, four.rows ? ", rows travel" : "");
+            four.group, (double)four.lease / 1e9,
+            four.rows ? ", rows travel" : "");
     for (int i = 0; i < (int)four.workers_n; i++) {
         snprintf(four.addresses[i], sizeof four.addresses[i], "worker%d", i);
         process_make(&four.workers[i], "worker", i, SLOT_WORKERS, worker_main);
@@ -487,6 +506,7 @@ sim_node *four_any(uint32_t k)
 
 void four_heal(void)
 {
+    four.healed = sim_now();
     for (uint32_t i = 0; i < four.workers_n; i++)
         restart(&four.workers[i]);
     for (uint32_t i = 0; i < w.ranks_n; i++)
