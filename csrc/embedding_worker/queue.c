@@ -321,7 +321,9 @@ static void take_nothing(asking *a, uint32_t status, uint64_t epoch)
     ready_status(a, status);
 }
 
-static void take_end(asking *a, worker_job *j, uint64_t epoch)
+/* With what is known of the batches of the epoch: see pass_is_over(). */
+static void take_none(asking *a, const worker_job *j, uint32_t status,
+                      uint64_t epoch)
 {
     embedding_worker *s = a->s;
     a->parts = persia_wire_memory_take(&a->memory,
@@ -330,11 +332,18 @@ static void take_end(asking *a, worker_job *j, uint64_t epoch)
         ready_error(a, PERSIA_ENOMEM);
         return;
     }
-    a->parts_n = epoch_parts(s, j, epoch,
-                             rank_find(s, a->m.take.caller.client), a->parts);
-    epochs_count(s, j, epoch, 0);
-    a->loaders_silent = epoch_silent(s, j, epoch);
-    take_nothing(a, TAKE_END, epoch);
+    if (epoch)
+        a->parts_n = epoch_parts(s, j, epoch,
+                                 rank_find(s, a->m.take.caller.client),
+                                 a->parts);
+    take_nothing(a, status, epoch);
+}
+
+static void take_end(asking *a, worker_job *j, uint64_t epoch)
+{
+    epochs_count(a->s, j, epoch, 0);
+    a->loaders_silent = epoch_silent(a->s, j, epoch);
+    take_none(a, j, TAKE_END, epoch);
 }
 
 /* ---- Take by place ---- */
@@ -468,8 +477,10 @@ static int take_any(asking *a, const worker_rank *r, worker_job *j)
     else if (!o && epoch && sure && !left &&
              epoch_is_over(s, j, epoch, (int)m->begun))
         take_end(a, j, epoch);
+    else if (!o && idle && (m->look || waits))
+        take_none(a, j, TAKE_IDLE, sure ? epoch : 0);
     else if (m->look || (!o && waits))
-        take_nothing(a, !o && idle ? TAKE_IDLE : TAKE_EMPTY, sure ? epoch : 0);
+        take_nothing(a, TAKE_EMPTY, sure ? epoch : 0);
     else if (epoch && sure && !m->epoch)
         take_nothing(a, TAKE_EMPTY, epoch);
     else
@@ -728,8 +739,10 @@ static void take_empty(asking *a)
         return;
     }
     const uint64_t epoch = epoch_of(a->s, r, &a->m.take, &sure);
-    take_nothing(a, epoch_is_idle(a->s, j, 1) ? TAKE_IDLE : TAKE_EMPTY,
-                 sure ? epoch : 0);
+    if (epoch_is_idle(a->s, j, 1))
+        take_none(a, j, TAKE_IDLE, sure ? epoch : 0);
+    else
+        take_nothing(a, TAKE_EMPTY, sure ? epoch : 0);
 }
 
 void service_match(embedding_worker *s)

@@ -24,6 +24,13 @@ static int has_ended(const rank_taker *r, size_t i)
            r->at[i].ended == atomic_load(&r->c.links[i].boot);
 }
 
+/* Whether it had nothing the last time, and says what it knows of batches. */
+static int is_idle(const rank_taker *r, size_t i)
+{
+    return r->at[i].idle &&
+           r->at[i].idle == atomic_load(&r->c.links[i].boot);
+}
+
 static int is_held(const rank_taker *r, uint64_t stream, uint64_t number)
 {
     const rank_taken *t = r->held;
@@ -37,7 +44,8 @@ static int is_had(const rank_taker *r, uint64_t stream, uint64_t number)
 {
     for (size_t i = 0; i < r->c.links_n; i++) {
         const at_link *at = &r->at[i];
-        for (size_t k = 0; k < at->parts_n && has_ended(r, i); k++) {
+        const int knows = has_ended(r, i) || is_idle(r, i);
+        for (size_t k = 0; k < at->parts_n && knows; k++) {
             const wire_loader_part *p = &at->parts[k];
             const uint64_t bit = number - p->settled - 1;
             if (p->stream == stream &&
@@ -87,7 +95,7 @@ static int pass_is_over(const rank_taker *r)
         const worker_link *l = &r->c.links[i];
         if (has_ended(r, i))
             n++;
-        else if (!link_is_away(l) && r->at[i].idle != atomic_load(&l->boot))
+        else if (!link_is_away(l) && !is_idle(r, i))
             return 0;
     }
     return n && !missing(r).number;
@@ -285,12 +293,14 @@ int pass_learn(rank_taken *t)
     if (own && !r->epoch)
         r->epoch = t->m.epoch;
     own = own && t->m.epoch <= r->epoch;
-    if (own && t->m.status == TAKE_END && t->m.epoch == r->epoch &&
-        t->backs_ended == r->backs_ended && !keep_parts(at, &t->m))
+    const int is_last = own && t->m.epoch == r->epoch &&
+                        t->backs_ended == r->backs_ended;
+    at->idle = own && t->m.status == TAKE_IDLE ? t->boot : 0;
+    if (is_last && (t->m.status == TAKE_END || at->idle) &&
+        !keep_parts(at, &t->m) && !at->idle)
         at->ended = t->boot;
     if (own && t->m.status == TAKE_END)
         learn_silent(r, &t->m);
-    at->idle = own && t->m.status == TAKE_IDLE ? t->boot : 0;
     if (own && t->m.status == TAKE_BATCH) {
         r->begun = r->epoch;
         r->missing_since = 0;

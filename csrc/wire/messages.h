@@ -674,8 +674,8 @@ typedef struct wire_take_reply {
     wire_row_offsets offsets; /* left out: each bag has one id */
     /* That it is an answer for. 0: it is not known which is next. */
     uint64_t epoch;
-    /* END: of the loaders that have ended it and are alive. The epoch is over
-     * when all their batches are at workers that are alive. */
+    /* END, IDLE: of the loaders that have ended it and are alive. The epoch is
+     * over when all their batches are at workers that are alive. */
     wire_loader_part *loaders;
     size_t loaders_n;
     uint64_t job; /* that the epoch is of; 0: it is not known */

@@ -2,16 +2,22 @@
 #include "tests/embedding_worker/world.h"
 
 /* The answer to a Take of this epoch. */
-static wire_take_reply answer_to(world *w, uint64_t epoch, uint64_t number,
-                                 wire_loader_part *part)
+static wire_take_reply answer_as(world *w, uint64_t client, uint64_t epoch,
+                                 uint64_t number, wire_loader_part *part)
 {
     wire_take_reply reply;
-    pending *c = ask(w, 1, epoch, number);
+    pending *c = ask(w, client, epoch, number);
     assert_int_equal(wait_for(c), PERSIA_OK);
     DECODE(c, take_reply, &reply);
     *part = reply.loaders_n ? reply.loaders[0] : (wire_loader_part){0};
     end_call(c);
     return reply;
+}
+
+static wire_take_reply answer_to(world *w, uint64_t epoch, uint64_t number,
+                                 wire_loader_part *part)
+{
+    return answer_as(w, 1, epoch, number, part);
 }
 
 /* What a worker that was started again learns of a loader that is in its
@@ -183,6 +189,43 @@ static void what_another_rank_has_in_hand_does_not_hold_it_up(void **state)
     assert_int_equal(part.window[0] & 1, 1);
 }
 
+/* It was started when one of two loaders had left, and never sees the end of
+ * the epoch: its batches are at ranks, and others are to know that. */
+static void an_idle_worker_says_what_ranks_have(void **state)
+{
+    world w = {0};
+    void *ended = &w;
+    wire_loader_part part;
+    (void)state;
+    begin_with(&w, 1 << 20, 60 * SECOND);
+    persia_embedding_worker_destroy(w.s);
+    const embedding_worker_config config = {
+        .servers = w.servers, .message_limit = 1 << 20, .queue_limit = 1 << 20,
+        .lease_ns = 60 * SECOND, .silence_ns = 60 * SECOND, .loaders = 2,
+        .jobs = 2};
+    assert_int_equal(persia_embedding_worker_create(&config, &w.s), PERSIA_OK);
+    uint64_t ends[1] = {1};
+    wire_hello two = {.version = WIRE_VERSION, .name_space = "test",
+                      .world = 2};
+    for (uint32_t i = 0; i < 2; i++) {
+        two.caller.client = i + 1;
+        two.rank = i;
+        hello_as(&w, &two);
+    }
+    declare(&w, "b");
+    send_batch(&w, 1);
+    const wire_heartbeat over = {.caller = caller(&w, 77), .stream = 5,
+                                 .epoch = 2, .first = 1, .ends = ends,
+                                 .ends_n = 1, .waits = 1};
+    assert_int_equal(answer_as(&w, 2, 1, 1, &part).status, TAKE_BATCH);
+    beat_as(&w, &over);
+    assert_int_equal(answer_as(&w, 1, 1, 1, &part).status, TAKE_IDLE);
+    assert_int_equal(part.stream, 5);
+    assert_int_equal(part.last, 1);
+    assert_int_equal(part.window[0] & 1, 1);
+    finish_world(&ended);
+}
+
 static void a_full_queue_has_room_for_an_earlier_epoch(void **state)
 {
     world w = {0};
@@ -228,6 +271,7 @@ int main(void)
         TEST(a_loader_that_waits_makes_ranks_look_elsewhere),
         TEST(what_the_rank_has_in_hand_does_not_hold_it_up),
         TEST(what_another_rank_has_in_hand_does_not_hold_it_up),
+        cmocka_unit_test(an_idle_worker_says_what_ranks_have),
         cmocka_unit_test(a_full_queue_has_room_for_an_earlier_epoch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
