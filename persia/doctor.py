@@ -21,6 +21,7 @@ from json import dumps
 from pathlib import Path
 from typing import Literal
 
+from persia.base.processors import cpu_quota, processors, text_of
 from persia.base.requirements import AGAIN, install
 from persia.base.version import source_tree
 
@@ -264,47 +265,10 @@ def _packages() -> Iterator[Finding]:
 # ---- the machine -----------------------------------------------------------
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
-
-
-def cpu_quota(root: Path = Path("/")) -> float | None:
-    """The CPUs that the container of this process may use, in cores.
-
-    Args:
-        root: where ``proc`` and ``sys`` lie.
-
-    Returns:
-        The smallest quota from its cgroup up, or None: there is none.
-    """
-    quotas = []
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, kinds, path = line.split(":", 2)
-        if kinds and "cpu" not in kinds.split(","):
-            continue
-        base = root / "sys/fs/cgroup" / ("cpu" if kinds else "")
-        inner = base / path.strip("/")
-        for folder in (inner, *inner.parents):
-            if kinds:
-                quota = _read(folder / "cpu.cfs_quota_us")
-                period = _read(folder / "cpu.cfs_period_us")
-            else:
-                quota, _, period = _read(folder / "cpu.max").partition(" ")
-            if quota.isdigit() and period.isdigit():
-                quotas.append(int(quota) / int(period))
-            if folder == base:
-                break
-    return min(quotas, default=None)
-
-
 def _processors(root: Path) -> Iterator[Finding]:
-    allowed = len(os.sched_getaffinity(0))
     quota = cpu_quota(root)
-    cores = allowed if quota is None else min(float(allowed), quota)
-    text = f"{allowed}"
+    cores = processors(root)
+    text = f"{len(os.sched_getaffinity(0))}"
     if quota is not None:
         text += f", quota of the container {quota:g}"
     yield Finding("CPUs", "ok", text)
@@ -324,7 +288,7 @@ def _processors(root: Path) -> Iterator[Finding]:
 
 
 def _memory(root: Path) -> Iterator[Finding]:
-    mode = _read(root / "sys/kernel/mm/transparent_hugepage/enabled")
+    mode = text_of(root / "sys/kernel/mm/transparent_hugepage/enabled")
     chosen = mode.partition("[")[2].partition("]")[0]
     if chosen in ("always", "madvise"):
         yield Finding("huge pages", "ok", chosen)

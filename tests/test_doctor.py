@@ -23,11 +23,12 @@ from typer.testing import CliRunner
 
 from persia import _core, doctor, errors
 from persia.base import requirements as module
+from persia.base.processors import cpu_quota, processors
 from persia.base.requirements import required
 from persia.cli.app import app
 from persia.data.formats.paths import find_files
 from persia.data.kafka.brokers import library
-from persia.doctor import Finding, cpu_quota, examine
+from persia.doctor import Finding, examine
 
 ROOT = Path(__file__).parents[1]
 
@@ -79,7 +80,10 @@ def found(name: str, root: Path = Path("/")) -> Finding:
 def test_the_quota_is_the_smallest_of_the_groups(
     files: dict[str, str], cores: float | None, tmp_path: Path
 ) -> None:
-    assert cpu_quota(write(tmp_path, files)) == cores
+    root = write(tmp_path, files)
+    assert cpu_quota(root) == cores
+    allowed = float(len(os.sched_getaffinity(0)))
+    assert processors(root) == min(allowed, cores or allowed)
 
 
 def test_more_threads_than_the_quota_are_a_warning(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from persia.base.environment import variable
@@ -13,6 +14,8 @@ __all__ = ["main"]
 def main() -> None:
     """Runs a command. Where a part of the installation cannot be loaded, that
     is one line, and ``persia doctor`` works all the same."""
+    # Threads of torch that wait take no processor from others; before torch.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     end_on_sigterm()  # before what takes a while to import
     try:
         from persia.cli.app import main as run

@@ -21,6 +21,7 @@ from torch import Tensor
 from persia import _core, errors
 from persia.admission import Admission
 from persia.base.check import real
+from persia.base.processors import processors
 from persia.base.torch_private import in_backward, made_a_step
 from persia.base.warning import warn
 from persia.optim import add_table, factors_of, gradients_came
@@ -163,7 +164,9 @@ class Engine:
         self.optimizer = optimizer
         threads = arguments.threads
         self.connection = arguments.settings.open(
-            torch.get_num_threads() if threads is None else threads,
+            min(torch.get_num_threads(), max(1, int(processors())))
+            if threads is None
+            else threads,
             arguments.memory_limit or 0,
         )
         self.core = self.connection.core

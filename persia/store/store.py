@@ -64,7 +64,8 @@ class Store(Rows, Stats):
             of the update and raises NonFiniteGradient, "skip" leaves out the
             rows concerned and counts them.
         threads: that lookups and updates use; default:
-            ``torch.get_num_threads()``.
+            ``torch.get_num_threads()``, and no more than the processors that
+            this process may use.
         servers: where the tables are: "embedded"; "ranks", for which
             torch.distributed needs its process group first; or addresses
             "host:port", several with commas between or as a list. A name with

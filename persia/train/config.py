@@ -206,7 +206,8 @@ class TrainConfig(pydantic.BaseModel):
     prefetch: Literal["auto", "on", "off"] = Field(
         "auto",
         description="Whether lookups run ahead of the training; auto: where "
-        "a core or a wire would wait otherwise.",
+        "a wire or a device would wait otherwise, or, with threads given, a "
+        "core.",
     )
     epochs: int = Field(1, ge=1, description="Passes over the training data.")
     servers: str | None = Field(
@@ -321,7 +322,8 @@ class TrainConfig(pydantic.BaseModel):
         None,
         ge=1,
         le=1024,
-        description="Threads of torch and of the tables (default: torch's).",
+        description="Threads of torch and of the tables (default: as many as "
+        "processors may be used and a step has work for).",
     )
 
     @pydantic.field_validator("label")

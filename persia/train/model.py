@@ -10,9 +10,16 @@ from torch import nn
 
 import persia
 from persia import errors, models, optim
+from persia.base.processors import processors
 from persia.train.config import TrainConfig
 
-__all__ = ["MODELS", "device_of", "make_model", "make_optimizer"]
+__all__ = [
+    "MODELS",
+    "device_of",
+    "make_model",
+    "make_optimizer",
+    "threads_of",
+]
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "dlrm": models.DLRM,
@@ -71,6 +78,24 @@ def make_model(
         ],
     )
     return MODELS[config.model](bags, dense_features, **options)
+
+
+# Floating-point operations of a step that are worth a thread: with fewer, the
+# threads of one operation wait for each other longer than they compute.
+_WORTH_A_THREAD = 50_000_000
+
+
+def threads_of(model: nn.Module, batch_size: int) -> int:
+    """How many threads of torch compute a model: as many as the processors
+    that this process may use, and as a step has work for; or what
+    ``OMP_NUM_THREADS`` says, which torchrun sets, too."""
+    threads = torch.get_num_threads()
+    if "OMP_NUM_THREADS" in os.environ:
+        return threads
+    parameters = sum(p.numel() for p in model.parameters())
+    work = 6 * parameters * batch_size  # 2 forward, 4 backward
+    most = min(threads, int(processors()), work // _WORTH_A_THREAD)
+    return max(1, most)
 
 
 def device_of(name: str) -> torch.device:

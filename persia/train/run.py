@@ -26,7 +26,12 @@ from persia.train.best import METRICS, Best
 from persia.train.config import TrainConfig, resolve
 from persia.train.extra import Extra
 from persia.train.logs import CSVLog, Log, TensorBoardLog, health
-from persia.train.model import device_of, make_model, make_optimizer
+from persia.train.model import (
+    device_of,
+    make_model,
+    make_optimizer,
+    threads_of,
+)
 from persia.train.roots import Roots, agreed, best_root
 from persia.train.sources import (
     check_best,
@@ -114,6 +119,12 @@ class Run:
         keys, dense = self.train.keys, self.train.dense_features
         tasks = self.train.tasks
         model = make_model(config, self.store, keys, dense, tasks)
+        ahead = True
+        if config.threads is None:
+            torch.set_num_threads(threads_of(model, config.batch_size))
+            # The same bits on each machine.
+            here = device.type == "cpu" and not self.store.remote
+            ahead = not here or config.prefetch == "on"
         self.model = model.to(device)
         # Of earlier jobs; asked before any rank may train.
         self._found = self._rows() if self.store.remote else 0
@@ -129,7 +140,7 @@ class Run:
             self.optimizer,
             staleness=config.staleness,
             compile=config.compile,
-            prefetch=_PREFETCH[config.prefetch],
+            prefetch=_PREFETCH[config.prefetch] if ahead else False,
             device=device,
             autocast=torch.bfloat16 if config.precision == "bf16" else None,
             accumulate=config.accumulate,
