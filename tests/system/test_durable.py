@@ -200,6 +200,66 @@ def test_a_server_begins_beyond_twice_the_limit(tmp_path: Path) -> None:
         client.store.close()
 
 
+EVICTIONS: dict[str, Any] = {
+    "lru": "lru",
+    "lfu": "lfu",
+    "norm": "norm",
+    "ttl": persia.eviction.TTL(updates=8),
+}
+
+
+def test_what_evicting_tables_recover(tmp_path: Path) -> None:
+    """Other rows may stay than did before, as the recovered rows lie in other
+    places. Ids of every update are never evicted: their rows lack nothing. A
+    row of another id has its updates since it was made."""
+    capacity, hot, ids = 160, 40, 2000
+    with durable(tmp_path, "process", "--log-limit", "128KiB") as where:
+        store = persia.Store(
+            persia.optim.SGD(lr=1.0), servers=where.server.address
+        )
+        tables = {
+            name: persia.nn.Embedding(
+                ids,
+                4,
+                store=store,
+                name=name,
+                init=0.0,
+                capacity=None if name == "ttl" else capacity,
+                eviction=eviction,
+            )
+            for name, eviction in EVICTIONS.items()
+        }
+        want, generator = torch.zeros(ids), torch.Generator().manual_seed(5)
+
+        def step() -> None:
+            some = torch.randint(hot, ids, (20,), generator=generator)
+            batch = torch.cat([torch.arange(hot), some.unique()])
+            every = [rows(batch).sum() for rows in tables.values()]
+            (-torch.stack(every).sum()).backward()
+            want[batch] += 1
+
+        for _ in range(2):
+            log = tmp_path / "log" / "default-0-of-1"
+            step()
+            store.flush()
+            before = described(log)["cut"]
+            while described(log)["cut"] == before:
+                step()
+            for _ in range(20):
+                step()
+            store.flush()
+            where.again()
+            for name in tables:
+                values, _, there = store.rows_and_state(name, range(ids))
+                got = values[:, 0]
+                if name != "ttl":
+                    assert int(there.sum()) <= capacity
+                assert torch.equal(got[:hot], want[:hot])
+                assert (got[there] >= 1).all()
+                assert (got[there] <= want[there]).all()
+        store.close()
+
+
 def test_an_erased_id_stays_erased(tmp_path: Path) -> None:
     with durable(tmp_path, "process") as where:
         client = Counting(where.server.address)
