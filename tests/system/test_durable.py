@@ -188,6 +188,28 @@ def test_a_restored_checkpoint_may_be_removed(tmp_path: Path) -> None:
         client.store.close()
 
 
+def test_a_stream_is_opened_before_a_cut(tmp_path: Path) -> None:
+    """Its first update comes after it: the log behind the cut has that
+    alone."""
+    with durable(tmp_path, "process", "--log-limit", "64KiB") as where:
+        client = Counting(where.server.address)
+        late = Counting(where.server.address, job="late")
+        client.step()
+        client.store.flush()
+        folder = tmp_path / "log" / "default-0-of-1"
+        before = described(folder)["cut"]
+        while described(folder)["cut"] == before:
+            client.step()
+        client.store.flush()
+        late.steps(1)
+        where.again()
+        late.steps(1)
+        late.store.close()
+        client.want += late.want
+        client.check()
+        client.store.close()
+
+
 def test_a_server_begins_beyond_twice_the_limit(tmp_path: Path) -> None:
     """It is killed before it could write its rows."""
     with durable(tmp_path, "process") as where:
