@@ -42,6 +42,7 @@ ROOT = "@log"
 #: Levels of ``--durable`` that keep a log.
 LEVELS = {"process": _core.LOG_PROCESS, "disk": _core.LOG_DISK}
 
+_NOTE = "checkpoints"
 _SEGMENT = 256 << 20  # bytes of a file, at most
 _LIMIT = 1 << 30  # bytes of a log, where no limit is given
 _POLL = 0.5  # seconds between looks at the log
@@ -92,6 +93,7 @@ class Log:
         self._level = LEVELS[config.durable]
         self._root = files.LocalRoot(self.path)
         self._stop = threading.Event()
+        self._cutting = threading.Lock()
         self._thread: threading.Thread | None = None
         if config.log_from == "cut" and self._is_damaged():
             self._drop()
@@ -169,6 +171,32 @@ class Log:
             "warning",
         )
 
+    # ---- where its restores read
+
+    def noted(self) -> str:
+        """The folder of checkpoints that was noted last, or ""."""
+        try:
+            return (self.path / _NOTE).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return ""
+        except (OSError, ValueError) as error:
+            raise StorageError(
+                f"{self.path / _NOTE} cannot be read: {error}"
+            ) from None
+
+    def note(self, folder: str) -> None:
+        """Notes the folder that restores of the log name checkpoints in."""
+        new = self.path / f".{_NOTE}"
+        try:
+            new.unlink(missing_ok=True)
+            files.write_file(new, lambda file: file.write(folder.encode()))
+            new.replace(self.path / _NOTE)
+            files.sync_folder(self.path)
+        except OSError as error:
+            raise StorageError(
+                f"{self.path / _NOTE} cannot be written: {error}"
+            ) from None
+
     # ---- cuts
 
     @contextlib.contextmanager
@@ -222,8 +250,9 @@ class Log:
         write: Callable[[str, Path], Snapshot],
     ) -> None:
         """Writes the rows beside the log, and lets go of what lies before."""
-        saved = save_rows(self._root, partial(write, ROOT))
-        core.log_release(saved.log)
+        with self._cutting:
+            saved = save_rows(self._root, partial(write, ROOT))
+            core.log_release(saved.log)
 
 
 # ---- looking at one ---------------------------------------------------------
