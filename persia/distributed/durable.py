@@ -95,7 +95,7 @@ class Log:
         self._stop = threading.Event()
         self._cutting = threading.Lock()
         self._thread: threading.Thread | None = None
-        if config.log_from == "cut" and self._is_damaged():
+        if config.log_from == "cut" and not self._is_whole(config.checkpoints):
             self._drop()
 
     def arguments(self) -> tuple[str, int, int, int]:
@@ -130,7 +130,14 @@ class Log:
             folder, snapshot = cut
             read(ROOT, folder.name, snapshot)
             position = snapshot.log
-        found = core.replay(position)
+        try:
+            found = core.replay(position)
+        except StorageError as error:
+            raise StorageError(
+                f"{self.path}: {error}. Bring back what is missing; or "
+                "`log_from=cut` leaves out what came after the rows that "
+                "were written last, if a checkpoint is gone for good"
+            ) from None
         if found["torn"]:
             say(
                 f"the log {self.path} ended within a record that was never "
@@ -139,16 +146,26 @@ class Log:
             )
         return found
 
-    def _is_damaged(self) -> bool:
+    def _is_whole(self, checkpoints: Path | None) -> bool:
+        """Whether the log behind the cut can be applied: it is not damaged,
+        and the checkpoints are there that it restores."""
         cut = Snapshot.of_root(self._root)
         position = 0 if cut is None else cut[1].log
         if not any(self.path.glob("log-*")):
-            return False
-        try:
-            _core.log_read(str(self.path), position, lambda *record: None)
-        except CorruptFile:
             return True
-        return False
+        restored: list[str] = []
+        try:
+            _core.log_read(
+                str(self.path),
+                position,
+                lambda *record: restored.append(record[-1]),
+            )
+        except CorruptFile:
+            return False
+        return all(
+            checkpoints is not None and (checkpoints / name).is_dir()
+            for name in filter(None, restored)
+        )
 
     def _drop(self) -> None:
         """Puts the records aside, which are not to be applied."""
@@ -301,6 +318,7 @@ def described(path: Path) -> dict[str, Any]:
         seconds: int,
         file: str,
         offset: int,
+        restored: str,
     ) -> None:
         counts[kind] = counts.get(kind, 0) + 1
         sizes[kind] = sizes.get(kind, 0) + size

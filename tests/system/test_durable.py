@@ -188,6 +188,30 @@ def test_a_restored_checkpoint_may_be_removed(tmp_path: Path) -> None:
         client.store.close()
 
 
+def test_a_removed_checkpoint_is_named(tmp_path: Path) -> None:
+    """The server was killed before it had written what it restored."""
+    more = ("--checkpoints", str(tmp_path))
+    with durable(tmp_path, "process", *more) as where:
+        client = Counting(where.server.address)
+        client.steps(5)
+        client.store.save(tmp_path / "out")
+        client.store.load(tmp_path / "out")
+        where.kill()
+        rows = tmp_path / "log" / "default-0-of-1" / "rows"
+        shutil.rmtree(rows, ignore_errors=True)  # had it been so quick
+        shutil.rmtree(tmp_path / "out")
+        refused = run("serve", "ps", *where.flags)
+        assert refused.returncode == 1
+        assert "error[StorageError]" in refused.stderr
+        assert "out" in refused.stderr
+        where.flags += ("--log-from", "cut")
+        where.server = where._start()
+        other = Counting(where.server.address, job="other")
+        other.step()
+        other.check()
+        other.store.close()
+
+
 def test_a_stream_is_opened_before_a_cut(tmp_path: Path) -> None:
     """Its first update comes after it: the log behind the cut has that
     alone."""
