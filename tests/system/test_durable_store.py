@@ -213,6 +213,46 @@ def test_one_store_has_a_log_at_a_time(tmp_path: Path) -> None:
     store.close()
 
 
+FORKS = """
+import os, sys, time, torch, persia
+store = persia.Store(
+    persia.optim.SGD(lr=1.0), threads=1, durable="process", log=sys.argv[1]
+)
+rows = persia.nn.Embedding(64, 4, store=store, name="count", init=0.0)
+(-rows(torch.arange(64)).sum()).backward()
+store.flush()
+if os.fork() == 0:
+    time.sleep(60)
+    os._exit(0)
+print("forked", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_forked_child_does_not_hold_the_log(tmp_path: Path) -> None:
+    """As the workers of a torch DataLoader, which outlive a killed process
+    for some seconds."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", FORKS, str(tmp_path)],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert any(line == "forked\n" for line in process.stdout)
+        with pytest.raises(errors.Unavailable):
+            opened(tmp_path)
+        process.kill()
+        process.wait()
+        store, rows = opened(tmp_path)
+        assert counts(rows).unique().tolist() == [1]
+        store.close()
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 def test_copies_have_no_log(tmp_path: Path) -> None:
     store, rows = opened(tmp_path)
     step(rows)
