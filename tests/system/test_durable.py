@@ -23,6 +23,7 @@ import torch
 
 import persia
 from persia import _core, errors
+from persia.checkpoint.shards import Staged
 from persia.distributed.durable import described, verified
 from tests.system.processes import environment, wait_until
 from tests.system.test_serve import Serving, serving
@@ -184,6 +185,35 @@ def test_a_restored_checkpoint_may_be_removed(tmp_path: Path) -> None:
         wait_until((tmp_path / "log" / "default-0-of-1" / "rows").exists)
         shutil.rmtree(tmp_path / "out")
         where.again()
+        client.check()
+        client.store.close()
+
+
+def test_a_server_is_killed_before_a_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has read the rows, and is started again before it is to take them:
+    nothing has changed."""
+    more = ("--checkpoints", str(tmp_path))
+    with durable(tmp_path, "process", *more) as where:
+        client = Counting(where.server.address)
+        client.steps(5)
+        client.store.save(tmp_path / "out")
+        saved = client.want.clone()
+        client.steps(5)
+        with monkeypatch.context() as patch:
+            commit = Staged.commit
+
+            def killed_before(staged: Staged) -> None:
+                where.again()
+                commit(staged)
+
+            patch.setattr(Staged, "commit", killed_before)
+            with pytest.raises(errors.Unavailable):
+                client.store.load(tmp_path / "out")
+        client.check()
+        client.store.load(tmp_path / "out")
+        client.want = saved
         client.check()
         client.store.close()
 

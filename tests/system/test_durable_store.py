@@ -73,7 +73,10 @@ while True:
 """
 
 
-@pytest.mark.parametrize(("level", "lives"), [("process", 2), ("disk", 1)])
+@pytest.mark.parametrize(
+    ("level", "lives"),
+    [("process", 2), pytest.param("disk", 5, marks=pytest.mark.long)],
+)
 def test_a_killed_process_loses_nothing(
     tmp_path: Path, level: str, lives: int
 ) -> None:
