@@ -328,7 +328,7 @@ LOG_DISK: int
 def log_read(
     path: str,
     position: int,
-    fn: Callable[[str, int, int, int, int, str, int], None],
+    fn: Callable[[str, int, int, int, int, str, int, str], None],
     /,
 ) -> tuple[dict[str, int], tuple[str, int, int]]: ...
 

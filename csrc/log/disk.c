@@ -4,6 +4,8 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +21,38 @@ typedef struct folder_disk {
     int folder;
     int lock; /* the file that is locked; -1: none */
 } folder_disk;
+
+/* ---- locks -------------------------------------------------------------- */
+
+enum { LOCKS = 64 };
+
+/* Descriptors of locked files, plus 1; 0: free.  A forked child has copies,
+ * which would hold the locks beyond the end of this process. */
+static atomic_int locks[LOCKS];
+
+static void locks_drop(void)
+{
+    for (int i = 0; i < LOCKS; i++)
+        if (atomic_load(&locks[i]))
+            close(atomic_load(&locks[i]) - 1);
+}
+
+__attribute__((constructor)) static void locks_watch(void)
+{
+    pthread_atfork(NULL, NULL, locks_drop);
+}
+
+/* The first that is `was` becomes `to`; without one a child keeps its copy. */
+static void locks_replace(int was, int to)
+{
+    for (int i = 0; i < LOCKS; i++) {
+        int found = was;
+        if (atomic_compare_exchange_strong(&locks[i], &found, to))
+            return;
+    }
+}
+
+/* ---- a folder ----------------------------------------------------------- */
 
 static int folder_of(const log_disk *d)
 {
@@ -161,6 +195,8 @@ static int folder_list(log_disk *d, int (*fn)(void *ctx, const char *name),
 static void folder_free(log_disk *d)
 {
     folder_disk *f = (folder_disk *)d;
+    if (f->lock >= 0)
+        locks_replace(f->lock + 1, 0);
     folder_close(d, f->lock);
     folder_close(d, f->folder);
     free(f);
@@ -188,8 +224,10 @@ static int folder_claim(folder_disk *f, const char *path)
     if (f->lock < 0)
         return persia_err_set(PERSIA_EIO, "%s/lock cannot be opened: %s", path,
                               strerror(errno));
-    if (!flock(f->lock, LOCK_EX | LOCK_NB))
+    if (!flock(f->lock, LOCK_EX | LOCK_NB)) {
+        locks_replace(0, f->lock + 1);
         return PERSIA_OK;
+    }
     return persia_err_set(PERSIA_EUNAVAILABLE,
                           "another server has the log %s open: each server "
                           "needs a folder of its own",

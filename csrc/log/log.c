@@ -127,7 +127,8 @@ static int owner_check(updates_log *l)
         return PERSIA_OK;
     return persia_err_set(PERSIA_EMISMATCH,
                           "the log is of shard %u of %u of namespace '%s', "
-                          "this is shard %u of %u of '%s'",
+                          "this is shard %u of %u of '%s': give it a log of "
+                          "its own",
                           h.shard, h.shards, h.name_space, o->shard,
                           o->shards, o->name_space);
 }

@@ -1,10 +1,12 @@
 /* log.c: the log of a server, for persia._core.Server, and a function that
  * reads one. */
+#include <stdio.h>
 #include <string.h>
 
 #include "log/log.h"
 #include "py/log.h"
 #include "py/py.h"
+#include "wire/wire.h"
 
 int py_log_open(PyObject *options, const char *name_space, uint32_t shard,
                 uint32_t shards, updates_log **out)
@@ -65,17 +67,38 @@ PyObject *py_log_counts(updates_log *l)
 
 /* ---- reading ------------------------------------------------------------ */
 
+/* The checkpoint that a record restores, "root/folder"; "": it is no such
+ * record. */
+static int restore_name(const log_record *r, char *out, size_t room)
+{
+    wire_memory memory;
+    wire_restore m;
+    *out = 0;
+    if (r->type != LOG_RESTORE || r->n != 1)
+        return PERSIA_OK;
+    persia_wire_memory_init(&memory);
+    int rc = persia_wire_get_restore(r->parts->data, r->parts->n, &memory, &m);
+    if (!rc)
+        snprintf(out, room, "%s/%s", m.root, m.folder);
+    persia_wire_memory_free(&memory);
+    return rc;
+}
+
 /* A record for a callback. */
 static int give_record(void *ctx, const log_record *r)
 {
     uint64_t bytes = 0;
+    char name[513];
+    int rc = restore_name(r, name, sizeof name);
+    if (rc)
+        return rc;
     for (size_t i = 0; i < r->n; i++)
         bytes += r->parts[i].n;
     PyObject *answer = PyObject_CallFunction(
-        ctx, "sKKKIsK", persia_log_type_name(r->type),
+        ctx, "sKKKIsKs", persia_log_type_name(r->type),
         (unsigned long long)r->position, (unsigned long long)bytes,
         (unsigned long long)r->n, (unsigned)r->seconds, r->file,
-        (unsigned long long)r->offset);
+        (unsigned long long)r->offset, name);
     if (!answer)
         return PERSIA_EINTR;
     Py_DECREF(answer);
@@ -116,8 +139,9 @@ static PyMethodDef functions[] = {
     {"log_read", log_read, METH_VARARGS,
      "log_read(path, position, fn)\n--\n\nReads the log of a server from a "
      "position on (2^64 - 1: from its first record), checks it, and calls "
-     "fn(type, position, bytes, parts, seconds, file, offset) for each "
-     "record; what was found, and (namespace, shard, shards)."},
+     "fn(type, position, bytes, parts, seconds, file, offset, restored) for "
+     "each record, restored: \"root/folder\" of a checkpoint, or \"\"; what "
+     "was found, and (namespace, shard, shards)."},
     {NULL, NULL, 0, NULL},
 };
 

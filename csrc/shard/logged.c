@@ -138,9 +138,11 @@ static int encode_part(const push_call *c, int bare, wire_memory *memory,
 {
     if (bare)
         return encode_bare(c->m, memory, out);
-    if (!c->raw)
-        return persia_err_set(PERSIA_EARG, "this server has a log, which "
-                              "updates of its own process do not reach");
+    if (c->jobs)
+        return persia_err_set(PERSIA_EARG, "a log takes updates that are "
+                              "messages alone");
+    if (!c->raw) /* of this process: as it would travel */
+        return encode(put_push, c->m, memory, out);
     *out = (wire_span){c->raw, c->raw_n};
     return PERSIA_OK;
 }

@@ -32,6 +32,18 @@ static void replay_answered(void *ctx, int rc, shard_reply *reply)
         reply->release(reply);
 }
 
+/* Opens the stream of an update that was applied: a cut has none without
+ * numbers, and a later owner may have it. */
+static int replay_stream(replaying *p, const ledger_key *key)
+{
+    wire_ledger ledger;
+    int taken, rc;
+    if (!key->stream || !key->owner.incarnation)
+        return persia_err_set(PERSIA_ECORRUPT, "a stream without an owner");
+    rc = ledger_open(p->s->ledger, key->stream, key->owner, &taken, &ledger);
+    return rc == PERSIA_ECLOSED ? PERSIA_OK : rc;
+}
+
 /* A part as push_run() makes it, kept. */
 static int replay_part(replaying *p, const wire_span *raw, wire_memory *memory,
                        push_call **out)
@@ -52,7 +64,8 @@ static int replay_part(replaying *p, const wire_span *raw, wire_memory *memory,
                              owner_of(&m->caller)},
                      .kept = c};
     *out = c;
-    return push_check(p->s, &(shard_push){.m = m});
+    rc = replay_stream(p, &c->key);
+    return rc ? rc : push_check(p->s, &(shard_push){.m = m});
 }
 
 /* Whether what could not be applied now was not applied then, either: part of
@@ -170,9 +183,8 @@ static int replay_table(replaying *p, const wire_span *raw,
 static int replay_hello(replaying *p, const log_record *r, wire_memory *memory)
 {
     wire_hello m;
-    wire_ledger ledger;
-    int taken, rc = persia_wire_get_hello(r->parts[0].data, r->parts[0].n,
-                                          memory, &m);
+    int rc = persia_wire_get_hello(r->parts[0].data, r->parts[0].n, memory,
+                                   &m);
     if (rc)
         return rc;
     if (r->type == LOG_IDENTITY) {
@@ -180,9 +192,8 @@ static int replay_hello(replaying *p, const log_record *r, wire_memory *memory)
         atomic_store(&p->s->restored, m.restore);
         return PERSIA_OK;
     }
-    rc = ledger_open(p->s->ledger, m.stream, owner_of(&m.caller), &taken,
-                     &ledger);
-    return rc == PERSIA_ECLOSED ? PERSIA_OK : rc; /* a later one has it */
+    return replay_stream(p, &(ledger_key){.stream = m.stream,
+                                          .owner = owner_of(&m.caller)});
 }
 
 /* ---- all ---------------------------------------------------------------- */

@@ -120,7 +120,7 @@ def _share(store: Store, root: files.Root, found: files.Found | None) -> None:
             above.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"{above} cannot be made: {error}") from error
-        hosting.server.checkpoints(str(above))
+        hosting.checkpoints(above, restores=found is not None)
     elif store.remote and not root.shared:
         raise InvalidArgument(
             f"the files of {root} pass through a folder that this process "
@@ -516,7 +516,9 @@ def _check_live(store: Store, found: files.Found, number: int) -> int:
     """
     connection, manifest = engine_of(store).connection, found.manifest
     rows = rows_of(connection)
-    if connection.hosting is not None and manifest.lineage not in (
+    hosting = connection.hosting
+    outlived = hosting is None or hosting.keeps
+    if not outlived and manifest.lineage not in (
         rows.lineage(),
         engine_of(store).loaded,
     ):

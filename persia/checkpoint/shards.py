@@ -538,7 +538,8 @@ class Staged:
         counters: all, or none and an error.
 
         Raises:
-            Unavailable: some shards have them, others could not be reached.
+            Unavailable: some shards have them, others could not be reached;
+                or none has, as the first was started again.
         """
         begun = done = 0
         try:
@@ -556,6 +557,12 @@ class Staged:
                     "the rows that were there made room for those of the "
                     "checkpoint: load one before anything else"
                 )
+            if not begun and isinstance(error, InvalidArgument):
+                raise Unavailable(
+                    f"the load of {self._place.root}/{self._place.folder} "
+                    "changed nothing, a server was started again in the "
+                    f"middle of it: load it again ({error})"
+                ) from error
             if not begun or len(self._peers) == 1:
                 raise
             failed = begun if begun < len(self._peers) else done

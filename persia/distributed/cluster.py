@@ -13,15 +13,12 @@ import dataclasses
 import hashlib
 import os
 import secrets
-import socket
 import sys
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence, Set
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from persia import _core, errors
@@ -32,13 +29,16 @@ from persia.base.warning import warn
 from persia.distributed.addresses import (
     MESSAGE_LIMIT,
     WIRE_DTYPES,
-    addresses_of,
-    bracketed,
     namespace_of,
     resolve,
     why_away,
 )
-from persia.distributed.job_security import secure_job
+from persia.distributed.hosting import (
+    Hosting,
+    LoggedHosting,
+    RankHosting,
+    close_hosted,
+)
 from persia.distributed.ranks import (
     Keys,
     Passes,
@@ -55,13 +55,7 @@ RUN_ID = "PERSIA_RUN_ID"  # environment: what the launcher calls its run
 T = TypeVar("T")
 
 _LOST = ("raise", "continue")
-# Threads, at least, that take requests of the other ranks, and requests in
-# hand at once.
-_SERVER_THREADS = 2
-_SERVER_CALLS = 1024
-_SERVER_CONNECTIONS = 4096
-_POLL = 0.05  # seconds
-_PATIENCE = 600.0  # seconds for other ranks to close
+_DURABLE = ("off", "process", "disk")
 _LAST_SECONDS = 5.0  # for updates of a process that ends with an exception
 
 
@@ -210,6 +204,9 @@ class Settings:
     world: int | None = None
     job: str | None = None
     read_only: bool = False
+    durable: str = "off"
+    log: str | None = None
+    log_limit: int | None = None
 
     def __post_init__(self) -> None:
         kind("read_only", self.read_only, bool, "True or False")
@@ -232,6 +229,25 @@ class Settings:
             raise errors.InvalidArgument(
                 f"namespace is {self.namespace!r}, need 1 to 255 bytes"
             )
+        self._check_log()
+
+    def _check_log(self) -> None:
+        if self.durable not in _DURABLE:
+            raise errors.InvalidArgument(
+                f"durable is {self.durable!r}, need one of {_DURABLE}"
+            )
+        if self.log == "":
+            raise errors.InvalidArgument("log is empty, need a folder")
+        if self.durable != "off" and self.log is None:
+            raise errors.InvalidArgument(
+                f"durable={self.durable!r} needs a folder for its log: "
+                'log="folder"'
+            )
+        if self.durable == "off" and (self.log, self.log_limit) != (None,) * 2:
+            raise errors.InvalidArgument(
+                'log and log_limit without durable: give durable="process" '
+                'or durable="disk"'
+            )
 
     def where(self) -> str | tuple[str, ...]:
         """ "embedded", "ranks", or the addresses of servers.
@@ -252,6 +268,8 @@ class Settings:
     def open(self, threads: int, memory_limit: int) -> Connection:
         """Connects."""
         where = self.where()
+        if self.log is not None:
+            return self._open_logged(where, threads, memory_limit)
         if where == "embedded":
             return Connection(_core.Store(threads, memory_limit))
         if where == "ranks":
@@ -263,7 +281,35 @@ class Settings:
             )
         security = self.security or Security.from_environment()
         addresses, security = resolve(where, security)
-        return self._connect(threads, addresses, security)
+        return self._connect_servers(threads, addresses, security)
+
+    def _open_logged(
+        self, where: str | tuple[str, ...], threads: int, memory_limit: int
+    ) -> Connection:
+        if where != "embedded":
+            raise errors.InvalidArgument(
+                f"durable={self.durable!r} is of tables in this process, and "
+                f"these are on {where}: ranks keep no log, and servers are "
+                "given their own (persia serve ps --durable --log)"
+            )
+        assert self.log is not None
+        hosting = LoggedHosting(
+            *(self.namespace, threads, memory_limit),
+            *(self.durable, self.log, self.log_limit),
+        )
+        try:
+            return self._connect(
+                threads,
+                hosting.addresses,
+                Security(),
+                hosting.why_held,
+                Job(0, 1, 0),
+                self.job or _own_job,
+                hosting,
+            )
+        except BaseException:
+            hosting.close(failed=True)
+            raise
 
     def _open_ranks(self, threads: int, memory_limit: int) -> Connection:
         job = Job.here(self.rank, self.world)
@@ -276,14 +322,14 @@ class Settings:
                 f"rank {job.rank} of {job.world} is rank {group.get_rank()} "
                 f"of {group.get_world_size()} in torch.distributed"
             )
-        hosting = Hosting(
+        hosting = RankHosting(
             self.namespace, job, threads, memory_limit, self.security
         )
-        return self._connect(
+        return self._connect_servers(
             threads, hosting.addresses, hosting.security, hosting
         )
 
-    def _connect(
+    def _connect_servers(
         self,
         threads: int,
         addresses: list[str],
@@ -291,7 +337,26 @@ class Settings:
         hosting: Hosting | None = None,
     ) -> Connection:
         job = Job.here(self.rank, self.world)
-        name = self.job or _job_here(job.restarts)
+        return self._connect(
+            threads,
+            addresses,
+            security,
+            partial(why_away, addresses, self.namespace, security),
+            job,
+            self.job or _job_here(job.restarts),
+            hosting,
+        )
+
+    def _connect(
+        self,
+        threads: int,
+        addresses: list[str],
+        security: Security,
+        cause: Callable[[], str],
+        job: Job,
+        name: str,
+        hosting: Hosting | None = None,
+    ) -> Connection:
         key = _take_stream(self.namespace, name, job.rank)
         try:
             arguments = {
@@ -308,7 +373,6 @@ class Settings:
                 "lost": _LOST.index(self.lost),
                 "security": security.arguments(),
             }
-            cause = partial(why_away, addresses, self.namespace, security)
             with saying_so(addresses, self.timeout, cause):
                 core = _core.Store(threads, 0, arguments)
             if job.world > 1 and not self.read_only:
@@ -362,11 +426,21 @@ class Connection:
         )
         if self.remote:
             _open.add(self)
+        if hosting is not None and hosting.keeps:
+            # A store that is dropped without close() lets go of its log.
+            end = weakref.finalize(self, _end_dropped, core, hosting)
+            end.atexit = False
 
     @property
     def remote(self) -> bool:
         """Whether the tables are behind messages."""
         return bool(self.addresses)
+
+    @property
+    def inside(self) -> bool:
+        """Whether all rows are those of this process alone."""
+        hosting = self.hosting
+        return not self.remote or (hosting is not None and hosting.keeps)
 
     @property
     def namespace(self) -> str:
@@ -628,14 +702,19 @@ class Connection:
         if self._key is not None:
             _drop_stream(self._key)
             self._key = None
-        if self.hosting is not None and not failed:
-            self.hosting.close()
+        if self.hosting is not None:
+            self.hosting.close(failed)
 
     def __del__(self, at_end: Callable[[], bool] = sys.is_finalizing) -> None:
         # At the end of the interpreter other functions may be gone.
         if getattr(self, "_key", None) is not None and not at_end():
             assert self._key is not None
             _drop_stream(self._key)
+
+
+def _end_dropped(core: _core.Store, hosting: Hosting) -> None:
+    core.close()
+    hosting.close()
 
 
 def _not_joined(rank: int) -> errors.PersiaError:
@@ -645,133 +724,10 @@ def _not_joined(rank: int) -> errors.PersiaError:
     )
 
 
-# ---- tables on the ranks ---------------------------------------------------
+# ---- the end of a process ---------------------------------------------------
 
 _open: weakref.WeakSet[Connection] = weakref.WeakSet()  # remote ones
-_hosted: list[Hosting] = []  # of this process, until its end
-_hostings: dict[str, int] = {}  # by namespace: how many there were
 _pid = os.getpid()
-
-
-class Hosting:
-    """A shard of a job's tables in each rank, which serves it to the others.
-
-    The ranks find each other through the key-value store of
-    torch.distributed. On one machine they speak over loopback with a token;
-    on several with TLS, certificates and tokens that rank 0 makes for this
-    job, unless the user gives others (``secure_job``).
-
-    Attributes:
-        server: the shard in this process.
-        addresses: of all ranks.
-        security: of this job.
-    """
-
-    def __init__(
-        self,
-        namespace: str,
-        job: Job,
-        threads: int,
-        memory_limit: int,
-        security: Security | None,
-    ) -> None:
-        self._job = job
-        count = _hostings[namespace] = _hostings.get(namespace, 0) + 1
-        prefix = f"persia/{namespace}/{job.restarts}/{count}"
-        self._keys = Keys(prefix)
-        host = self._keys.gather("host", _machine(), job)
-        alone = len({h["machine"] for h in host}) == 1
-        self.security = secure_job(self._keys, job, alone, security)
-        address = "127.0.0.1" if alone else host[job.rank]["address"]
-        self.server = _core.Server(
-            namespace=namespace,
-            shard=job.rank,
-            shards=job.world,
-            threads=threads,
-            memory_limit=memory_limit,
-            lineage=0,
-            message_limit=MESSAGE_LIMIT,
-            checkpoints=None,
-        )
-        port = self.server.start(
-            address=f"{bracketed(address)}:0",
-            threads=max(threads, _SERVER_THREADS),
-            calls=_SERVER_CALLS,
-            connections=_SERVER_CONNECTIONS,
-            message_limit=MESSAGE_LIMIT,
-            security=self.security.arguments(),
-        )
-        mine = f"{bracketed(address)}:{port}"
-        self.addresses: list[str] = self._keys.gather("address", mine, job)
-        self.server.health(True)
-        _hosted.append(self)
-
-    def close(self) -> None:
-        """Serves until all ranks have closed, or until no rank has sent a
-        request for ten minutes; then ends."""
-        if self not in _hosted:
-            return
-        _hosted.remove(self)
-        if os.getpid() != _pid:
-            return
-        try:
-            self._wait()
-        except RuntimeError:
-            pass  # the ranks' key-value store is gone, and so are they
-        finally:
-            self.server.stop(1.0)
-            self.server.close()
-
-    def _wait(self) -> None:
-        channel = self.server.channel(10.0)
-        served, since = -1, time.monotonic()
-        there = self._keys.count("done", 1)
-        while there < self._job.world:
-            stats = channel.stats()
-            now = time.monotonic()
-            if stats["pulls"] + stats["pushes"] != served:
-                served, since = stats["pulls"] + stats["pushes"], now
-            if now - since > _PATIENCE:
-                warnings.warn(
-                    f"{self._job.world - there} ranks have not ended and ask "
-                    f"for nothing since {_PATIENCE:.0f} s: rank "
-                    f"{self._job.rank} ends without them",
-                    stacklevel=3,
-                )
-                break
-            time.sleep(_POLL)
-            there = self._keys.count("done", 0)
-        channel.close()
-
-
-def _machine() -> dict[str, str]:
-    """What tells machines apart, and the address that others reach this one
-    by: the one from which it reaches rank 0.  Processes of one machine share
-    its loopback interface and its files: two containers of one host do
-    not."""
-    machine = socket.gethostname()
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    if boot.exists():
-        machine += boot.read_text().strip()
-    for kind_of in ("net", "mnt"):
-        namespace = Path("/proc/self/ns", kind_of)
-        if namespace.exists():
-            machine += os.readlink(namespace)
-    return {"machine": machine, "address": _own_address()}
-
-
-def _own_address() -> str:
-    master = os.environ.get("MASTER_ADDR", "")
-    for host in (master, socket.gethostname()):
-        for found in addresses_of(host) if host else []:
-            family = socket.AF_INET6 if ":" in found else socket.AF_INET
-            try:
-                with socket.socket(family, socket.SOCK_DGRAM) as s:
-                    s.connect((found, 9))  # sends nothing
-                    return str(s.getsockname()[0])
-            except OSError:
-                continue
-    return "127.0.0.1"
 
 
 def _at_exit() -> None:
@@ -782,10 +738,13 @@ def _at_exit() -> None:
     failed = getattr(sys, "last_value", None) is not None
     limit = _LAST_SECONDS if failed else None
     alive = [c for c in _open if not c.closed]
-    ends = [lambda c=c: c.core.flush(limit) for c in alive]
-    ends += [lambda c=c: c.end_steps(settle=not failed) for c in alive]
-    hosted = [] if failed else list(_hosted)
-    for end in (*ends, *(hosting.close for hosting in hosted)):
+    ends: list[Callable[[], object]] = [
+        partial(c.core.flush, limit) for c in alive
+    ]
+    ends += [partial(c.end_steps, settle=not failed) for c in alive]
+    if not failed:
+        ends.append(close_hosted)
+    for end in ends:
         try:
             end()
         except Exception as error:

@@ -42,6 +42,7 @@ ROOT = "@log"
 #: Levels of ``--durable`` that keep a log.
 LEVELS = {"process": _core.LOG_PROCESS, "disk": _core.LOG_DISK}
 
+_NOTE = "checkpoints"
 _SEGMENT = 256 << 20  # bytes of a file, at most
 _LIMIT = 1 << 30  # bytes of a log, where no limit is given
 _POLL = 0.5  # seconds between looks at the log
@@ -92,8 +93,9 @@ class Log:
         self._level = LEVELS[config.durable]
         self._root = files.LocalRoot(self.path)
         self._stop = threading.Event()
+        self._cutting = threading.Lock()
         self._thread: threading.Thread | None = None
-        if config.log_from == "cut" and self._is_damaged():
+        if config.log_from == "cut" and not self._is_whole(config.checkpoints):
             self._drop()
 
     def arguments(self) -> tuple[str, int, int, int]:
@@ -128,7 +130,14 @@ class Log:
             folder, snapshot = cut
             read(ROOT, folder.name, snapshot)
             position = snapshot.log
-        found = core.replay(position)
+        try:
+            found = core.replay(position)
+        except StorageError as error:
+            raise StorageError(
+                f"{self.path}: {error}. Bring back what is missing; or "
+                "`log_from=cut` leaves out what came after the rows that "
+                "were written last, if a checkpoint is gone for good"
+            ) from None
         if found["torn"]:
             say(
                 f"the log {self.path} ended within a record that was never "
@@ -137,16 +146,26 @@ class Log:
             )
         return found
 
-    def _is_damaged(self) -> bool:
+    def _is_whole(self, checkpoints: Path | None) -> bool:
+        """Whether the log behind the cut can be applied: it is not damaged,
+        and the checkpoints are there that it restores."""
         cut = Snapshot.of_root(self._root)
         position = 0 if cut is None else cut[1].log
         if not any(self.path.glob("log-*")):
-            return False
-        try:
-            _core.log_read(str(self.path), position, lambda *record: None)
-        except CorruptFile:
             return True
-        return False
+        restored: list[str] = []
+        try:
+            _core.log_read(
+                str(self.path),
+                position,
+                lambda *record: restored.append(record[-1]),
+            )
+        except CorruptFile:
+            return False
+        return all(
+            checkpoints is not None and (checkpoints / name).is_dir()
+            for name in filter(None, restored)
+        )
 
     def _drop(self) -> None:
         """Puts the records aside, which are not to be applied."""
@@ -168,6 +187,32 @@ class Log:
             "what was acknowledged after it is lost",
             "warning",
         )
+
+    # ---- where its restores read
+
+    def noted(self) -> str:
+        """The folder of checkpoints that was noted last, or ""."""
+        try:
+            return (self.path / _NOTE).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return ""
+        except (OSError, ValueError) as error:
+            raise StorageError(
+                f"{self.path / _NOTE} cannot be read: {error}"
+            ) from None
+
+    def note(self, folder: str) -> None:
+        """Notes the folder that restores of the log name checkpoints in."""
+        new = self.path / f".{_NOTE}"
+        try:
+            new.unlink(missing_ok=True)
+            files.write_file(new, lambda file: file.write(folder.encode()))
+            new.replace(self.path / _NOTE)
+            files.sync_folder(self.path)
+        except OSError as error:
+            raise StorageError(
+                f"{self.path / _NOTE} cannot be written: {error}"
+            ) from None
 
     # ---- cuts
 
@@ -222,8 +267,9 @@ class Log:
         write: Callable[[str, Path], Snapshot],
     ) -> None:
         """Writes the rows beside the log, and lets go of what lies before."""
-        saved = save_rows(self._root, partial(write, ROOT))
-        core.log_release(saved.log)
+        with self._cutting:
+            saved = save_rows(self._root, partial(write, ROOT))
+            core.log_release(saved.log)
 
 
 # ---- looking at one ---------------------------------------------------------
@@ -272,6 +318,7 @@ def described(path: Path) -> dict[str, Any]:
         seconds: int,
         file: str,
         offset: int,
+        restored: str,
     ) -> None:
         counts[kind] = counts.get(kind, 0) + 1
         sizes[kind] = sizes.get(kind, 0) + size

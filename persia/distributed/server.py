@@ -228,6 +228,10 @@ class Server:
 
     No client can reach it before :meth:`start`, and one of a server that has
     a log waits until :meth:`ready`.
+
+    Attributes:
+        core: the shard.
+        log: its log, or None.
     """
 
     def __init__(self, config: ServeConfig) -> None:
@@ -245,12 +249,12 @@ class Server:
         self._security = config.security(
             admin_token_file=config.admin_token_file
         )
-        self._log = (
+        self.log = (
             Log(config, self.shard, self.shards)
             if config.durable != "off"
             else None
         )
-        self._core = _core.Server(
+        self.core = _core.Server(
             namespace=config.namespace,
             shard=self.shard,
             shards=self.shards,
@@ -262,15 +266,15 @@ class Server:
             if config.checkpoints is not None
             else None,
             lines=_LINES,
-            log=self._log.arguments() if self._log is not None else None,
+            log=self.log.arguments() if self.log is not None else None,
         )
-        self._channel = self._core.channel(_WAIT)
+        self._channel = self.core.channel(_WAIT)
 
     def start(self) -> str:
         """Listens; the address. Without a log clients are answered."""
         config = self.config
         host = f"[{config.host}]" if ":" in config.host else config.host
-        port = self._core.start(
+        port = self.core.start(
             address=f"{host}:{config.port}",
             threads=self._threads,
             calls=config.calls,
@@ -278,27 +282,27 @@ class Server:
             message_limit=config.message_limit,
             security=self._security.arguments(),
         )
-        if self._log is None:
+        if self.log is None:
             self.ready()
         return f"{host}:{port}"
 
     def ready(self) -> None:
         """From now on clients are answered."""
-        if self._log is not None:
-            self._core.ready()
-        self._core.health(True)
+        if self.log is not None:
+            self.core.ready()
+        self.core.health(True)
 
     def stats(self) -> dict[str, Any]:
         """Its counters and, under "tables", those of each table."""
-        open_now, refused, denied = self._core.connections()
+        open_now, refused, denied = self.core.connections()
         counts = {
             "connections": open_now,
             "connections_refused": refused,
             "denied": denied,
         }
         log = (
-            self._core.log_counts()
-            if self._log is not None
+            self.core.log_counts()
+            if self.log is not None
             else dict.fromkeys(("end", "cut", "records", "refused"), 0)
         )
         counts |= {
@@ -321,22 +325,32 @@ class Server:
     def stop(self, grace: float | None = None) -> None:
         """No more requests; those in hand have so many seconds (default: the
         grace)."""
-        if self._log is not None:
-            self._log.end_cuts()
-        self._core.stop(self.config.grace if grace is None else grace)
+        if self.log is not None:
+            self.log.end_cuts()
+        self.core.stop(self.config.grace if grace is None else grace)
 
     def close(self) -> None:
         """Frees the rows."""
         self._channel.close()
-        self._core.close()
+        self.core.close()
 
     # ---- the log
+
+    def cut(self) -> None:
+        """Writes the rows beside the log, which it has."""
+        assert self.log is not None
+        try:
+            self.log.cut(self.core, self._write_rows)
+        except OSError as error:
+            raise StorageError(
+                f"writing rows into {self.log.path} failed: {error}"
+            ) from error
 
     def recover(self) -> bool:
         """Brings back what the log has; see :meth:`Log.recover`. Whether
         there were rows or updates: tables alone may be those of a restore
         that was interrupted."""
-        if self._log is None:
+        if self.log is None:
             return False
 
         def read(root: str, folder: str, cut: Snapshot) -> int:
@@ -344,7 +358,7 @@ class Server:
                 root, folder, cut.tables, cut.lineage, cut.part()
             )
 
-        found = self._log.recover(self._core, read)
+        found = self.log.recover(self.core, read)
         stats = self._channel.stats()
         recovered = bool(
             found["first"]  # the position of a cut
@@ -353,16 +367,16 @@ class Server:
         )
         if recovered:
             say(
-                f"recovered from {self._log.path}: {stats['updates']:,} "
+                f"recovered from {self.log.path}: {stats['updates']:,} "
                 f"updates, the last {found['records']:,} records from the log"
             )
         return recovered
 
     def cutting(self) -> contextlib.AbstractContextManager[None]:
         """Keeps the log short meanwhile."""
-        if self._log is None:
+        if self.log is None:
             return contextlib.nullcontext()
-        return self._log.cutting(self._core, self._write_rows)
+        return self.log.cutting(self.core, self._write_rows)
 
     # ---- checkpoints
 

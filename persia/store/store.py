@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,6 @@ from persia.store.state import stores
 from persia.store.stats import Stats
 
 if TYPE_CHECKING:
-    import os
     from pathlib import Path
 
     from persia.checkpoint import Checkpoint
@@ -94,13 +94,25 @@ class Store(Rows, Stats):
             other jobs train the same tables beside it.
         read_only: the store looks at rows and changes none: updates,
             assignments and ``load`` raise InvalidArgument.
+        durable: embedded tables: what an applied update survives. "off":
+            nothing, without a checkpoint; "process": the end of this process
+            by whatever signal; "disk": a power cut, too. A store that is made
+            with the same ``log`` has all updates that were applied, see
+            :doc:`/howto/durable`.
+        log: durable: the folder of the log, which one store has open at a
+            time.
+        log_limit: durable: bytes of the log, at least 65,536, from which on
+            the rows are written beside it. Default: 1 GiB.
         grad_division: whether gradients are divided by ``world_size``, so
             that an update is the mean over the ranks, as that of the dense
             parameters under DistributedDataParallel.
 
     Raises:
-        Unavailable, DeadlineExceeded: a server cannot be reached.
-        SchemaMismatch: the servers are not all shards of one namespace.
+        Unavailable, DeadlineExceeded: a server cannot be reached, or the log
+            is open in another store or server.
+        SchemaMismatch: the servers are not all shards of one namespace, or
+            the log is of other tables.
+        CorruptFile: the log is damaged.
         AccessDenied: a token or certificate is missing.
     """
 
@@ -123,6 +135,9 @@ class Store(Rows, Stats):
         world_size: int | None = None,
         job: str | None = None,
         read_only: bool = False,
+        durable: str = "off",
+        log: str | os.PathLike[str] | None = None,
+        log_limit: int | None = None,
         grad_division: bool = True,
     ) -> None:
         if optimizer is None:
@@ -153,6 +168,11 @@ class Store(Rows, Stats):
                 kind("servers", one, str, 'strings "host:port"')
                 for one in servers
             )
+        if log is not None:
+            kind("log", log, (str, os.PathLike), "a folder")
+            log = os.fspath(log)
+        if log_limit is not None:
+            log_limit = whole("log_limit", log_limit, 1 << 16, 2**63 - 1)
         kind("grad_division", grad_division, bool, "True or False")
         settings = Settings(
             servers,
@@ -165,6 +185,9 @@ class Store(Rows, Stats):
             world_size,
             job,
             read_only,
+            durable,
+            log,
+            log_limit,
         )
         self._open(
             optimizer,
@@ -498,7 +521,7 @@ class Store(Rows, Stats):
         """
         from persia.checkpoint import copying
 
-        if self.remote:
+        if not self._engine.connection.inside:
             raise errors.InvalidArgument(
                 f"a copy of {self!r}, or of a model that has it: the rows are "
                 "not in this process alone, and a copy would need tables of "
@@ -521,8 +544,8 @@ class Store(Rows, Stats):
         """The configuration alone: rows go into checkpoints, keys and tokens
         come from the environment."""
         engine = self._engine
-        if not self.remote and any(
-            engine.core.stats(t.number)["rows"] for t in engine.tables.values()
+        if engine.connection.inside and any(
+            table["rows"] for table in self.stats()["tables"].values()
         ):
             warn(
                 "a pickle of a persia.Store (torch.save(model), spawn) has no "
@@ -540,7 +563,13 @@ class Store(Rows, Stats):
             "arguments": dataclasses.replace(
                 engine.arguments,
                 settings=dataclasses.replace(
-                    engine.arguments.settings, security=None, **settings
+                    engine.arguments.settings,
+                    security=None,
+                    # A log is of one store.
+                    durable="off",
+                    log=None,
+                    log_limit=None,
+                    **settings,
                 ),
             ),
             "tables": [t.config for t in engine.tables.values()],

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import persia
 from persia import Batch, JaggedBatch, _core
-from persia.distributed import cluster
+from persia.distributed import hosting as hosts
 
 IDS = 60
 STEPS = 8
@@ -368,13 +368,13 @@ def hybrid(open_store: Open, rank: int, world: int) -> Any:
 def secured(open_store: Open, rank: int, world: int) -> Any:
     """As on several machines: with TLS and tokens of this job."""
     machine = {"machine": f"machine {rank}", "address": "127.0.0.1"}
-    before = cluster._machine
-    cluster._machine = lambda: machine
+    before = hosts._machine
+    hosts._machine = lambda: machine
     os.environ["PERSIA_JOB_SECRET"] = "of all ranks"
     try:
         c = Counter(open_store(persia.optim.SGD(lr=1.0)))
     finally:
-        cluster._machine = before
+        hosts._machine = before
         del os.environ["PERSIA_JOB_SECRET"]
     for one in c.loader(5):
         c.forward(one)[1].backward()

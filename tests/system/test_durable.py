@@ -23,6 +23,7 @@ import torch
 
 import persia
 from persia import _core, errors
+from persia.checkpoint.shards import Staged
 from persia.distributed.durable import described, verified
 from tests.system.processes import environment, wait_until
 from tests.system.test_serve import Serving, serving
@@ -188,6 +189,81 @@ def test_a_restored_checkpoint_may_be_removed(tmp_path: Path) -> None:
         client.store.close()
 
 
+def test_a_server_is_killed_before_a_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has read the rows, and is started again before it is to take them:
+    nothing has changed."""
+    more = ("--checkpoints", str(tmp_path))
+    with durable(tmp_path, "process", *more) as where:
+        client = Counting(where.server.address)
+        client.steps(5)
+        client.store.save(tmp_path / "out")
+        saved = client.want.clone()
+        client.steps(5)
+        with monkeypatch.context() as patch:
+            commit = Staged.commit
+
+            def killed_before(staged: Staged) -> None:
+                where.again()
+                commit(staged)
+
+            patch.setattr(Staged, "commit", killed_before)
+            with pytest.raises(errors.Unavailable):
+                client.store.load(tmp_path / "out")
+        client.check()
+        client.store.load(tmp_path / "out")
+        client.want = saved
+        client.check()
+        client.store.close()
+
+
+def test_a_removed_checkpoint_is_named(tmp_path: Path) -> None:
+    """The server was killed before it had written what it restored."""
+    more = ("--checkpoints", str(tmp_path))
+    with durable(tmp_path, "process", *more) as where:
+        client = Counting(where.server.address)
+        client.steps(5)
+        client.store.save(tmp_path / "out")
+        client.store.load(tmp_path / "out")
+        where.kill()
+        rows = tmp_path / "log" / "default-0-of-1" / "rows"
+        shutil.rmtree(rows, ignore_errors=True)  # had it been so quick
+        shutil.rmtree(tmp_path / "out")
+        refused = run("serve", "ps", *where.flags)
+        assert refused.returncode == 1
+        assert "error[StorageError]" in refused.stderr
+        assert "out" in refused.stderr
+        where.flags += ("--log-from", "cut")
+        where.server = where._start()
+        other = Counting(where.server.address, job="other")
+        other.step()
+        other.check()
+        other.store.close()
+
+
+def test_a_stream_is_opened_before_a_cut(tmp_path: Path) -> None:
+    """Its first update comes after it: the log behind the cut has that
+    alone."""
+    with durable(tmp_path, "process", "--log-limit", "64KiB") as where:
+        client = Counting(where.server.address)
+        late = Counting(where.server.address, job="late")
+        client.step()
+        client.store.flush()
+        folder = tmp_path / "log" / "default-0-of-1"
+        before = described(folder)["cut"]
+        while described(folder)["cut"] == before:
+            client.step()
+        client.store.flush()
+        late.steps(1)
+        where.again()
+        late.steps(1)
+        late.store.close()
+        client.want += late.want
+        client.check()
+        client.store.close()
+
+
 def test_a_server_begins_beyond_twice_the_limit(tmp_path: Path) -> None:
     """It is killed before it could write its rows."""
     with durable(tmp_path, "process") as where:
@@ -198,6 +274,66 @@ def test_a_server_begins_beyond_twice_the_limit(tmp_path: Path) -> None:
         client.step()
         client.check()
         client.store.close()
+
+
+EVICTIONS: dict[str, Any] = {
+    "lru": "lru",
+    "lfu": "lfu",
+    "norm": "norm",
+    "ttl": persia.eviction.TTL(updates=8),
+}
+
+
+def test_what_evicting_tables_recover(tmp_path: Path) -> None:
+    """Other rows may stay than did before, as the recovered rows lie in other
+    places. Ids of every update are never evicted: their rows lack nothing. A
+    row of another id has its updates since it was made."""
+    capacity, hot, ids = 160, 40, 2000
+    with durable(tmp_path, "process", "--log-limit", "128KiB") as where:
+        store = persia.Store(
+            persia.optim.SGD(lr=1.0), servers=where.server.address
+        )
+        tables = {
+            name: persia.nn.Embedding(
+                ids,
+                4,
+                store=store,
+                name=name,
+                init=0.0,
+                capacity=None if name == "ttl" else capacity,
+                eviction=eviction,
+            )
+            for name, eviction in EVICTIONS.items()
+        }
+        want, generator = torch.zeros(ids), torch.Generator().manual_seed(5)
+
+        def step() -> None:
+            some = torch.randint(hot, ids, (20,), generator=generator)
+            batch = torch.cat([torch.arange(hot), some.unique()])
+            every = [rows(batch).sum() for rows in tables.values()]
+            (-torch.stack(every).sum()).backward()
+            want[batch] += 1
+
+        for _ in range(2):
+            log = tmp_path / "log" / "default-0-of-1"
+            step()
+            store.flush()
+            before = described(log)["cut"]
+            while described(log)["cut"] == before:
+                step()
+            for _ in range(20):
+                step()
+            store.flush()
+            where.again()
+            for name in tables:
+                values, _, there = store.rows_and_state(name, range(ids))
+                got = values[:, 0]
+                if name != "ttl":
+                    assert int(there.sum()) <= capacity
+                assert torch.equal(got[:hot], want[:hot])
+                assert (got[there] >= 1).all()
+                assert (got[there] <= want[there]).all()
+        store.close()
 
 
 def test_an_erased_id_stays_erased(tmp_path: Path) -> None:
