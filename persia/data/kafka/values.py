@@ -17,8 +17,8 @@ from persia.data.formats.read_json import DEPTH, Objects
 from persia.data.kafka.avro import Avro
 from persia.data.kafka.protobuf import Protobuf
 from persia.data.kafka.registry import Place
+from persia.data.schema.canonical import HASH_VERSION
 from persia.data.schema.encode import Encoder
-from persia.data.schema.hashing import as_array
 from persia.data.schema.schema import Schema
 from persia.data.table import check_columns
 
@@ -94,8 +94,14 @@ class Written:
             ) from None
         return cls(form, text, os.fspath(path), message, registry)
 
-    def reader(self, names: Sequence[str]) -> Avro | Protobuf | None:
+    def reader(
+        self, names: Sequence[str], version: int = HASH_VERSION
+    ) -> Avro | Protobuf | None:
         """What makes a row of a message; None: columns are made at once.
+
+        Args:
+            names: the fields that rows have.
+            version: of the hash.
 
         Raises:
             InvalidArgument: a part of it does not exist.
@@ -105,7 +111,7 @@ class Written:
             return None
         if self.form == "avro":
             return Avro(self.schema, self.path, names, self.registry)
-        return Protobuf(self.schema, self.path, names, self.message)
+        return Protobuf(self.schema, self.path, names, self.message, version)
 
 
 class Values:
@@ -124,7 +130,7 @@ class Values:
         self._encoder = Encoder(schema)
         self._names = sorted(schema.used_columns)
         self._objects = Objects(schema)
-        self._reader = written.reader(self._names)
+        self._reader = written.reader(self._names, schema.hash_version)
         if self._reader is not None:
             self._read = self._typed
         else:
@@ -255,17 +261,7 @@ class Values:
         columns = {}
         for name in self._names if rows else ():
             column = [row[name] for row in rows]
-            known = self._reader.types.get(name)
-            try:
-                columns[name] = (
-                    as_array(f"column {name!r}", column)
-                    if known is None
-                    else pa.array(column, known)
-                )
-            except OverflowError as error:
-                raise errors.DtypeError(
-                    f"column {name!r} of the type {known}: {error}"
-                ) from None
+            columns[name] = self._reader.column(name, column)
         return pa.table(columns), np.array(found, np.int64)
 
     # ---- Arrow

@@ -259,6 +259,9 @@ def _text(value: Any) -> Any:
         return parts
     if isinstance(value, uuid.UUID):
         return str(value).encode()
+    for exact in "to_datetime64", "to_timedelta64":  # of pandas
+        if hasattr(value, exact):
+            value = getattr(value, exact)()
     out = texts(_as_arrow([value]))[0].as_py()
     if out == "" and value != value:  # NaN
         return None
