@@ -521,6 +521,39 @@ def test_absurd_values_of_avro(cluster: Cluster, tmp_path: Path) -> None:
     assert data.malformed == len(poison)
 
 
+@pytest.mark.parametrize("form", ["json", "protobuf"])
+def test_a_rule_counts_whatever_the_values_are(
+    form: str, cluster: Cluster, descriptors: Path
+) -> None:
+    """Each message has another odd text in the same column."""
+    kind = message_class(descriptors, "shop.Click")
+    count = 400
+    for i in range(count):
+        c = f"odd {i}" if i % 20 == 0 else str(i)
+        row = {"y": i % 2, "c": c, "x": 0.5}
+        value = (
+            json.dumps(row).encode()
+            if form == "json"
+            else kind(**row).SerializeToString()
+        )
+        cluster.produce("t", [value])
+    said = Schema(
+        label="y", dense=["x"], categorical=[{"column": "c", "hash": False}]
+    )
+    more: dict[str, Any] = {}
+    if form == "protobuf":
+        more = {
+            "value": form,
+            "value_schema": descriptors,
+            "value_message": "shop.Click",
+        }
+    with pytest.raises(errors.LimitReached):
+        list(open_(cluster, "t", said, **more))
+    data = open_(cluster, "t", said, malformed_limit=0.1, **more)
+    assert sum(map(len, data)) == count - 20
+    assert data.malformed == 20
+
+
 def test_schemas_without_a_bound(avsc: Path) -> None:
     for wrong in (
         record(("c", "string"), ("next", ["null", "Click"])),
