@@ -8,6 +8,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from grpc_tools import protoc
 
@@ -34,3 +35,25 @@ def stubs() -> tuple[ModuleType, ModuleType]:
             _load(Path(folder) / "persia_pb2.py"),
             _load(Path(folder) / "persia_pb2_grpc.py"),
         )
+
+
+def compiled(source: str, name: str, folder: Path) -> tuple[Path, Any]:
+    """A descriptor set of a source, and the class of one of its messages."""
+    from google.protobuf import (
+        descriptor_pb2,
+        descriptor_pool,
+        message_factory,
+    )
+
+    path = folder / "descriptors.pb"
+    (folder / "source.proto").write_text(source)
+    arguments = ["protoc", f"-I{folder}", "--include_imports"]
+    arguments += [f"-I{Path(protoc.__file__).parent / '_proto'}"]
+    arguments += [f"--descriptor_set_out={path}", "source.proto"]
+    assert protoc.main(arguments) == 0
+    files = descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes())
+    pool = descriptor_pool.DescriptorPool()
+    for file in files.file:
+        pool.Add(file)
+    kind = pool.FindMessageTypeByName(name)
+    return path, message_factory.GetMessageClass(kind)

@@ -54,6 +54,7 @@ class Faults:
         self.count = 0
         self.lines: list[str] = []
         self._kinds: Counter[str] = Counter()
+        self._first: dict[str, str] = {}  # line of a kind
 
     def add(self, where: str, text: str, kind: str = "") -> None:
         """One malformed row.
@@ -72,6 +73,7 @@ class Faults:
         if len(self.lines) < self.KEPT:
             self.lines.append(message)
         self._kinds[kind] += 1
+        self._first.setdefault(kind, message)
         if self._kinds[kind] <= self.LOGGED:
             last = self._kinds[kind] == self.LOGGED
             more = "; more of the kind are only counted" if last else ""
@@ -94,9 +96,9 @@ class Faults:
         kind, count = self._kinds.most_common(1)[0]
         if count <= self.limit * self._samples:
             return
-        first = next((line for line in self.lines), "")
         raise errors.LimitReached(
             f"{count:,} of {self._samples:,} samples were left out by one rule"
-            f" ({kind}), more than malformed_limit={self.limit:g}: {first}; "
-            "correct the data or the schema, or give a higher limit"
+            f" ({kind}), more than malformed_limit={self.limit:g}: "
+            f"{self._first[kind]}; correct the data or the schema, or give a "
+            "higher limit"
         )

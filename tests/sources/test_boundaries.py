@@ -200,6 +200,25 @@ def test_odd_values_together(values: list[Any]) -> None:
     rows_of(values)
 
 
+def test_values_that_crash_pyarrow() -> None:
+    """An instant of NumPy before some others."""
+    instant = np.datetime64("2024-01-02T12:00:00")
+    for odd in np.float16(1), np.void(b"a"):
+        for values in (
+            [instant, odd],
+            [None, instant, odd],
+            [[instant], [odd]],
+            [{"a": instant}, {"a": odd}],
+            np.array([instant, odd], object),
+            pandas.Series([instant, odd], dtype=object),
+        ):
+            tried(persia.hash_ids, values)
+            tried(Table, {"x": values}, S)
+    half = [instant, np.float16(0.5)]
+    alone = [persia.hash_ids([v]).item() for v in half]
+    assert persia.hash_ids(half).tolist() == alone
+
+
 def test_an_odd_row_is_left_out() -> None:
     rows = [{"x": v, "y": 1} for v in ("a", HALF, "b", {"a": 1})]
     for data in (Table(rows, S, strict=False), Records(rows, S)):

@@ -265,3 +265,37 @@ def test_what_was_measured_is_kept(tmp_path: Path) -> None:
     again = Schema.load(tmp_path / "s.yaml")
     assert again == data.schema
     assert again.delimiter == ";"
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["2024-03-04 21:59:26", "2024-03-05 00:00:00.5"],
+        ["2024-03-04T21:59:26Z", "2024-03-05T01:00:00+02:00"],
+        ["2024-03-04", "2024-03-05"],
+    ],
+)
+def test_texts_of_times_in_each_format(
+    texts: list[str], tmp_path: Path
+) -> None:
+    """CSV's reader makes times of them; other formats have texts."""
+    rows = pa.table(
+        {
+            "user": [f"u{i % 7}" for i in range(40)],
+            "seen": [texts[i % 2] for i in range(40)],
+            "label": [i % 2 for i in range(40)],
+        }
+    )
+    pq.write_table(rows, tmp_path / "a.parquet")
+    csv(tmp_path / "a.csv", rows.to_pandas())
+    lines = "".join(json.dumps(row) + "\n" for row in rows.to_pylist())
+    (tmp_path / "a.jsonl").write_text(lines)
+    seconds = []
+    for name in "a.parquet", "a.csv", "a.jsonl":
+        data = Files(tmp_path / name, batch_size=40)
+        assert data.schema.timestamp == "seen", name
+        (batch,) = data
+        seconds.append(batch.timestamp.tolist())
+    assert seconds[0] == seconds[1] == seconds[2]
+    odd = rows.set_column(1, "seen", pa.array([*texts * 19, "soon", "late"]))
+    assert Table(odd, batch_size=40).schema.timestamp is None

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import pickle
 import re
 import threading
@@ -558,3 +559,21 @@ def test_bad_arguments() -> None:
     data.load_state_dict({"epoch": 0, "batches": 1, "at": None})
     with pytest.raises(errors.InvalidArgument):
         list(data)
+
+
+def test_the_library_says_the_same_once() -> None:
+    from persia.data.kafka.brokers import _Repeats
+
+    def record(text: str, at: float) -> logging.LogRecord:
+        made = logging.makeLogRecord({"msg": text})
+        made.created = at
+        return made
+
+    repeats = _Repeats()
+    text = "FAIL [rdkafka#consumer-%d] a:1 refused (after %dms in state UP)"
+    kept = [
+        repeats.filter(record(text % (i, i), at))
+        for i, at in enumerate([0.0, 0.1, 30.0, 61.0, 62.0])
+    ]
+    assert kept == [True, False, False, True, False]
+    assert repeats.filter(record("FAIL b:1 refused", 1.0))

@@ -18,6 +18,9 @@ import pytest
 
 from persia import errors
 from persia.data import Kafka, Schema
+from persia.data.kafka.sample import sample_topics
+from persia.data.kafka.values import Values, Written
+from persia.datasets import value_hash
 from persia.train.config import resolve
 from persia.train.sources import open_data
 from tests.kafka import Cluster, cluster
@@ -518,6 +521,39 @@ def test_absurd_values_of_avro(cluster: Cluster, tmp_path: Path) -> None:
     assert data.malformed == len(poison)
 
 
+@pytest.mark.parametrize("form", ["json", "protobuf"])
+def test_a_rule_counts_whatever_the_values_are(
+    form: str, cluster: Cluster, descriptors: Path
+) -> None:
+    """Each message has another odd text in the same column."""
+    kind = message_class(descriptors, "shop.Click")
+    count = 400
+    for i in range(count):
+        c = f"odd {i}" if i % 20 == 0 else str(i)
+        row = {"y": i % 2, "c": c, "x": 0.5}
+        value = (
+            json.dumps(row).encode()
+            if form == "json"
+            else kind(**row).SerializeToString()
+        )
+        cluster.produce("t", [value])
+    said = Schema(
+        label="y", dense=["x"], categorical=[{"column": "c", "hash": False}]
+    )
+    more: dict[str, Any] = {}
+    if form == "protobuf":
+        more = {
+            "value": form,
+            "value_schema": descriptors,
+            "value_message": "shop.Click",
+        }
+    with pytest.raises(errors.LimitReached):
+        list(open_(cluster, "t", said, **more))
+    data = open_(cluster, "t", said, malformed_limit=0.1, **more)
+    assert sum(map(len, data)) == count - 20
+    assert data.malformed == 20
+
+
 def test_schemas_without_a_bound(avsc: Path) -> None:
     for wrong in (
         record(("c", "string"), ("next", ["null", "Click"])),
@@ -539,6 +575,58 @@ def test_schemas_without_a_bound(avsc: Path) -> None:
                 value="avro",
                 value_schema=avsc,
             )
+
+
+def test_a_sample_has_the_types_of_the_schema(
+    cluster: Cluster, avsc: Path, descriptors: Path
+) -> None:
+    cluster.produce("avro", avro(AVRO, rows(3)))
+    found = protobuf(descriptors, rows(3))
+    cluster.produce("proto", [one.SerializeToString() for one in found])
+    for topic, more in (
+        ("avro", {"value": "avro", "value_schema": avsc}),
+        (
+            "proto",
+            {
+                "value": "protobuf",
+                "value_schema": descriptors,
+                "value_message": "shop.Click",
+            },
+        ),
+    ):
+        table = sample_topics(cluster.servers, [topic], **more)
+        assert table.column("t").to_pylist() == [r["t"] for r in rows(3)]
+        assert str(table.column("f").type) == "float"
+
+
+def test_times_of_protobuf_in_one_block(descriptors: Path) -> None:
+    """What one message has decides nothing about another."""
+    kind = message_class(descriptors, "shop.Click")
+    far = -62135596800
+    messages = [
+        kind(t={"seconds": far, "nanos": 0}),
+        kind(t={"seconds": 0, "nanos": 1}),
+        kind(t={"seconds": 0, "nanos": 1000}),
+    ]
+    values = [one.SerializeToString() for one in messages]
+    written = Written.checked("protobuf", descriptors, "shop.Click", None)
+    schema = Schema(categorical=["t"])
+    made, wrong = Values(schema, written, False).rows(values)
+    assert made is not None
+    assert not wrong
+    found = made.batch(["t"]).ids.values().tolist()
+    assert found == [
+        value_hash(text)
+        for text in (
+            "0001-01-01 00:00:00",
+            "1970-01-01 00:00:00.000000001",
+            "1970-01-01 00:00:00.000001",
+        )
+    ]
+    both = kind(t={"seconds": far, "nanos": 1}).SerializeToString()
+    made, wrong = Values(schema, written, True).rows([both, values[1]])
+    assert made is not None
+    assert (list(wrong), len(made)) == ([0], 1)
 
 
 def test_malformed_protobuf(cluster: Cluster, descriptors: Path) -> None:

@@ -263,3 +263,16 @@ def test_a_path_of_this_machine_is_taken_as_it_is(tmp_path: Path) -> None:
     write(tmp_path / "a?region=eu.csv")
     (name,) = names(os.fspath(tmp_path / "a?region=eu.csv"))
     assert name.endswith("a?region=eu.csv")
+
+
+def test_names_of_file_urls(tmp_path: Path) -> None:
+    """Decoded as the standard says, or else as they are written."""
+    folder = tmp_path / "odd%20key=0"  # as DuckDB writes it
+    folder.mkdir()
+    path = folder / "a.csv"
+    path.write_text("x\n1\n")
+    for url in (path.as_uri(), f"file://{path}", f"file://{folder}/*.csv"):
+        (found,) = find_files(url)
+        assert found.name == f"file://{tmp_path}/odd%2520key=0/a.csv"
+        (again,) = find_files(found.name)
+        assert again.name == found.name

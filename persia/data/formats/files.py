@@ -560,7 +560,8 @@ class Files(Source):
             values = of_folders(self.schema, unit.file)
             inside = [name for name in columns if name not in values]
             values = {n: v for n, v in values.items() if n in columns}
-            with open_units(unit.file, self.format, True) as opened:
+            version = self.schema.hash_version
+            with open_units(unit.file, self.format, True, version) as opened:
                 for table in opened.tables(unit.group, inside, low):
                     table = with_folders(table, values)
                     yield number, low, table.slice(0, high - low)

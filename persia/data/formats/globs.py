@@ -69,8 +69,8 @@ def remote_files(url: Url) -> list[_Found]:
     """
     name = url.named
     patterns = [url.path, pattern_of(url.path), decoded(url.path)]
-    if url.scheme == "file":  # where the standard has them decoded
-        patterns = patterns[2:]
+    if url.scheme == "file":  # where the standard has them decoded first
+        patterns = patterns[::-1]
     elif url.scheme in WEB:
         patterns = patterns[:1]
     with opening(name):

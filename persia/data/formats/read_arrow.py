@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
@@ -12,8 +13,15 @@ from pyarrow import parquet as pq
 
 from persia import errors
 from persia.data.boundary import is_of_storage
+from persia.data.formats.parquet_types import (
+    as_interval,
+    instants,
+    int96,
+    intervals,
+)
 from persia.data.formats.paths import File, unread
 from persia.data.formats.read_csv import Mark, Piece
+from persia.data.schema.canonical import HASH_VERSION
 from persia.data.schema.schema import Schema
 from persia.data.table import check_columns
 from persia.redaction import clean
@@ -39,9 +47,17 @@ class ParquetReader:
         source: its bytes.
         codes: read texts that repeat as dictionaries, which need one hash
             for each of their values.
+        version: of the hash; in version 1 values have the types that pyarrow
+            gives them.
     """
 
-    def __init__(self, file: File, source: Any, codes: bool = False) -> None:
+    def __init__(
+        self,
+        file: File,
+        source: Any,
+        codes: bool = False,
+        version: int = HASH_VERSION,
+    ) -> None:
         self.name = file.name
         with reading(file.name, "Parquet"):
             self._file = pq.ParquetFile(source, pre_buffer=True)
@@ -53,6 +69,16 @@ class ParquetReader:
                     pre_buffer=True,
                     read_dictionary=names,
                 )
+            self._intervals: dict[str, str] = {}
+            self._int96: set[str] = set()
+            if version > 1:
+                self._intervals = intervals(self._file)
+                self._micros = pq.ParquetFile(
+                    source, metadata=meta, coerce_int96_timestamp_unit="us"
+                )
+                self._int96 = int96(
+                    self._file.schema_arrow, self._micros.schema_arrow
+                )
         self.names = self._file.schema_arrow.names
         self.groups = [
             meta.row_group(i).num_rows for i in range(meta.num_row_groups)
@@ -63,18 +89,44 @@ class ParquetReader:
     ) -> Iterator[pa.Table | pa.RecordBatch]:
         """A row group from a row on, in pieces."""
         with reading(self.name, "Parquet"):
-            size = self._file.metadata.row_group(group).total_byte_size
-            if size <= _GROUP_BYTES:
-                table = self._file.read_row_group(group, columns=columns)
-                for at in range(first, table.num_rows, _PIECE_ROWS):
-                    yield table.slice(at, _PIECE_ROWS)
-                return
-            for batch in self._file.iter_batches(
-                _PIECE_ROWS, row_groups=[group], columns=columns
-            ):
-                if first < batch.num_rows:
-                    yield batch.slice(first)
-                first = max(0, first - batch.num_rows)
+            twice = [name for name in columns if name in self._int96]
+            others: Iterator[Any] = itertools.repeat(None)
+            if twice:
+                others = self._pieces(self._micros, group, twice, first)
+            pieces = self._pieces(self._file, group, columns, first)
+            for piece, other in zip(pieces, others, strict=False):
+                yield self._typed(piece, other)
+
+    def _pieces(
+        self, file: Any, group: int, columns: Sequence[str], first: int
+    ) -> Iterator[pa.Table | pa.RecordBatch]:
+        """A row group from a row on, as pyarrow reads it."""
+        size = file.metadata.row_group(group).total_byte_size
+        if size <= _GROUP_BYTES:
+            table = file.read_row_group(group, columns=columns)
+            for at in range(first, table.num_rows, _PIECE_ROWS):
+                yield table.slice(at, _PIECE_ROWS)
+            return
+        for batch in file.iter_batches(
+            _PIECE_ROWS, row_groups=[group], columns=columns
+        ):
+            if first < batch.num_rows:
+                yield batch.slice(first)
+            first = max(0, first - batch.num_rows)
+
+    def _typed(self, piece: Any, micros: Any) -> pa.Table | pa.RecordBatch:
+        """A piece with its values as what they are."""
+        for at, name in enumerate(piece.schema.names):
+            column = piece.column(at)
+            if name in self._int96:
+                what = f"{self.name!r}: column {name!r}"
+                column = instants(column, micros.column(name), what)
+            elif name in self._intervals:
+                column = as_interval(column, self._intervals[name])
+            else:
+                continue
+            piece = piece.set_column(at, name, column)
+        return piece
 
 
 def _repeated(meta: Any) -> list[str]:
@@ -184,7 +236,7 @@ def reading(name: str, kind: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_units(
-    file: File, kind: str, codes: bool = False
+    file: File, kind: str, codes: bool = False, version: int = HASH_VERSION
 ) -> Iterator[ParquetReader | ArrowReader]:
     """A file whose parts are known without reading it."""
     if file.compression:
@@ -195,6 +247,6 @@ def open_units(
         )
     with file.open() as source:
         if kind == "parquet":
-            yield ParquetReader(file, source, codes)
+            yield ParquetReader(file, source, codes, version)
         else:
             yield ArrowReader(file, source)

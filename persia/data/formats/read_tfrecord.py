@@ -18,6 +18,7 @@ from persia import _core, errors
 from persia.data.formats.paths import File
 from persia.data.formats.read_csv import Wrong
 from persia.data.formats.record_reader import Ints, Piece, RecordReader
+from persia.data.schema.canonical import HASH_VERSION
 from persia.data.schema.hashing import Bad, as_array
 from persia.data.schema.schema import Schema
 
@@ -25,6 +26,12 @@ __all__ = ["TFRecordReader", "first_rows"]
 
 PIECE_RECORDS = 8192
 RECORD_BYTES = 64 << 20  # a longer record is a sign of damage
+
+# Python's floats have 64 bits, those of Examples 32.
+_FLOATS = {
+    pa.float64(): pa.float32(),
+    pa.list_(pa.float64()): pa.list_(pa.float32()),
+}
 
 
 class TFRecordReader(RecordReader):
@@ -34,6 +41,7 @@ class TFRecordReader(RecordReader):
         self, file: File, schema: Schema, encoding: str | None
     ) -> None:
         super().__init__(file, schema, encoding)
+        self._version = schema.hash_version
         self._bags = {c.column for c in schema.bags}
         self._bags |= {c.column for bag in schema.bags for c in bag.aligned}
 
@@ -69,7 +77,7 @@ class TFRecordReader(RecordReader):
     ) -> tuple[pa.Table, Ints, Wrong]:
         """Examples as columns, without those that have odd values."""
         bad: Bad = {}
-        table = table_of(rows, self._names, self._bags, bad)
+        table = table_of(rows, self._names, self._bags, bad, self._version)
         found = np.array(numbers, np.int64)
         if rows:
             self.seen.look(table, None, self._file.name)
@@ -86,17 +94,27 @@ def table_of(
     names: list[str],
     bags: set[str],
     bad: Bad | None = None,
+    version: int = HASH_VERSION,
 ) -> pa.Table:
-    """Examples as columns: lists, or the only value of each. ``bad``: see
-    :func:`persia.data.schema.hashing.as_arrays`."""
+    """Examples as columns: lists, or the only value of each.
+
+    Args:
+        rows: of values by name.
+        names: of the columns.
+        bags: those of lists.
+        bad: see :func:`persia.data.schema.hashing.as_arrays`.
+        version: of the hash; in version 1 floats have 64 bits.
+    """
     columns = {}
     for name in names:
         lists = [row.get(name) for row in rows]
         if name in bags:
-            columns[name] = as_array(f"feature {name!r}", lists, bad)
-            continue
-        values = [v[0] if v else None for v in lists]
-        columns[name] = as_array(f"feature {name!r}", values, bad)
+            column = as_array(f"feature {name!r}", lists, bad)
+        else:
+            values = [v[0] if v else None for v in lists]
+            column = as_array(f"feature {name!r}", values, bad)
+        short = version > 1 and _FLOATS.get(column.type)
+        columns[name] = column.cast(short) if short else column
     return pa.table(columns)
 
 

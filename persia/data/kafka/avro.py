@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from persia import errors
 from persia.data.kafka.brokers import library
+from persia.data.kafka.columns import as_column
 from persia.data.kafka.registry import Place, Registry
 
 __all__ = ["Avro"]
@@ -47,9 +48,6 @@ class Avro:
         registry: has the schemas that messages are written with, whose ids
             they begin with. None: they are written with ``text``.
 
-    Attributes:
-        types: of columns that need one.
-
     Raises:
         SchemaMismatch: it is no schema of rows with these fields.
     """
@@ -65,12 +63,12 @@ class Avro:
         self._names = names
         try:
             self._schema = _parse(text)
-            self.types = _types(_fields(text), names)
+            self._types = _types(_fields(text), names)
         except ValueError as error:
             raise errors.SchemaMismatch(f"{where!r}: {error}") from None
         self._decimals = {
             name: one.scale
-            for name, kind in self.types.items()
+            for name, kind in self._types.items()
             if pa.types.is_decimal(one := _item(kind))
         }
         self._registry = None
@@ -108,6 +106,14 @@ class Avro:
         for name, scale in self._decimals.items():
             row[name] = _decimal(row[name], scale)
         return {name: row[name] for name in self._names}
+
+    def column(self, name: str, values: Sequence[Any]) -> pa.Array:
+        """A field of many rows.
+
+        Raises:
+            DtypeError: they cannot be one column.
+        """
+        return as_column(name, values, self._types.get(name))
 
 
 def _load(text: bytes) -> Any:

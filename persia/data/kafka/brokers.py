@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +29,32 @@ __all__ = [
 ]
 
 log = logging.getLogger("persia.data.kafka.source")
+
+_SAME_S = 60  # between lines of the library that say the same
+_OF_CLIENT = re.compile(r"\[rdkafka#[^]]*\] |\(after [^)]*\)")
+
+
+class _Repeats(logging.Filter):
+    """Leaves out what the library says again and again, such as each of many
+    refused connections a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = _OF_CLIENT.sub("", record.getMessage())
+        before = self._said.get(text)
+        if before is not None and 0 <= record.created - before < _SAME_S:
+            return False
+        if len(self._said) >= 1000:
+            self._said.clear()
+        self._said[text] = record.created
+        return True
+
+
+_library_log = logging.getLogger("persia.data.kafka.library")
+_library_log.addFilter(_Repeats())
 
 T = TypeVar("T")
 Key = tuple[str, int]  # (topic, partition)
@@ -149,7 +176,7 @@ class Brokers:
         given["error_cb"] = self._heard
         kafka = library()
         try:
-            return kind(given, logger=log)
+            return kind(given, logger=_library_log)
         except (kafka.KafkaException, TypeError, ValueError) as error:
             reason = error.args[0] if error.args else error
             text = reason.str() if hasattr(reason, "str") else str(reason)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from persia import errors
 from persia.data.kafka.brokers import library
+from persia.data.kafka.columns import as_column, of_nanos
 
 __all__ = ["Protobuf"]
 
-_TIME = "google.protobuf.Timestamp"
-_YEARS = (-62_135_596_800, 253_402_300_799)  # seconds: 1 to 9999
+# Seconds that they may have: of the years 1 to 9999, and of 10,000 years.
+_TIMES = {
+    "google.protobuf.Timestamp": (-62_135_596_800, 253_402_300_799),
+    "google.protobuf.Duration": (-315_576_000_000, 315_576_000_000),
+}
+_NS = 10**9
 _WRAPPED = {
     f"google.protobuf.{name}Value"
     for name in (
@@ -32,9 +38,7 @@ class Protobuf:
         names: the fields that rows have.
         message: the full name of their type. None: the only one of the last
             file.
-
-    Attributes:
-        types: of columns that need one.
+        version: of the hash; in version 1 times are cut to microseconds.
 
     Raises:
         InvalidArgument: there is no such type, or several to choose from.
@@ -47,7 +51,9 @@ class Protobuf:
         where: str,
         names: Sequence[str],
         message: str | None,
+        version: int,
     ) -> None:
+        self._version = version
         kind = _find(data, where, message)
         self._class = library(
             "google.protobuf.message_factory"
@@ -61,9 +67,10 @@ class Protobuf:
                 f" it has {list(fields)}"
             )
         self._fields = {n: _reader(fields[n], where) for n in names}
-        self.types = {
+        self._types = {
             n: kind for n in names if (kind := _type(fields[n])) is not None
         }
+        self._times = {n for n in names if _is_time(fields[n])}
 
     def row(self, value: bytes) -> dict[str, Any]:
         """The fields of a message.
@@ -79,6 +86,17 @@ class Protobuf:
         except self._error as error:
             raise ValueError(f"no message of the schema: {error}") from None
         return {n: read(message) for n, read in self._fields.items()}
+
+    def column(self, name: str, values: Sequence[Any]) -> pa.Array:
+        """A field of many rows.
+
+        Raises:
+            DtypeError: they cannot be one column.
+        """
+        known = self._types.get(name)
+        if name in self._times:
+            values, known = of_nanos(values, known, self._version == 1)
+        return as_column(name, values, known)
 
     def _unframed(self, value: bytes) -> bytes:
         """What follows the id of the schema and the place of the type."""
@@ -157,8 +175,8 @@ def _reader(field: Any, where: str) -> Callable[[Any], Any]:
     convert: Callable[[Any], Any] | None = None
     if field.message_type is not None:
         kind = field.message_type.full_name
-        if kind == _TIME:
-            convert = _micros
+        if kind in _TIMES:
+            convert = partial(_nanos, *_TIMES[kind])
         elif kind in _WRAPPED:
             convert = _unwrapped
         else:
@@ -189,22 +207,28 @@ def _reader(field: Any, where: str) -> Callable[[Any], Any]:
     return read
 
 
-def _micros(time: Any) -> int:
-    if not _YEARS[0] <= time.seconds <= _YEARS[1]:
-        raise ValueError(f"no time: {time.seconds} seconds since 1970")
-    return int(time.seconds * 1_000_000 + time.nanos // 1000)
+def _nanos(first: int, last: int, time: Any) -> int:
+    if not first <= time.seconds <= last or abs(time.nanos) >= _NS:
+        raise ValueError(f"no time: {time.seconds} s and {time.nanos} ns")
+    return int(time.seconds * _NS + time.nanos)
 
 
 def _unwrapped(message: Any) -> Any:
     return message.value
 
 
+def _is_time(field: Any) -> bool:
+    inner = field.message_type
+    return inner is not None and inner.full_name in _TIMES
+
+
 def _type(field: Any) -> Any:
     """The type of a column; None: that of its values."""
     kind, inner = None, field.message_type
     value = field if inner is None else inner.fields_by_name.get("value")
-    if inner is not None and inner.full_name == _TIME:
-        kind = pa.timestamp("us", "UTC")
+    if _is_time(field):
+        instant = inner.name == "Timestamp"
+        kind = pa.timestamp("ns", "UTC") if instant else pa.duration("ns")
     elif value is not None and value.type == value.TYPE_FLOAT:
         kind = pa.float32()
     return pa.list_(kind) if kind is not None and field.is_repeated else kind

@@ -12,9 +12,11 @@ import pyarrow as pa
 
 from persia import errors
 from persia.data.formats.read_json import object_of
+from persia.data.kafka.avro import Avro
 from persia.data.kafka.avro import field_names as avro_names
 from persia.data.kafka.brokers import Brokers, settings
 from persia.data.kafka.consumer import Reader
+from persia.data.kafka.protobuf import Protobuf
 from persia.data.kafka.protobuf import field_names as protobuf_names
 from persia.data.kafka.registry import Place
 from persia.data.kafka.values import Written, bare
@@ -83,7 +85,8 @@ def sample_topics(
 
 def _table(values: Sequence[bytes], written: Written) -> tuple[pa.Table, str]:
     """(the rows of messages, what is wrong with the last of the others)."""
-    read, wrong = _reader(written), ""
+    reader, wrong = _typed(written), ""
+    read = _reader(written) if reader is None else reader.row
     rows: list[Any] = []
     for value in values:
         try:
@@ -94,16 +97,23 @@ def _table(values: Sequence[bytes], written: Written) -> tuple[pa.Table, str]:
         return pa.table({}), wrong
     if written.form == "arrow":
         return pa.concat_tables(rows, promote_options="permissive"), wrong
-    return of_dicts(rows), wrong
+    if reader is None:
+        return of_dicts(rows), wrong
+    columns = {n: reader.column(n, [row[n] for row in rows]) for n in rows[0]}
+    return pa.table(columns), wrong
 
 
 def _reader(written: Written) -> Any:
     """What makes a row, or rows, of a message."""
     if written.form == "json":
         return lambda value: object_of(bare(value))
-    if written.form == "arrow":
-        return lambda value: pa.ipc.open_stream(value).read_all()
-    assert written.schema is not None
+    return lambda value: pa.ipc.open_stream(value).read_all()
+
+
+def _typed(written: Written) -> Avro | Protobuf | None:
+    """What reads the fields that can be columns; None: there are no types."""
+    if written.schema is None:
+        return None
     if written.form == "avro":
         names = avro_names(written.schema, written.path)
     else:
@@ -113,6 +123,4 @@ def _reader(written: Written) -> Any:
         with suppress(errors.SchemaMismatch):
             written.reader([name])
             usable.append(name)
-    reader = written.reader(usable)
-    assert reader is not None
-    return reader.row
+    return written.reader(usable)

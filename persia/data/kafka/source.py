@@ -360,7 +360,7 @@ class Kafka(Dataset):
                 for messages, place in blocks:
                     rows, wrong = values.rows([m.value() for m in messages])
                     self._leave_out(
-                        [(messages[i], text) for i, text in wrong.items()],
+                        [(messages[i], *odd) for i, odd in wrong.items()],
                         letters,
                     )
                     if letters is None:
@@ -386,15 +386,17 @@ class Kafka(Dataset):
         )
 
     def _leave_out(
-        self, wrong: Sequence[tuple[Any, str]], letters: DeadLetters | None
+        self,
+        wrong: Sequence[tuple[Any, str, str]],
+        letters: DeadLetters | None,
     ) -> None:
         if letters is not None and wrong:
-            letters.send(wrong)
+            letters.send([(message, text) for message, text, _ in wrong])
             self._sent += len(wrong)
-        for message, text in wrong:
+        for message, text, rule in wrong:
             key = said((message.topic(), message.partition()))
             where = f"{key}:{message.offset()}"
-            self._faults.add(where, text, text[:20])
+            self._faults.add(where, text, rule)
 
 
 def grown_parts(parts: Mapping[str, tuple[Kafka, int]]) -> set[str]:

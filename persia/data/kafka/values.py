@@ -17,8 +17,8 @@ from persia.data.formats.read_json import DEPTH, Objects
 from persia.data.kafka.avro import Avro
 from persia.data.kafka.protobuf import Protobuf
 from persia.data.kafka.registry import Place
+from persia.data.schema.canonical import HASH_VERSION
 from persia.data.schema.encode import Encoder
-from persia.data.schema.hashing import as_array
 from persia.data.schema.schema import Schema
 from persia.data.table import check_columns
 
@@ -29,6 +29,9 @@ _FORMS = ("json", "arrow", "avro", "protobuf")
 _FIRST = 100  # messages of which one has to fit the schema
 _PREFIX = 5  # bytes
 _ROWS = 10_000  # of which one has to have a field
+
+# (what is wrong with a message, the rule that says so)
+Odd = tuple[str, str]
 
 # A table, and the message that each row is of.
 _Read = tuple[pa.Table, np.ndarray[Any, np.dtype[np.int64]]]
@@ -94,8 +97,14 @@ class Written:
             ) from None
         return cls(form, text, os.fspath(path), message, registry)
 
-    def reader(self, names: Sequence[str]) -> Avro | Protobuf | None:
+    def reader(
+        self, names: Sequence[str], version: int = HASH_VERSION
+    ) -> Avro | Protobuf | None:
         """What makes a row of a message; None: columns are made at once.
+
+        Args:
+            names: the fields that rows have.
+            version: of the hash.
 
         Raises:
             InvalidArgument: a part of it does not exist.
@@ -105,7 +114,7 @@ class Written:
             return None
         if self.form == "avro":
             return Avro(self.schema, self.path, names, self.registry)
-        return Protobuf(self.schema, self.path, names, self.message)
+        return Protobuf(self.schema, self.path, names, self.message, version)
 
 
 class Values:
@@ -124,7 +133,7 @@ class Values:
         self._encoder = Encoder(schema)
         self._names = sorted(schema.used_columns)
         self._objects = Objects(schema)
-        self._reader = written.reader(self._names)
+        self._reader = written.reader(self._names, schema.hash_version)
         if self._reader is not None:
             self._read = self._typed
         else:
@@ -136,13 +145,14 @@ class Values:
 
     def rows(
         self, values: Sequence[bytes | None]
-    ) -> tuple[Rows | None, dict[int, str]]:
-        """(the well-formed rows, what is wrong with which messages).
+    ) -> tuple[Rows | None, dict[int, Odd]]:
+        """(the well-formed rows, what is wrong with which messages, and by
+        which rule).
 
         Raises:
             SchemaMismatch: the schema is of other messages.
         """
-        wrong: dict[int, str] = {}
+        wrong: dict[int, Odd] = {}
         parts = self._parts(values, 0, wrong)
         rows = Rows.join(parts) if parts else None
         self._rows += 0 if rows is None else len(rows)
@@ -154,13 +164,13 @@ class Values:
         return rows, dict(sorted(wrong.items()))
 
     def _parts(
-        self, values: Sequence[bytes | None], first: int, wrong: dict[int, str]
+        self, values: Sequence[bytes | None], first: int, wrong: dict[int, Odd]
     ) -> list[Rows]:
         """Rows of all messages; halves them where one spoils the others."""
-        here: dict[int, str] = {}
+        here: dict[int, Odd] = {}
 
-        def report(row: int, text: str, _: str) -> None:
-            here.setdefault(first + int(owners[row]), text)
+        def report(row: int, text: str, rule: str) -> None:
+            here.setdefault(first + int(owners[row]), (text, rule))
 
         try:
             table, owners = self._read(values, first, here)
@@ -176,7 +186,7 @@ class Values:
         except Exception as error:  # a message never stops an iteration twice
             if len(values) == 1:
                 text = str(error) or type(error).__name__
-                wrong[first] = self._misfit(text)
+                wrong[first] = self._misfit(text), type(error).__name__
                 return []
             half = len(values) // 2
             parts = self._parts(values[:half], first, wrong)
@@ -186,14 +196,14 @@ class Values:
         return [rows] if len(rows) else []
 
     def _count_unread(
-        self, values: Sequence[bytes | None], texts: Iterable[str]
+        self, values: Sequence[bytes | None], texts: Iterable[Odd]
     ) -> None:
         """Counts messages of which none is written as ``value`` says."""
         texts = list(texts)
         if self._unfit is None or not texts:
             return
         self._unfit += sum(value is not None for value in values) - 1
-        self._misfit(texts[-1])
+        self._misfit(texts[-1][0])
 
     def _misfit(self, text: str) -> str:
         """Counts a message that does not fit the schema."""
@@ -210,14 +220,14 @@ class Values:
     # ---- JSON
 
     def _json(
-        self, values: Sequence[bytes | None], first: int, wrong: dict[int, str]
+        self, values: Sequence[bytes | None], first: int, wrong: dict[int, Odd]
     ) -> _Read:
         table, owners = self._all_json(values), np.arange(len(values))
         if table is None:
             table, owners, bad = self._objects.of_each(
                 [value and bare(value) for value in values]
             )
-            wrong.update({first + i: text for i, text, _ in bad})
+            wrong.update({first + i: (text, rule) for i, text, rule in bad})
         self._absent -= {
             name
             for name in self._absent
@@ -241,7 +251,7 @@ class Values:
     # ---- Avro, Protocol Buffers
 
     def _typed(
-        self, values: Sequence[bytes | None], first: int, wrong: dict[int, str]
+        self, values: Sequence[bytes | None], first: int, wrong: dict[int, Odd]
     ) -> _Read:
         assert self._reader is not None
         rows, found = [], []
@@ -250,28 +260,18 @@ class Values:
                 rows.append(self._reader.row(_given(value)))
                 found.append(i)
             except ValueError as error:
-                wrong[first + i] = str(error)
+                wrong[first + i] = str(error), "message"
         self._absent.clear()
         columns = {}
         for name in self._names if rows else ():
             column = [row[name] for row in rows]
-            known = self._reader.types.get(name)
-            try:
-                columns[name] = (
-                    as_array(f"column {name!r}", column)
-                    if known is None
-                    else pa.array(column, known)
-                )
-            except OverflowError as error:
-                raise errors.DtypeError(
-                    f"column {name!r} of the type {known}: {error}"
-                ) from None
+            columns[name] = self._reader.column(name, column)
         return pa.table(columns), np.array(found, np.int64)
 
     # ---- Arrow
 
     def _arrow(
-        self, values: Sequence[bytes | None], first: int, wrong: dict[int, str]
+        self, values: Sequence[bytes | None], first: int, wrong: dict[int, Odd]
     ) -> _Read:
         tables, found = [], []
         for i, value in enumerate(values):
@@ -280,9 +280,9 @@ class Values:
                 table.validate(full=True)
                 check_columns(self._schema, table.column_names, "the message")
             except errors.SchemaMismatch as error:
-                wrong[first + i] = self._misfit(str(error))
+                wrong[first + i] = self._misfit(str(error)), "columns"
             except Exception as error:  # of pyarrow, of many kinds
-                wrong[first + i] = f"no Arrow stream: {error}"
+                wrong[first + i] = f"no Arrow stream: {error}", "message"
             else:
                 tables.append(table.select(self._names))
                 found.append(i)

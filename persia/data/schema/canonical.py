@@ -38,6 +38,7 @@ import datetime
 import json
 import sys
 from decimal import Decimal
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,7 @@ _HEX = np.frombuffer(
     "".join(f"{i:02x}" for i in range(256)).encode(), np.uint8
 ).reshape(256, 2)
 _TICKS = {"s": 1, "ms": 1000, "us": 10**6, "ns": 10**9}
+_OF_PANDAS = {"Timestamp": "nanosecond", "Timedelta": "nanoseconds"}
 _ODD_TIME = "<"  # begins what pyarrow writes for a time out of its range
 
 
@@ -333,14 +335,28 @@ def _floats(array: pa.Array, version: int) -> pa.Array:
 
 
 def is_mixed(values: Any, kind: pa.DataType) -> bool:
-    """Whether a list that pyarrow takes for one type has values of several:
-    instants among dates would lose their time."""
+    """Whether a list that pyarrow takes for one type has values of several,
+    or finer ones: it would change some of them."""
     t = pa.types
+    if t.is_list(kind):
+        lists = [v for v in values if isinstance(v, list | tuple | np.ndarray)]
+        return is_mixed(list(chain.from_iterable(lists)), kind.value_type)
     if t.is_date(kind):
         return any(issubclass(v, datetime.datetime) for v in _types(values))
+    if t.is_timestamp(kind) or t.is_duration(kind):
+        fine = any(v.__name__ in _OF_PANDAS for v in _types(values))
+        return fine and any(map(_nanoseconds, values))
+    if t.is_float64(kind) and _types(values) & {np.float16, np.float32}:
+        return True
     if t.is_integer(kind) or t.is_floating(kind):
         return bool(_types(values) & {bool, np.bool_})
     return False
+
+
+def _nanoseconds(value: Any) -> Any:
+    """Those of a time of pandas, which pyarrow leaves out."""
+    name = _OF_PANDAS.get(type(value).__name__)
+    return name is not None and getattr(value, name)
 
 
 def _types(values: Any) -> set[type]:

@@ -89,4 +89,5 @@ def _time(text: str) -> str | None:
     except (ValueError, OverflowError):
         return None
     fraction = (fraction or "").rstrip("0")
-    return f"{time:%Y-%m-%d %H:%M:%S}" + (f".{fraction}" if fraction else "")
+    text = time.isoformat(" ", "seconds")
+    return f"{text}.{fraction}" if fraction else text

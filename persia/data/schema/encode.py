@@ -30,7 +30,14 @@ from persia.data.schema.schema import (
     Schema,
 )
 
-__all__ = ["Encoder", "LabelError", "asks", "encode_rows", "measure"]
+__all__ = [
+    "Encoder",
+    "LabelError",
+    "asks",
+    "encode_rows",
+    "measure",
+    "times_of_texts",
+]
 
 _UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # ticks of a second
 _RARE = 0.01  # more labels of other values mean another schema
@@ -640,11 +647,11 @@ def _or_times(
     value is neither."""
     if not wrong.any() or not pa.types.is_string(column.type):
         return numbers, wrong
-    said, unknown = _times(column)
+    said, unknown = times_of_texts(column)
     return np.where(wrong, said, numbers), wrong & unknown
 
 
-def _times(column: pa.Array) -> tuple[npt.NDArray[np.float64], Mask]:
+def times_of_texts(column: pa.Array) -> tuple[npt.NDArray[np.float64], Mask]:
     """Texts in ISO 8601, with a zone or in UTC, as seconds since 1970; zero
     where one is none."""
     known = column.dictionary_encode()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Iterable
 from decimal import Decimal
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -46,6 +48,7 @@ _UNITS: dict[Any, str] = {
     **{(unit, 1): "M8[D]" for unit in "YMW"},
     **{("m", unit, 1): "m8[s]" for unit in "WDhm"},
 }
+_NESTED = {list, tuple, dict}
 _INTEGER = re.compile(rb"[-+]?[0-9]{1,30}")
 
 
@@ -140,11 +143,38 @@ def _as_arrow(values: Any) -> Any:
         return _of_numpy(values)
     if not hasattr(values, "dtype") and not isinstance(values, list | tuple):
         values = list(values)
+    if isinstance(values, list | tuple) or values.dtype == object:
+        return _of_objects(values)
+    return pa.array(values, from_pandas=True)
+
+
+def _of_objects(values: Any) -> pa.Array:
+    """Values that have a type each.
+
+    Raises:
+        ArrowInvalid: they have several.
+    """
+    if _crashes(values):
+        raise pa.ArrowInvalid("instants of NumPy beside other values")
     array = pa.array(values, from_pandas=True)
-    alone = isinstance(values, list | tuple) or values.dtype == object
-    if alone and is_mixed(values, array.type):
+    if is_mixed(values, array.type):
         raise pa.ArrowInvalid("values of several types")
     return array
+
+
+def _crashes(values: Iterable[Any]) -> bool:
+    """Whether pyarrow ends the process: it does where some values of NumPy,
+    such as float16, follow an instant of NumPy."""
+    types = set(map(type, values))
+    if types & _NESTED:
+        inner = [
+            one.values() if isinstance(one, dict) else one
+            for one in values
+            if type(one) in _NESTED
+        ]
+        if _crashes(list(chain.from_iterable(inner))):
+            return True
+    return np.datetime64 in types and len(types - {type(None)}) > 1
 
 
 def _numpy_of(values: torch.Tensor) -> npt.NDArray[Any]:
@@ -184,10 +214,9 @@ def _of_numpy(values: npt.NDArray[Any]) -> pa.Array:
         to = _UNITS.get(unit if values.dtype.kind == "M" else ("m", *unit))
         if to is not None:
             values = values.astype(to)
-    array = pa.array(values, from_pandas=True)
-    if values.dtype == object and is_mixed(values, array.type):
-        raise pa.ArrowInvalid("values of several types")
-    return array
+    if values.dtype == object:
+        return _of_objects(values)
+    return pa.array(values, from_pandas=True)
 
 
 def _mixed(
@@ -259,6 +288,9 @@ def _text(value: Any) -> Any:
         return parts
     if isinstance(value, uuid.UUID):
         return str(value).encode()
+    for exact in "to_datetime64", "to_timedelta64":  # of pandas
+        if hasattr(value, exact):
+            value = getattr(value, exact)()
     out = texts(_as_arrow([value]))[0].as_py()
     if out == "" and value != value:  # NaN
         return None

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from persia import errors
 from persia.data.boundary import guarded
 from persia.data.schema.columns import column_of
+from persia.data.schema.encode import times_of_texts
 from persia.data.schema.schema import Schema
 
 __all__ = ["infer", "inferred", "say", "with_odd"]
@@ -312,6 +313,8 @@ def _role(name: str, column: pa.Array, text: bool) -> tuple[str, Any, str]:
         found = _numbers_in(known)
         if found is not None:
             return _role_of_texts(name, known, found)
+        if _are_times(known):
+            return "timestamp", name, "its texts are times"
     if lower in _WEIGHTS and _is_number(kind):
         return "weight", name, "by its name"
     if lower in _TIMES and _is_number(kind):
@@ -395,6 +398,15 @@ def _numbers_in(
             except pa.ArrowInvalid:
                 return None
     return None
+
+
+def _are_times(known: pa.Array) -> bool:
+    """Whether texts are times, as the reader of a timestamp reads them."""
+    text = pc.utf8_trim_whitespace(known).cast(pa.string())
+    first, rest = text.slice(0, 100), text.slice(100)
+    return not any(
+        bool(times_of_texts(part)[1].any()) for part in (first, rest)
+    )
 
 
 def _is_plain_text(kind: pa.DataType) -> bool:
