@@ -277,9 +277,12 @@ def _(pair: Pair, folder: Path) -> None:
         old,
         {name: 1.5 * p for name, p in own.items()},
         {name: p + torch.ones(p.shape) for name, p in own.items()},
+        dict(copy.deepcopy(pair.ours).named_parameters()),  # it is gone
+        dict(pair.theirs.named_parameters()),
     ):
-        with pytest.raises(errors.InvalidArgument):
-            CALL(copy.deepcopy(model), values, (ids,))
+        for tie in (True, False):
+            with pytest.raises(errors.InvalidArgument):
+                CALL(copy.deepcopy(model), values, (ids,), tie_weights=tie)
     fast = {n: p - 0.1 * torch.ones(p.shape) for n, p in own.items()}
     CALL(pair.ours, fast, (ids,))
 

@@ -233,7 +233,7 @@ def run(
     known = _KNOWN.get(name)
     terms = None if known is None else _sum(known, args, kwargs)
     if source is not None and writes(name):
-        return _write(name, first, terms)
+        return _write(func, (first, *args[1:], *kwargs.values()), terms)
     if terms is not None and (state := _state_among(args)) is not None:
         return Value.of(_plain(Tensor.clone, (state,), {}), terms)
     out = _plain(func, args, kwargs)
@@ -470,7 +470,12 @@ def _written_since(term: Term, source: Source) -> bool:
     return bool(term.version[0] != source.version()[0])
 
 
-def _write(name: str, target: Any, terms: tuple[Term, ...] | None) -> Any:
+def _write(
+    func: Any, args: tuple[Any, ...], terms: tuple[Term, ...] | None
+) -> Any:
+    name, target = func.__name__, args[0]
+    if terms is None and name == "copy_" and _named(target):
+        return _load_state(target, args[1])
     if terms is None:
         raise _no_rows(name, _source_of(target))
     if _is_alias(target):
@@ -478,6 +483,18 @@ def _write(name: str, target: Any, terms: tuple[Term, ...] | None) -> Any:
         terms = _terms_of(target) or ()
     if isinstance(target, Value) and not (target._alias and target._state):
         target._terms, target._state = terms, None
+    return target
+
+
+def _load_state(target: Value, given: Tensor) -> Tensor:
+    """A state that was saved is written into one of a model: what torch loads
+    so, it gives the model later."""
+    module = None if target._state is None else target._state.module()
+    if not by_torch() and module is not None:
+        module.set_extra_state(given)
+    _plain(Tensor.copy_, (target, given), {})
+    target._terms, target._alias, target._state = (), False, None
+    target.__class__ = Tensor  # type: ignore[assignment]
     return target
 
 
@@ -557,8 +574,8 @@ def check_in_place(module: Collection, given: Tensor) -> None:
     anchor = _anchor_of(given)
     if anchor is not None:
         good = anchor.owner() is module
-    elif isinstance(given, nn.Parameter):  # of a library that wraps them
-        return
+    elif type(given) is nn.Parameter and not given.numel():
+        return  # of a library that wraps them
     else:
         terms = _terms_of(given)
         good = terms is not None and _is_as_now(terms, Source.of(module))

@@ -18,7 +18,9 @@ from torch.nn import functional
 
 from persia import errors
 from persia.base.tensors import in_graph, integers
+from persia.base.torch_private import jit_traces
 from persia.data.batches.jagged import PADDING, JaggedBatch, split_off
+from persia.nn.arithmetic import check_in_place
 from persia.nn.collections import EmbeddingCollection
 from persia.nn.lookups import Collection
 from persia.nn.tracing import leaf
@@ -136,6 +138,15 @@ class _Looked:
     @weight.setter
     def weight(self, value: Tensor) -> None:
         raise refuse_write(self.rows, self.rows.tables[0].name)
+
+    def check_anchor(self) -> None:
+        """Raises if ``functional_call`` has put other values in its place
+        under one of its two names."""
+        if torch.compiler.is_compiling() or jit_traces():
+            return
+        given = self._parameters.get("weight")
+        if given is not None and given is not self.rows.anchor:
+            check_in_place(self.rows, given)
 
     def name_anchor(self) -> None:
         """To those who go over parameters, the anchor is the weight."""
@@ -276,6 +287,7 @@ class Embedding(_Looked, nn.Embedding):
         Raises:
             DtypeError: they are no integers, as for torch's module.
         """
+        self.check_anchor()
         input = integers("input", input)
         ids = input.reshape(-1)
         shape = (*input.shape, self.embedding_dim)
@@ -371,6 +383,7 @@ class EmbeddingBag(_Looked, nn.EmbeddingBag):
         Raises:
             DtypeError: ids are no integers, as for torch's module.
         """
+        self.check_anchor()
         input = integers("input", input)
         ids = input.reshape(-1)
         count = ids.shape[0]
