@@ -222,6 +222,106 @@ def test_ddp_around_a_model_without_dense_parameters(
         dist.destroy_process_group()
 
 
+# ---- its name and its dims are those of the weight
+
+
+class Two(nn.Module):
+    """Modules that convert takes, one of them tied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Embedding(6, 4, sparse=True)
+        self.bag = nn.EmbeddingBag(6, 3, mode="sum")
+        self.tied = nn.Embedding(6, 4)
+        self.tied.weight = self.one.weight
+        self.top = nn.Linear(11, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found = [self.one(ids), self.bag(ids[:, None]), self.tied(ids)]
+        out: Tensor = self.top(torch.cat(found, 1))
+        return out
+
+
+def by_exact_name(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if name in ("one.weight", "bag.weight"):
+            parameter.requires_grad = False
+
+
+def by_dims(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.requires_grad = False
+
+
+def by_kind(model: nn.Module) -> None:
+    for one in model.modules():
+        if isinstance(one, nn.Embedding | nn.EmbeddingBag):
+            for parameter in one.parameters(recurse=False):
+                parameter.requires_grad = False
+
+
+@pytest.mark.parametrize("freeze", [by_exact_name, by_dims, by_kind])
+def test_parameters_are_frozen_as_torchs(
+    freeze: Callable[[nn.Module], None],
+) -> None:
+    torch.manual_seed(0)
+    theirs = Two()
+    ours = persia.convert(copy.deepcopy(theirs), store=store_of("backward"))
+    for model in (ours, theirs):
+        freeze(model)
+        dense = torch.optim.SGD(model.parameters(), lr=0.1)
+        backward(model)
+        dense.step()
+    for name in ("one", "bag"):
+        rows: Any = ours.get_submodule(name)
+        weight = theirs.get_parameter(f"{name}.weight")
+        assert torch.equal(rows.weight, weight)
+    torch.testing.assert_close(ours(IDS), theirs(IDS))
+
+
+def test_parameters_have_the_names_and_dims_of_torchs() -> None:
+    theirs = Two()
+    names = [name for name, _ in theirs.named_parameters()]
+    ours: Any = persia.convert(copy.deepcopy(theirs), store=store_of("step"))
+    pickled = warns_nothing_of_rows(lambda: pickle.dumps(ours))
+    models = [
+        *(ours, copy.deepcopy(ours), pickle.loads(pickled)),
+        copy.deepcopy(ours).to(torch.float64).float(),
+        copy.deepcopy(ours).to("meta").to_empty(device="cpu"),
+    ]
+    for model in models:
+        assert [name for name, _ in model.named_parameters()] == names
+        for one in (model.one, model.bag, model.tied):
+            (parameter,) = one.parameters()
+            assert parameter is one.rows.anchor
+            assert parameter.dim() == 2 and not parameter.numel()
+        assert model.tied.rows is model.one.rows
+    state = warns_nothing_of_rows(ours.state_dict)
+    assert "one.weight" not in state
+    for assign in (False, True):
+        ours.load_state_dict(state, assign=assign)
+        assert ours.one.rows.anchor is next(ours.parameters())
+    back = persia.export_torch(ours)
+    assert [name for name, _ in back.named_parameters()] == names
+    assert back.one.sparse and not back.bag.sparse
+
+
+def warns_nothing_of_rows(call: Callable[[], Any]) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return call()
+
+
+def test_all_that_has_dims_is_not_made_anew_in_silence() -> None:
+    model = persia.convert(Two(), store=store_of("backward"))
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    for parameter in (p for p in matrices if not p.numel()):
+        with pytest.raises(errors.InvalidArgument):
+            nn.init.xavier_uniform_(parameter)
+    assert len(matrices) == 3
+
+
 # ---- zeroing gradients that wait
 
 
@@ -264,6 +364,13 @@ def by_data_zero(model: Lookup) -> None:
         parameter.grad.data.zero_()
 
 
+def by_detach_and_zero(model: Lookup) -> None:
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.detach_()
+        parameter.grad.zero_()
+
+
 def by_detached_zero(model: Lookup) -> None:
     for parameter in model.parameters():
         assert parameter.grad is not None
@@ -273,6 +380,7 @@ def by_detached_zero(model: Lookup) -> None:
 ZEROES = [
     *(by_module, by_module_in_place, by_optimizer, by_optimizer_in_place),
     *(by_foreach, by_none, by_zero, by_data_zero, by_detached_zero),
+    by_detach_and_zero,
 ]
 
 

@@ -466,6 +466,48 @@ def test_a_value_of_rows_that_have_changed_is_refused() -> None:
     assert torch.equal(store_of(pair.ours).rows("one", range(ROWS)), rows)
 
 
+def swap(one: nn.Module, other: nn.Module) -> None:
+    for p, q in zip(one.parameters(), other.parameters(), strict=True):
+        p.data, q.data = q.data, p.data
+
+
+def back_up(one: nn.Module, other: nn.Module) -> None:
+    backup = [p.data for p in one.parameters()]
+    for p, q in zip(one.parameters(), other.parameters(), strict=True):
+        p.data = q.data
+    for p, old in zip(one.parameters(), backup, strict=True):
+        p.data.copy_(old)
+
+
+def back_up_for_another(one: nn.Module, other: nn.Module) -> None:
+    backup = [p.data for p in one.parameters()]
+    for p, q in zip(one.parameters(), other.parameters(), strict=True):
+        p.data = q.data
+    for q, old in zip(other.parameters(), backup, strict=True):
+        q.data.mul_(0.5).add_(old)
+
+
+@pytest.mark.parametrize("change", [swap, back_up, back_up_for_another])
+def test_data_that_a_parameter_had_before_is_refused(
+    change: Callable[[nn.Module, nn.Module], None],
+) -> None:
+    """Torch's is the former memory, here it would be the rows of now."""
+    pair = Pair()
+    with pytest.raises(errors.InvalidArgument):
+        change(pair.ours, copy.deepcopy(pair.ours))
+
+
+def test_data_sees_what_is_written_in_place() -> None:
+    pair = Pair()
+    for model in (pair.ours, pair.theirs):
+        for p in model.parameters():
+            data = p.data
+            data.mul_(0.5)
+            p.data.mul_(3.0)
+            data.add_(data, alpha=0.25)
+    same(pair.ours, pair.theirs)
+
+
 def test_tables_of_other_dims_are_not_added() -> None:
     a, b = Pair().ours, Pair().ours
     one, bag = a.get_submodule("one.rows"), b.get_submodule("bag.rows")

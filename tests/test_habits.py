@@ -49,6 +49,17 @@ def rows_of(model: nn.Module) -> torch.Tensor:
     return store_of(model).rows("one", range(ROWS))
 
 
+@habit("the same by names (`user.weight`), by `p.dim()` or by modules")
+def _(pair: Pair, folder: Path) -> None:
+    for model in (pair.ours, pair.theirs):
+        for name, p in model.named_parameters():
+            p.requires_grad = not (name == "one.weight" or p.dim() == 2)
+    before = rows_of(pair.ours)
+    pair.train()
+    assert torch.equal(rows_of(pair.ours), before)
+    same(pair.ours, pair.theirs)
+
+
 @habit("`p.requires_grad = False` in a loop, `model.requires_grad_(False)`")
 def _(pair: Pair, folder: Path) -> None:
     for model in (pair.ours, pair.theirs):
@@ -94,6 +105,22 @@ def _(pair: Pair, folder: Path) -> None:
 @habit('the same with `Store(update="backward")`', "TicketError")
 def _(pair: Pair, folder: Path) -> None:
     pair.ours(pair.ids()).sum().backward(retain_graph=True)
+
+
+@habit("`loss.backward(inputs=parameters)`")
+def _(pair: Pair, folder: Path) -> None:
+    ids = pair.ids()
+    for model in (pair.ours, pair.theirs):
+        dense = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(ids).sin().sum().backward(inputs=list(model.parameters()))
+        dense.step()
+    same(pair.ours, pair.theirs)
+
+
+@habit("`torch.autograd.grad(loss, model.parameters())`", "InvalidArgument")
+def _(pair: Pair, folder: Path) -> None:
+    loss = pair.ours(pair.ids()).sum()
+    torch.autograd.grad(loss, list(pair.ours.parameters()))
 
 
 @habit("`loss.backward(create_graph=True)`", "TicketError")
@@ -171,6 +198,21 @@ def _(pair: Pair, folder: Path) -> None:
 
 
 @habit(
+    "`old = p.data`, `p.data = x`, and `old` written later",
+    "InvalidArgument",
+)
+def _(pair: Any, folder: Path) -> None:
+    p, q = (
+        model.get_submodule("one.rows").anchor
+        for model in (pair.ours, copy.deepcopy(pair.ours))
+    )
+    old = p.data
+    p.data = q.data
+    pair.before = rows_of(pair.ours)
+    p.data = old
+
+
+@habit(
     "`nn.init.normal_(p)`, `p.data.uniform_()`, `clamp_`, noise: other writes",
     "InvalidArgument",
 )
@@ -235,9 +277,12 @@ def _(pair: Pair, folder: Path) -> None:
         old,
         {name: 1.5 * p for name, p in own.items()},
         {name: p + torch.ones(p.shape) for name, p in own.items()},
+        dict(copy.deepcopy(pair.ours).named_parameters()),  # it is gone
+        dict(pair.theirs.named_parameters()),
     ):
-        with pytest.raises(errors.InvalidArgument):
-            CALL(copy.deepcopy(model), values, (ids,))
+        for tie in (True, False):
+            with pytest.raises(errors.InvalidArgument):
+                CALL(copy.deepcopy(model), values, (ids,), tie_weights=tie)
     fast = {n: p - 0.1 * torch.ones(p.shape) for n, p in own.items()}
     CALL(pair.ours, fast, (ids,))
 
@@ -252,21 +297,40 @@ def _(pair: Pair, folder: Path) -> None:
         one.weight[0] = 1.0
 
 
-@habit("`torch.nn.utils.prune` of an embedding", "InvalidArgument")
+@habit("`head.weight = embedding.weight` after `convert`", "InvalidArgument")
+def _(pair: Pair, folder: Path) -> None:
+    one: Any = pair.ours.get_submodule("one")
+    head = nn.Linear(4, ROWS)
+    with pytest.raises(errors.InvalidArgument):
+        head.weight = nn.Parameter(one.weight)
+    head.weight = one.weight
+
+
+@habit(
+    "`torch.nn.utils.prune`, `parametrize` of an embedding",
+    "InvalidArgument",
+)
 def _(pair: Pair, folder: Path) -> None:
     one = pair.ours.get_submodule("one")
     before = dict(one.named_parameters())
     with pytest.raises(errors.InvalidArgument):
         prune.random_unstructured(one, "weight", amount=0.5)
     assert dict(one.named_parameters()) == before
+    with pytest.raises(errors.InvalidArgument):
+        nn.utils.parametrizations.spectral_norm(one)
+    assert dict(one.named_parameters()) == before
     prune.l1_unstructured(one, "weight", amount=0.5)
 
 
-@habit("`embedding.reset_parameters()`")
+@habit("`reset_parameters()` of embeddings and collections")
 def _(pair: Pair, folder: Path) -> None:
     before = rows_of(pair.ours)
-    one: Any = pair.ours.get_submodule("one")
-    one.reset_parameters()
+    for model in (pair.ours, pair.theirs):
+        torch.manual_seed(4)
+        for name in ("one", "bag"):
+            one: Any = model.get_submodule(name)
+            one.reset_parameters()
+    same(pair.ours, pair.theirs)
     assert not torch.equal(rows_of(pair.ours), before)
 
 
@@ -295,7 +359,7 @@ def _(pair: Pair, folder: Path) -> None:
 
 
 @habit(
-    "`p.grad.mul_(c)`, `p.grad += noise`, `p.register_hook(f)`",
+    "`p.grad.mul_(c)`, `p.grad = x`, `p.grad += noise`, `p.register_hook(f)`",
     "warns",
     update="step",
 )
@@ -311,7 +375,14 @@ def _(pair: Pair, folder: Path) -> None:
     def hook(p: nn.Parameter) -> None:
         p.register_hook(lambda gradient: 0.5 * gradient)
 
-    for change in (scale, add, hook):
+    def assign(p: nn.Parameter) -> None:
+        p.grad = torch.zeros(p.shape)
+
+    def assign_data(p: nn.Parameter) -> None:
+        assert p.grad is not None
+        p.grad.data = torch.zeros(p.shape)
+
+    for change in (scale, add, hook, assign, assign_data):
         model = copy.deepcopy(pair.ours)
         model(pair.ids()).sum().backward()
         with pytest.warns(UserWarning, match=r"persia\.penalty|clip_grad"):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 
 import persia
@@ -37,7 +38,20 @@ def beside_others(model: nn.Module, folder: Path) -> Callable[[], Any]:
     return lambda: torch.load(file, weights_only=False)["state"]
 
 
-SAVES = (in_memory, by_file, beside_others)
+def in_place(model: nn.Module, folder: Path) -> Callable[[], Any]:
+    """How torch.distributed.checkpoint loads: into a state of now."""
+    path = folder / f"{id(model)}.dcp"
+    dcp.save({"model": model.state_dict()}, checkpoint_id=path)
+
+    def load() -> Any:
+        state = {"model": model.state_dict()}
+        dcp.load(state, checkpoint_id=path)
+        return state["model"]
+
+    return load
+
+
+SAVES = (in_memory, by_file, beside_others, in_place)
 
 
 @pytest.mark.parametrize("update", ["backward", "step"])
@@ -62,6 +76,26 @@ def test_best_weights_come_back_with_their_rows(
         same(*models)
     pair.train()
     same(*models)
+
+
+def test_a_state_written_in_place_is_loaded_or_refused() -> None:
+    pair = Pair()
+    state = quiet(pair.ours.state_dict)
+    saved = {k: torch.as_tensor(v.clone().numpy()) for k, v in state.items()}
+    for name, value in quiet(pair.ours.state_dict).items():
+        value.copy_(saved[name])
+    pair.train()
+    before = store_of(pair.ours).rows("one", range(20))
+    name, value = next(iter(quiet(pair.ours.state_dict).items()))
+    with pytest.raises(errors.RowsMissing):
+        value.copy_(saved[name])
+    assert torch.equal(store_of(pair.ours).rows("one", range(20)), before)
+
+
+def quiet(call: Callable[[], Any]) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a state holds no rows
+        return call()
 
 
 def test_settings_of_the_optimizer_stay_as_they_are() -> None:

@@ -230,6 +230,11 @@ WRITES: list[Callable[[Tensor], object]] = [
     lambda w: w.index_copy_(0, torch.tensor([1]), torch.ones(1, DIM)),
     lambda w: torch.add(w, 1, out=w),
     lambda w: torch._foreach_mul_([w], 2.0),
+    lambda w: w.split(2)[1].fill_(0.0),
+    lambda w: w.chunk(2)[0].zero_(),
+    lambda w: w.unbind(0)[1].div_(2.0),
+    lambda w: [row.div_(2.0) for row in w],
+    lambda w: w.set_(torch.ones(N, DIM)),
     nn.init.normal_,
     nn.init.xavier_uniform_,
     nn.init.kaiming_normal_,
@@ -323,7 +328,58 @@ def test_requires_grad_of_a_weight_freezes_its_rows(kind: str) -> None:
         assert not weight().requires_grad
 
 
+# ---- parameters that would share its values
+
+
+def set_parameter(module: Any, weight: Tensor) -> None:
+    module.weight = weight
+
+
+def make_parameter(module: Any, weight: Tensor) -> None:
+    module.weight = nn.Parameter(weight)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tie", [set_parameter, make_parameter])
+def test_a_tie_is_refused(
+    kind: str, tie: Callable[[Any, Tensor], None]
+) -> None:
+    weight, store = module_of(kind)
+    anchors = [p for p in [weight()] if p.requires_grad]
+    for other in (nn.Linear(DIM, N, bias=False), nn.Embedding(N, DIM)):
+        before = other.weight
+        with pytest.raises(errors.InvalidArgument):
+            tie(other, weight())
+        assert other.weight is before
+    assert [p for p in [weight()] if p.requires_grad] or not anchors
+    copied = nn.Parameter(weight().detach().clone())
+    assert type(copied) is nn.Parameter
+    other = nn.Linear(DIM, N, bias=False)
+    with torch.no_grad():
+        other.weight.copy_(weight())
+    assert torch.equal(other.weight, store.rows("t", range(N)))
+
+
 # ---- all anew
+
+
+@pytest.mark.parametrize("pools", [False, True])
+def test_collections_are_reset(pools: bool) -> None:
+    store = store_of()
+    module: Any
+    if pools:
+        bag = persia.EmbeddingBagConfig("t", DIM, ["f"])
+        module = persia.EmbeddingBagCollection([bag], store=store)
+    else:
+        config = persia.EmbeddingConfig("t", DIM, ["f"])
+        module = persia.EmbeddingCollection([config], store=store)
+    first = store.rows("t", range(N))
+    store.set_rows("t", range(N), torch.ones(N, DIM))
+    for one in nn.Sequential(module).modules():
+        if hasattr(one, "reset_parameters"):
+            one.reset_parameters()
+    assert torch.equal(store.rows("t", range(N)), first)
+    assert len(store.ids("t")) == 0
 
 
 @pytest.mark.parametrize("kind", ["embedding", "bag", "converted"])
@@ -345,9 +401,9 @@ def test_reset_parameters_resets(kind: str, padding: int | None) -> None:
     ids = torch.tensor([1, 3, 1 << 40])
     module(ids if kind != "bag" else ids[:, None]).sum().backward()
     assert store.contains("t", [1 << 40]).all()
-    nn.Sequential(module).apply(
-        lambda m: m.reset_parameters() if m is module else None
-    )
+    for one in nn.Sequential(module).modules():
+        if hasattr(one, "reset_parameters"):
+            one.reset_parameters()
     assert not store.contains("t", [1 << 40]).any()
     again = store.rows("t", range(N))
     if kind == "converted":

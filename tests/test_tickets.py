@@ -255,6 +255,46 @@ def test_autograd_grad_of_other_inputs_pushes_nothing() -> None:
     assert bags.store.stats()["held"] == 0
 
 
+@pytest.mark.parametrize("update", ["backward", "step"])
+def test_autograd_grad_of_an_anchor_is_refused(update: str) -> None:
+    bags = make(update)
+    before, (anchor,) = rows(bags), bags.parameters()
+    out = bags(ids(0, 1)).values()
+    for _ in range(2):
+        with pytest.raises(persia.errors.InvalidArgument):
+            torch.autograd.grad(out.sum(), [anchor], retain_graph=True)
+    bags.store.optimizer.step()
+    assert torch.equal(rows(bags), before)
+    (out * 1.0).sum().backward()
+    bags.store.optimizer.step()
+    assert not torch.equal(rows(bags), before)
+
+
+@pytest.mark.parametrize("update", ["backward", "step"])
+def test_a_backward_to_some_inputs_trains_rows_that_are_among_them(
+    update: str,
+) -> None:
+    one, other = make(update), make(update)
+    for step in range(3):
+        for bags, inputs in (
+            (one, list(one.parameters())),
+            (other, None),
+        ):
+            w = torch.ones(1, requires_grad=True)
+            loss = (bags(ids(0, step)).values() * w).sum()
+            loss = loss + bags(ids(1, step)).values().sum()
+            loss.backward(inputs=inputs)
+            assert (w.grad is None) == (inputs is not None)
+            bags.store.optimizer.step()
+            assert bags.store.updates == step + 1
+        assert torch.equal(rows(one), rows(other))
+    before = rows(one)
+    w = torch.ones(1, requires_grad=True)
+    (one(ids(0, 1)).values() * w).sum().backward(inputs=[w])
+    one.store.optimizer.step()
+    assert w.grad is not None and torch.equal(rows(one), before)
+
+
 def test_modules_of_one_store_share_rows_and_updates() -> None:
     store = persia.Store(persia.optim.SGD(lr=1.0))
     bags = persia.EmbeddingBagCollection(

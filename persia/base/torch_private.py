@@ -8,7 +8,9 @@ a warning, instead of failing at import.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterable
+from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -24,16 +26,22 @@ __all__ = [
     "default_key_value_store",
     "eager_without",
     "foreach_zero_",
+    "gives_out",
     "graph_is_kept",
+    "graph_task",
     "in_backward",
     "jit_traces",
     "made_a_step",
+    "makes_parameter",
     "missing",
     "order_effects",
     "register_tree",
+    "runs_node",
+    "sets_parameter",
     "transforms",
     "uncompiled",
     "version_of",
+    "when_backward_ends",
     "without_subclasses",
 ]
 
@@ -132,8 +140,7 @@ def foreach_zero_() -> Any:
 
 def in_backward() -> bool:
     """Whether this thread is within a backward."""
-    task = getattr(torch._C, "_current_graph_task_id", None)
-    return task is not None and bool(task() != -1)
+    return graph_task() != -1
 
 
 def jit_traces() -> bool:
@@ -182,6 +189,61 @@ def graph_is_kept() -> bool:
         torch._C._autograd, "_get_current_graph_task_keep_graph", None
     )
     return kept is not None and in_backward() and bool(kept())
+
+
+def runs_node(node: Any) -> bool:
+    """Whether the backward of this thread calls a node: it may be one to some
+    ``inputs`` alone."""
+    asked: Any = getattr(torch._C, "_will_engine_execute_node", None)
+    return asked is None or bool(asked(node))
+
+
+def gives_out(leaf: Any) -> bool:
+    """Whether this thread is within a ``torch.autograd.grad`` that gives out
+    the gradient of a leaf, by its node."""
+    try:
+        runs_node(leaf)
+    except RuntimeError:  # that is what torch answers then
+        return True
+    return False
+
+
+def when_backward_ends(call: Callable[[], None]) -> None:
+    """Calls it when the backward of this thread has called all its nodes."""
+    autograd: Any = torch.autograd.Variable
+    autograd._execution_engine.queue_callback(call)
+
+
+def graph_task() -> int:
+    """The number of the backward of this thread; -1: it is in none."""
+    task = getattr(torch._C, "_current_graph_task_id", None)
+    return -1 if task is None else int(task())
+
+
+def makes_parameter() -> bool:
+    """Whether ``nn.Parameter(tensor)`` asks something of the tensor."""
+    return _calls(nn.Parameter.__new__.__code__)
+
+
+def sets_parameter() -> bool:
+    """Whether ``module.name = tensor`` asks something of the tensor."""
+    return _calls(nn.Module.__setattr__.__code__)
+
+
+def _calls(code: CodeType) -> bool:
+    """Whether a function of torch called us, by at most one other."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and _is_ours(frame):
+        frame = frame.f_back
+    for _ in range(2):
+        if frame is None or frame.f_code is code:
+            break
+        frame = frame.f_back
+    return frame is not None and frame.f_code is code
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith("persia.")
 
 
 def version_of(tensor: Tensor) -> int:

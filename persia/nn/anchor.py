@@ -28,6 +28,7 @@ from persia.base.torch_private import (
 from persia.nn.arithmetic import (
     METHODS,
     Source,
+    by_torch,
     in_torch,
     run,
     warn_of_missing,
@@ -70,7 +71,7 @@ class Anchor(nn.Parameter):
         cls, data: Tensor | None = None, requires_grad: bool = True
     ) -> Anchor:
         if data is None:
-            data = torch.empty(0, dtype=torch.float32, device="cpu")
+            data = torch.empty(0, 1, dtype=torch.float32, device="cpu")
         with without_subclasses():
             data = Tensor.detach(data).as_subclass(Tensor)
         return super().__new__(cls, data, requires_grad)
@@ -102,11 +103,19 @@ class Anchor(nn.Parameter):
     def grad(self, value: Tensor | None) -> None:
         if value is None:
             self.zeroed()
+        elif self._is_other(value) and not by_torch():
+            warn_of_missing(engine_of(self.source().store), _MEASURED)
         _GRAD.__set__(self, value)
 
     @grad.deleter
     def grad(self) -> None:
         self.grad = None
+
+    def _is_other(self, value: Tensor) -> bool:
+        """Whether it takes the place of a gradient that rows have, too."""
+        had: Tensor | None = _GRAD.__get__(self)
+        own = isinstance(value, _Gradient) and value._anchor is self
+        return had is not None and not own and self.owner() is not None
 
     @property
     def data(self) -> Tensor:
@@ -147,6 +156,15 @@ class Anchor(nn.Parameter):
         engine = self.engine()
         if engine is not None:
             engine.zeroed(self)
+
+    def move(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """To where a module moves; a device that is no place is left out. It
+        stays the object that others hold."""
+        with torch.no_grad():
+            there = fn(self.bare())
+        if not there.is_meta:
+            with without_subclasses():
+                SET_DATA(self, there)
 
     def bare(self) -> Tensor:
         """What torch has of it: a tensor without elements."""
@@ -209,8 +227,10 @@ class _Gradient(Tensor):
     def __torch_function__(
         cls: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        out = ordinary(func, args, kwargs)
         first = args[0] if args else None
+        if func is Tensor.detach_:  # torch detaches no view in place
+            return first
+        out = ordinary(func, args, kwargs)
         many = first if isinstance(first, list | tuple) else [first]
         mine = [one for one in many if isinstance(one, cls)]
         for anchor in (one._anchor for one in mine):
@@ -224,7 +244,7 @@ class _Gradient(Tensor):
             elif (
                 "norm" in func.__name__
                 or func.__name__ in _MEASURES
-                or (_changes(func.__name__) and not in_torch())
+                or (_changes(func) and not in_torch())
             ):
                 warn_of_missing(engine, _MEASURED)
         anchor = first._anchor if isinstance(first, cls) else None
@@ -233,8 +253,9 @@ class _Gradient(Tensor):
         return out
 
 
-def _changes(name: str) -> bool:
-    return writes(name.removeprefix("_foreach_"))
+def _changes(func: Any) -> bool:
+    name = func.__name__.removeprefix("_foreach_")
+    return func == SET_DATA or writes(name)
 
 
 def _an_optimizer_steps() -> bool:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "METHODS",
     "Value",
+    "by_torch",
     "carry_out",
     "check_in_place",
     "in_torch",
@@ -130,6 +131,17 @@ class Source(NamedTuple):
         module = None if self.module is None else self.module()
         return module is None or engine_of(self.store).leads(module, table)
 
+    def given(self) -> tuple[int, ...]:
+        """Other after each ``parameter.data = other``: torch's parameter has
+        another memory then, and who has read ``data`` before has the old."""
+        engine = engine_of(self.store)
+        return tuple(engine.given.get(t, 0) for t in self.tables)
+
+    def give(self) -> None:
+        """Notes that the parameter has other data."""
+        given = engine_of(self.store).given
+        given.update((t, given.get(t, 0) + 1) for t in self.tables)
+
     def version(self) -> tuple[Any, ...]:
         """Other after each change of the rows: by hand, and by updates."""
         engine = engine_of(self.store)
@@ -169,6 +181,7 @@ class Value(Tensor):
 
     _terms: tuple[Term, ...] = ()
     _alias = False  # it is the value of a parameter: to write it, sets rows
+    _given: tuple[int, ...] = ()  # of an alias: as Source.given() was
     _state: Named | None = None  # what it is instead, in a state_dict()
 
     @staticmethod
@@ -181,6 +194,8 @@ class Value(Tensor):
         with without_subclasses():
             found: Value = data.as_subclass(Value)
         found._terms, found._alias, found._state = tuple(terms), alias, state
+        if alias and terms:
+            found._given = terms[0].source.given()
         return found
 
     @answers
@@ -218,7 +233,7 @@ def run(
     known = _KNOWN.get(name)
     terms = None if known is None else _sum(known, args, kwargs)
     if source is not None and writes(name):
-        return _write(name, first, terms)
+        return _write(func, (first, *args[1:], *kwargs.values()), terms)
     if terms is not None and (state := _state_among(args)) is not None:
         return Value.of(_plain(Tensor.clone, (state,), {}), terms)
     out = _plain(func, args, kwargs)
@@ -290,6 +305,8 @@ def _terms_of(one: Any) -> tuple[Term, ...] | None:
         if not one._alias:
             return one._terms
         source = one._terms[0].source
+        if one._given != source.given():  # torch's has the former values
+            raise _stale(source)
     elif (anchor := _anchor_of(one)) is not None:
         source = anchor.source()
     else:
@@ -435,11 +452,12 @@ def _set_data(target: Any, value: Any) -> None:
     """``parameter.data = value``; also how torch moves a parameter."""
     terms = _terms_of(value)
     source = _source_of(target)
-    if terms is None and not _by_torch():
+    if terms is None and not by_torch():
         raise _no_rows("data = a tensor", source)
     if isinstance(value, Value) and terms is not None:
         if not (value._alias and terms[0].source.same(source)):
             _assign(source, terms)
+            source.give()
         elif not value._state and _written_since(value._terms[0], source):
             raise _stale(source)
         if value._state:
@@ -452,7 +470,12 @@ def _written_since(term: Term, source: Source) -> bool:
     return bool(term.version[0] != source.version()[0])
 
 
-def _write(name: str, target: Any, terms: tuple[Term, ...] | None) -> Any:
+def _write(
+    func: Any, args: tuple[Any, ...], terms: tuple[Term, ...] | None
+) -> Any:
+    name, target = func.__name__, args[0]
+    if terms is None and name == "copy_" and _named(target):
+        return _load_state(target, args[1])
     if terms is None:
         raise _no_rows(name, _source_of(target))
     if _is_alias(target):
@@ -463,7 +486,19 @@ def _write(name: str, target: Any, terms: tuple[Term, ...] | None) -> Any:
     return target
 
 
-def _by_torch() -> bool:
+def _load_state(target: Value, given: Tensor) -> Tensor:
+    """A state that was saved is written into one of a model: what torch loads
+    so, it gives the model later."""
+    module = None if target._state is None else target._state.module()
+    if not by_torch() and module is not None:
+        module.set_extra_state(given)
+    _plain(Tensor.copy_, (target, given), {})
+    target._terms, target._alias, target._state = (), False, None
+    target.__class__ = Tensor  # type: ignore[assignment]
+    return target
+
+
+def by_torch() -> bool:
     """Whether torch itself gives a parameter its data, as to move it."""
     name = _module(_outside(3))
     return name.startswith("torch.") and not name.startswith("torch.nn.utils")
@@ -539,8 +574,8 @@ def check_in_place(module: Collection, given: Tensor) -> None:
     anchor = _anchor_of(given)
     if anchor is not None:
         good = anchor.owner() is module
-    elif isinstance(given, nn.Parameter):  # of a library that wraps them
-        return
+    elif type(given) is nn.Parameter and not given.numel():
+        return  # of a library that wraps them
     else:
         terms = _terms_of(given)
         good = terms is not None and _is_as_now(terms, Source.of(module))

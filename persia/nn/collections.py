@@ -100,6 +100,11 @@ class EmbeddingBagCollection(Collection):
         """The tables by name, each with its ``weight``."""
         return views_of(self, self.names_given)
 
+    def reset_parameters(self) -> None:
+        """Removes all rows of the tables: they have their initial values
+        again."""
+        self.clear_rows()
+
     def embedding_bag_configs(self) -> list[TableConfig]:
         """The tables."""
         return self._configs
@@ -348,6 +353,11 @@ class EmbeddingCollection(Collection):
     def embeddings(self) -> dict[str, TableView]:
         """The tables by name, each with its ``weight``."""
         return views_of(self, self.names_given)
+
+    def reset_parameters(self) -> None:
+        """Removes all rows of the tables: they have their initial values
+        again."""
+        self.clear_rows()
 
     def embedding_configs(self) -> list[TableConfig]:
         """The tables."""

@@ -185,6 +185,9 @@ def _switch(module: nn.Module, rows: EmbeddingCollection) -> None:
     module.__class__ = mixed
     module.__dict__["_torch_class"] = theirs
     module.add_module("rows", rows)
+    assert isinstance(module, ours.Embedding | ours.EmbeddingBag)
+    module.name_anchor()
+    module.__dict__["_torch_sparse"], module.sparse = module.sparse, False
 
 
 def _tie(module: nn.Module, weight: Tensor, rows: EmbeddingCollection) -> None:
@@ -346,9 +349,9 @@ def _switch_back(module: nn.Module, weights: dict[int, nn.Parameter]) -> None:
     theirs = module.__dict__.pop("_torch_class", None)
     if isinstance(module, ours.Embedding | ours.EmbeddingBag):
         tied = tied or {"weight": module.rows}
+        module.sparse = module.__dict__.pop("_torch_sparse", False)
         if theirs is None:  # it was made as it is
             theirs = next(k for k in _KINDS if isinstance(module, k))
-            module.sparse = False
         del module.rows
     module.__class__ = theirs
     for name, rows in tied.items():

@@ -8,6 +8,8 @@ modules of any model.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,7 +18,9 @@ from torch.nn import functional
 
 from persia import errors
 from persia.base.tensors import in_graph, integers
+from persia.base.torch_private import jit_traces
 from persia.data.batches.jagged import PADDING, JaggedBatch, split_off
+from persia.nn.arithmetic import check_in_place
 from persia.nn.collections import EmbeddingCollection
 from persia.nn.lookups import Collection
 from persia.nn.tracing import leaf
@@ -30,6 +34,15 @@ from persia.store.setting import set_absent, warn_of_kept
 __all__ = ["Embedding", "EmbeddingBag"]
 
 
+class Rows(EmbeddingCollection):
+    """The table of a module here, which resets it."""
+
+    @property
+    def reset_parameters(self) -> Any:
+        """Of the module: who resets all modules of a model asks it, too."""
+        raise AttributeError("reset_parameters")
+
+
 def make_rows(
     config: EmbeddingConfig,
     store: Store | None,
@@ -38,7 +51,7 @@ def make_rows(
     output_dtype: torch.dtype = torch.float32,
 ) -> EmbeddingCollection:
     """A table of its own."""
-    return EmbeddingCollection(
+    return Rows(
         [config],
         store=store,
         optimizer=optimizer,
@@ -112,6 +125,7 @@ class _Looked:
     num_embeddings: int
     embedding_dim: int
     padding_idx: int | None
+    _parameters: dict[str, Any]
     __jit_unused_properties__ = ("weight",)
 
     @property
@@ -124,6 +138,47 @@ class _Looked:
     @weight.setter
     def weight(self, value: Tensor) -> None:
         raise refuse_write(self.rows, self.rows.tables[0].name)
+
+    def check_anchor(self) -> None:
+        """Raises if ``functional_call`` has put other values in its place
+        under one of its two names."""
+        if torch.compiler.is_compiling() or jit_traces():
+            return
+        given = self._parameters.get("weight")
+        if given is not None and given is not self.rows.anchor:
+            check_in_place(self.rows, given)
+
+    def name_anchor(self) -> None:
+        """To those who go over parameters, the anchor is the weight."""
+        self._parameters["weight"] = self.rows.anchor
+
+    @contextlib.contextmanager
+    def _anchor_unnamed(self) -> Iterator[None]:
+        """Within, torch sees the anchor in ``rows`` alone."""
+        anchor = self._parameters.pop("weight")
+        try:
+            yield
+        finally:
+            self._parameters["weight"] = anchor
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight":  # not as torch sets a parameter
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name == "weight":  # as to parametrize it
+            raise refuse_write(self.rows, self.rows.tables[0].name)
+        super().__delattr__(name)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        with self._anchor_unnamed():
+            return super()._apply(fn, recurse)  # type: ignore[misc]
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        with self._anchor_unnamed():
+            super()._save_to_state_dict(*args, **kwargs)  # type: ignore[misc]
 
     def register_parameter(self, name: str, param: Any) -> None:
         """As torch's; the weight is no parameter."""
@@ -155,14 +210,15 @@ class _Looked:
             state_dict[f"{prefix}rows._extra_state"] = (
                 self.rows.get_extra_state()
             )
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)  # type: ignore[misc]
+        with self._anchor_unnamed():
+            super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)  # type: ignore[misc]
 
     def reset_parameters(self) -> None:
         """Removes all rows of the table: they have its initial values again.
         A converted module draws them again, as torch does."""
         name = self.rows.tables[0].name
         store = self.rows.store
-        store.clear(name)
+        self.rows.clear_rows()
         theirs: Any = self.__dict__.get("_torch_class")
         if theirs is not None:
             weight = torch.empty(self.num_embeddings, self.embedding_dim)
@@ -215,8 +271,11 @@ class Embedding(_Looked, nn.Embedding):
         self.embedding_dim = embedding_dim
         self.padding_idx = _padding(padding_idx, num_embeddings)
         self.max_norm, self.norm_type = None, 2.0
-        self.scale_grad_by_freq, self.sparse = False, True
+        # No gradients of the anchor are sparse, as those of rows would be:
+        # DistributedDataParallel asks.
+        self.scale_grad_by_freq, self.sparse = False, False
         self.rows = make_rows(config, store, optimizer, share, output_dtype)
+        self.name_anchor()
         if self.padding_idx is not None:
             _zero(self.rows, self.padding_idx)
 
@@ -228,6 +287,7 @@ class Embedding(_Looked, nn.Embedding):
         Raises:
             DtypeError: they are no integers, as for torch's module.
         """
+        self.check_anchor()
         input = integers("input", input)
         ids = input.reshape(-1)
         shape = (*input.shape, self.embedding_dim)
@@ -300,8 +360,11 @@ class EmbeddingBag(_Looked, nn.EmbeddingBag):
         self.mode, self.include_last_offset = mode, include_last_offset
         self.padding_idx = _padding(padding_idx, num_embeddings)
         self.max_norm, self.norm_type = None, 2.0
-        self.scale_grad_by_freq, self.sparse = False, True
+        # No gradients of the anchor are sparse, as those of rows would be:
+        # DistributedDataParallel asks.
+        self.scale_grad_by_freq, self.sparse = False, False
         self.rows = make_rows(config, store, optimizer, share, output_dtype)
+        self.name_anchor()
 
     @leaf
     def forward(
@@ -320,6 +383,7 @@ class EmbeddingBag(_Looked, nn.EmbeddingBag):
         Raises:
             DtypeError: ids are no integers, as for torch's module.
         """
+        self.check_anchor()
         input = integers("input", input)
         ids = input.reshape(-1)
         count = ids.shape[0]

@@ -138,7 +138,11 @@ class Collection(nn.Module):
         of_ids = device is None and here == torch.device("cpu")
         self._device = None if of_ids else torch.device(here)
         if share is not None:  # None: a part of another module
-            self._set_anchor(torch.empty(0, device=self.device))
+            # As a weight without rows: who asks for its dims finds two.
+            dim = configs[0].embedding_dim
+            here = "cpu" if self.device.type == "meta" else self.device
+            self.anchor = Anchor(torch.empty(0, dim, device=here))
+            self.anchor.bind(self)
         self.output_dtype = output_dtype
         self.padding_value = padding_value
         # (output name, feature, config) in the order of the output.
@@ -416,9 +420,14 @@ class Collection(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Collection:
         """``.to()`` another device or dtype: the output is there, and of that
         dtype; the tables stay as they are."""
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if not isinstance(self.anchor, Anchor) or self.anchor.is_meta:
-            self._set_anchor(self.anchor)  # for torch has made another
+        anchor: Any = self._parameters.pop("anchor", None)
+        try:
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+            if isinstance(anchor, Anchor):
+                anchor.move(fn)
+        finally:
+            if anchor is not None:
+                self._parameters["anchor"] = anchor
         here = self.device
         meta = here.type == "meta"  # from where torch moves nothing
         where = "cpu" if meta else here
@@ -439,14 +448,6 @@ class Collection(nn.Module):
         """The anchors of the modules whose rows these are."""
         return (self.anchor,)
 
-    def _set_anchor(self, like: Tensor) -> None:
-        """A new one where ``like`` is; where that is no place, on the CPU."""
-        frozen = isinstance(like, nn.Parameter) and not like.requires_grad
-        if like.is_meta:
-            like = torch.empty(0, device="cpu")
-        self.anchor = Anchor(like, not frozen)
-        self.anchor.bind(self)
-
     @property
     def device(self) -> torch.device:
         """Where the output goes."""
@@ -456,6 +457,11 @@ class Collection(nn.Module):
     def tables(self) -> list[TableConfig]:
         """The tables."""
         return self._configs
+
+    def clear_rows(self) -> None:
+        """Removes all rows of the tables."""
+        for config in self._configs:
+            self.store.clear(config.name)
 
     # ---- state: the schema alone, rows are in the store
 

@@ -16,6 +16,7 @@ from persia.base.functions import (
     ordinary,
     reduced,
 )
+from persia.base.torch_private import makes_parameter, sets_parameter
 
 if TYPE_CHECKING:
     from persia.nn.lookups import Collection
@@ -39,9 +40,20 @@ def refuse_write(collection: Collection, table: str) -> errors.PersiaError:
     return errors.InvalidArgument(
         f"the weight of table {table!r} is a copy of its rows: to write into "
         "it changes none. Set rows with "
-        f"store.set_rows({table!r}, ids, values), where the store is "
-        f"that of the {type(collection).__name__}; reset_parameters() of an "
-        "embedding makes all new"
+        f"store.set_rows({table!r}, ids, values) of the module's store; "
+        "reset_parameters() of an embedding makes all new"
+    )
+
+
+def _refuse_tie(collection: Collection, table: str) -> errors.PersiaError:
+    """The error of a parameter that would share its values."""
+    return errors.InvalidArgument(
+        f"the weight of table {table!r} is a copy of its rows, and another "
+        "parameter cannot share them. Tie torch's modules before "
+        "persia.convert(model), which keeps them tied; or compute with the "
+        "weight itself, as in torch.nn.functional.linear(x, "
+        "embedding.weight), which trains its rows; weight.clone() is a "
+        "tensor of its own"
     )
 
 
@@ -72,18 +84,42 @@ class Weight(Tensor):
             SET_REQUIRES_GRAD,
             Tensor.requires_grad_,
         ):
+            if makes_parameter():
+                raise _refuse_tie(*weight)
             wanted = [*args[1:], *kwargs.values(), True][0]
             weight[0].anchor.requires_grad_(wanted)
             return args[0]
+        if weight is not None and func is Tensor.type and sets_parameter():
+            raise _refuse_tie(*weight)
         if weight is not None and _writes(func):
             raise refuse_write(*weight)
+        if func == SET_DATA and (shared := next(_guards(args[1:]), None)):
+            raise _refuse_tie(*shared)
         for collection, table in _guards([kwargs.get("out")]):
             raise refuse_write(collection, table)
+        if func is Tensor.__iter__:
+            return iter(args[0].unbind())
         out = ordinary(func, args, kwargs)
         base = next((one for one in first if isinstance(one, cls)), None)
+        if isinstance(out, list | tuple) and weight is not None:  # split()
+            views = [cls._guarded(one, base, weight) for one in out]
+            return type(out)(views) if type(out) in (list, tuple) else out
+        return cls._guarded(out, base, weight)
+
+    @classmethod
+    def _guarded(
+        cls, out: Any, base: Any, weight: tuple[Collection, str] | None
+    ) -> Any:
+        """A result: a view is guarded as what it is of."""
         if weight is not None and _same_memory(out, base):
             return cls.of(out, *weight)
         return out.as_subclass(Tensor) if isinstance(out, cls) else out
+
+    def set_(self, *args: Any, **kwargs: Any) -> Tensor:
+        """As torch's, which does not ask the class."""
+        if self._of is not None:
+            raise refuse_write(*self._of)
+        return super().set_(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return reduced(self, protocol)

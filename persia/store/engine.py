@@ -23,6 +23,12 @@ from persia.admission import Admission
 from persia.base.check import real
 from persia.base.processors import processors
 from persia.base.torch_private import in_backward, made_a_step
+from persia.base.torch_private import (
+    graph_task,
+    in_backward,
+    made_a_step,
+    when_backward_ends,
+)
 from persia.base.warning import warn
 from persia.optim import add_table, factors_of, gradients_came
 from persia.store import norm
@@ -148,6 +154,7 @@ class Engine:
         backwards: through rows, so far; watched: the modules' anchors, until
             the first.
         told: warnings that were given, once a store.
+        given: by table, how often a parameter's ``data`` was assigned.
         anchor: float32 [1] that requires grad, so that autograd visits every
             lookup; its gradient arrives after all pushes of a backward.
             Neither Parameter nor buffer: DDP, .to() and state_dict() do not
@@ -186,6 +193,7 @@ class Engine:
         self.backwards = 0
         self.watched: list[weakref.ref[Any]] = []
         self.told: set[str] = set()
+        self.given: dict[str, int] = {}
         self._snapshot: tuple[Any, weakref.ref[Any]] | None = None
         self.rename_rows()
         self.checkpoint_id = ""
@@ -196,6 +204,7 @@ class Engine:
         self._waiting = Waiting()
         self._came: dict[int, weakref.ref[object]] = {}
         self._zeroed = False  # all that waited was dropped so
+        self._ends: dict[int, int] = {}  # by thread, the backward to end
         # Whether a GradScaler has unscaled dense gradients alone; whether the
         # latest step was its.
         self._scaled, self._by_scaler = False, False
@@ -237,6 +246,14 @@ class Engine:
         except errors.LimitReached:
             self.discard()
             raise
+
+    def ends_with_backward(self) -> None:
+        """A backward that does not visit the anchor, as ``backward(inputs=)``,
+        is done when it ends."""
+        task = graph_task()
+        if self._ends.get(threading.get_ident()) != task:
+            self._ends[threading.get_ident()] = task
+            when_backward_ends(self.backward_done)
 
     def apply(self, factors: list[float] | None, *, all_threads: bool) -> None:
         """Applies the gradients that are held as one update."""

@@ -18,9 +18,11 @@ from persia import _core, errors
 from persia.base.torch_private import (
     below_autograd,
     eager_without,
+    gives_out,
     graph_is_kept,
     in_backward,
     order_effects,
+    runs_node,
     version_of,
 )
 
@@ -220,6 +222,26 @@ def _refuse_several_backwards(pushed: bool) -> None:
     )
 
 
+def _check_inputs(ctx: Any) -> None:
+    """Of a backward to some inputs, which leaves out the node after all
+    pushes: it is called at the end nevertheless."""
+    nodes = ctx.next_functions
+    last = nodes[-1 - len(ctx.leaves)][0]
+    if runs_node(last):
+        return
+    leaves = nodes[len(nodes) - len(ctx.leaves) :]
+    if any(gives_out(node) for node, _ in leaves if node is not None):
+        raise errors.InvalidArgument(
+            "torch.autograd.grad() of parameters that stand for rows of "
+            "tables: gradients of rows are pushed, not returned. Leave out "
+            "the parameters without elements (p.numel() == 0), or take the "
+            "gradients of the vectors that the embedding gave; backward() "
+            "trains rows"
+        )
+    if (engine := last.engine()) is not None:
+        engine.ends_with_backward()
+
+
 def _once_more(batch: Tensor) -> Tensor:
     """The ids of a forward for one more gradient, for its own is given."""
     if int(batch[0]) >= TAKEN:
@@ -298,6 +320,7 @@ class _Pull(torch.autograd.Function):
         _refuse_double_backward()
         if grad is None:
             return (None,) * (5 + len(ctx.leaves))
+        _check_inputs(ctx)
         held = HELD.get(ctx.store)
         if held is None:
             _refuse_several_backwards(ctx.pushed)
@@ -415,7 +438,7 @@ def pull(
             anchor = leaves[0]
         elif grad and leaves:
             anchor = torch.cat(
-                (anchor, *(Tensor.to(leaf, anchor) for leaf in leaves))
+                (anchor, *(Tensor.to(leaf, anchor)[:, 0] for leaf in leaves))
             )
         out: Tensor = ops.pull_v1(
             values, offsets, weights, anchor, ticket, store, plan
