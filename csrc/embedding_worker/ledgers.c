@@ -113,6 +113,8 @@ void work_skip(void *ctx)
 
 /* ---- batches that were sent again ---- */
 
+#define ASK_AGAIN_NS ((uint64_t)2000000000)
+
 /* Servers are asked about those of a stream. */
 typedef struct settling {
     embedding_worker *s;
@@ -133,6 +135,7 @@ static void work_settle(void *ctx)
         if (o->stream != k.stream || !o->doubted || o->doubted >= began)
             continue;
         o->settled = 1;
+        o->asked = began;
         if (!ledger_lists(&ledger, o->m.number))
             continue;
         s->stats.had++;
@@ -144,11 +147,14 @@ static void work_settle(void *ctx)
     service_leave(s);
 }
 
+/* Where its rank has ended its pass meanwhile, none asks for it any more. */
 void ledger_settle(embedding_worker *s)
 {
+    const uint64_t now = persia_clock_ns();
     for (const offer *o = s->queue; o; o = o->next) {
         worker_stream *t = o->stream;
-        if (!o->doubted || o->settled || t->settling)
+        if (!o->doubted || t->settling ||
+            (o->settled && now - o->asked < ASK_AGAIN_NS))
             continue;
         settling *k = malloc(sizeof *k);
         if (!k)

@@ -183,6 +183,7 @@ typedef struct offer {
                            0: it has not */
     uint64_t doubted;   /* since when another worker may have had it; or 0 */
     int settled;        /* servers were asked since: they do not list it */
+    uint64_t asked;     /* ... when; its update may have been on its way */
     int passed;         /* by place: its rank asks for a later one */
     /* Of its lease: */
     uint64_t lease;

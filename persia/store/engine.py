@@ -22,7 +22,6 @@ from persia import _core, errors
 from persia.admission import Admission
 from persia.base.check import real
 from persia.base.processors import processors
-from persia.base.torch_private import in_backward, made_a_step
 from persia.base.torch_private import (
     graph_task,
     in_backward,

@@ -226,6 +226,39 @@ static void an_idle_worker_says_what_ranks_have(void **state)
     finish_world(&ended);
 }
 
+/* Its update was on its way when servers were asked, and no rank takes it any
+ * more. */
+static void a_batch_that_another_worker_trains_late_is_done(void **state)
+{
+    world *w = *state, other = *w;
+    wire_submit again = batch(w, 1);
+    uint32_t status;
+    const embedding_worker_config config = {
+        .servers = w->servers, .message_limit = 1 << 20,
+        .queue_limit = 1 << 20, .lease_ns = 60 * SECOND,
+        .silence_ns = 60 * SECOND, .loaders = 1, .jobs = 2};
+    assert_int_equal(persia_embedding_worker_create(&config, &other.s),
+                     PERSIA_OK);
+    hello(&other, 1);
+    declare(&other, "b");
+    send_batch(&other, 1);
+    uint64_t number;
+    const uint64_t lease = lease_of(&other, 1, 1, &number);
+    again.attempt = 2;
+    send_as(w, &again);
+    const struct timespec pause = {.tv_sec = 1};
+    nanosleep(&pause, NULL);
+    assert_int_equal(stats_of(w).queued, 1);
+    assert_int_equal(give_back(&other, 1, lease, RETURN_TRAINED, 2, &status),
+                     PERSIA_OK);
+    for (int i = 0; i < 100 && stats_of(w).queued; i++) {
+        const struct timespec tick = {.tv_nsec = 100000000};
+        nanosleep(&tick, NULL);
+    }
+    assert_int_equal(stats_of(w).had, 1);
+    persia_embedding_worker_destroy(other.s);
+}
+
 static void a_full_queue_has_room_for_an_earlier_epoch(void **state)
 {
     world w = {0};
@@ -271,6 +304,7 @@ int main(void)
         TEST(a_loader_that_waits_makes_ranks_look_elsewhere),
         TEST(what_the_rank_has_in_hand_does_not_hold_it_up),
         TEST(what_another_rank_has_in_hand_does_not_hold_it_up),
+        TEST(a_batch_that_another_worker_trains_late_is_done),
         cmocka_unit_test(an_idle_worker_says_what_ranks_have),
         cmocka_unit_test(a_full_queue_has_room_for_an_earlier_epoch),
     };

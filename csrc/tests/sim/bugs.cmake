@@ -53,14 +53,20 @@ bug(one_part_is_logged shard/logged.c
                                sim_bug("one_part_is_logged") ? 1 : n, end);
 ]==])
 
-# Who has the stream is forgotten: an update of an earlier owner is applied.
-bug(claims_are_not_logged shard/logged.c
-[==[    return append_message(s, LOG_CLAIM, put_hello, m);
-]==]
-[==[    return sim_bug("claims_are_not_logged")
-               ? PERSIA_OK
-               : append_message(s, LOG_CLAIM, put_hello, m);
-]==])
+# Who has the stream is forgotten: updates of an owner that a cut has not.
+bug(streams_are_not_replayed shard/replay.c
+[==[    rc = ledger_open(p->s->ledger, key->stream, key->owner, &taken, &ledger);
+    return rc == PERSIA_ECLOSED ? PERSIA_OK : rc;
+}
+
+/* A part as push_run()]==]
+[==[    if (sim_bug("streams_are_not_replayed"))
+        return PERSIA_OK;
+    rc = ledger_open(p->s->ledger, key->stream, key->owner, &taken, &ledger);
+    return rc == PERSIA_ECLOSED ? PERSIA_OK : rc;
+}
+
+/* A part as push_run()]==])
 
 # A record behind others that are not there.
 bug(synced_too_soon log/append.c

@@ -457,8 +457,9 @@ void four_begin(void)
     four.step = w.ranks_n > 1 && sim_chance(600);
     if (four.step)
         four.staleness = 0;
-    four.group = four.step || sim_chance(600) ? 1
-                                              : 2 + (int)sim_random(GROUP_MAX - 1);
+    four.group = 1;
+    if (!four.step && sim_chance(400))
+        four.group += 1 + (int)sim_random(GROUP_MAX - 1);
     four.lease = sim_between(SIM_S, 30 * SIM_S);
     four.timeout = sim_between(2 * SIM_S, 20 * SIM_S);
     four.batches = 20 + (int)sim_random(BATCHES_MAX - 20);
