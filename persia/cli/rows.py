@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,6 +40,16 @@ _Checkpoint = Annotated[
     typer.Option(
         help="Checkpoint root, instead of servers. Memory for all rows of "
         "the table is needed."
+    ),
+]
+
+
+_Values = Annotated[
+    str | None,
+    typer.Option(
+        help="File, glob or URL of data, such as those of the training: "
+        "prints which value of them each id is the hash of, with the schema "
+        "of the checkpoint; on servers with the one that is inferred."
     ),
 ]
 
@@ -102,6 +113,7 @@ def explain(
     step: Step = None,
     namespace: Namespace = "default",
     timeout: Timeout = 10.0,
+    values: _Values = None,
     json: Json = False,
 ) -> None:
     """Print what is known of ids: the shard, whether there is a row and why
@@ -110,10 +122,13 @@ def explain(
     persia rows explain user 7 --servers ps0:8888,ps1:8888
     """
     wanted = _signed(ids)
+    named = _named(values, table, wanted, checkpoint, step)
     with _opened(table, servers, checkpoint, step, namespace, timeout) as s:
         found = [s.explain(table, id) for id in wanted]
     for one, id in zip(found, ids):
         one["id"] = id
+        if values is not None:
+            one["value"] = named.get(_signed([id])[0])
         del one["trainable"]  # the model decides it, which is not here
         if checkpoint is not None:
             del one["shard"]  # all rows are in this process
@@ -179,6 +194,7 @@ def top(
     ] = _By.norm,
     count: Annotated[int, typer.Option(min=1, help="Rows to print.")] = 10,
     step: Step = None,
+    values: _Values = None,
     json: Json = False,
 ) -> None:
     """Print the ids of a checkpoint with the largest norm, state or age.
@@ -200,25 +216,45 @@ def top(
     for rows in read_rows(
         root, found, _find(table, tables, str(found.folder))
     ):
-        values = {
+        figures = {
             "norm": np.linalg.norm(rows.vectors, axis=1),
             "state": np.linalg.norm(rows.state, axis=1),
             "age": rows.age,
         }
-        for at in np.argsort(-values[by], kind="stable")[:count].tolist():
-            numbers = {name: v[at].item() for name, v in values.items()}
+        for at in np.argsort(-figures[by], kind="stable")[:count].tolist():
+            numbers = {name: v[at].item() for name, v in figures.items()}
             best.append({"id": int(rows.ids[at]), **numbers})
         best.sort(key=lambda row: -row[by])
         del best[count:]
+    named = _named(values, table, [r["id"] for r in best], checkpoint, step)
+    if values is not None:
+        best = [row | {"value": named.get(row["id"])} for row in best]
     if json:
         print_json(best)
         return
-    print(f"{'id':>20} {'norm':>10} {'state':>10} {'age':>10}")
+    last = "" if values is None else "  value"
+    print(f"{'id':>20} {'norm':>10} {'state':>10} {'age':>10}{last}")
     for row in best:
+        last = "" if values is None else f"  {row['value'] or '(not found)'}"
         print(
             f"{row['id']:>20} {row['norm']:>10.4g} {row['state']:>10.4g} "
-            f"{row['age']:>10,}"
+            f"{row['age']:>10,}{last}"
         )
+
+
+def _named(
+    values: str | None,
+    table: str,
+    ids: list[int],
+    checkpoint: str | None,
+    step: int | None,
+) -> dict[int, str]:
+    """The values of ids that are in the data of --values."""
+    if values is None:
+        return {}
+    from persia.train.values import schema_for, values_of
+
+    return values_of(values, schema_for(values, checkpoint, step), table, ids)
 
 
 def _signed(ids: list[int]) -> list[int]:
@@ -290,12 +326,14 @@ def _restored(table: str, checkpoint: str, step: int | None) -> Store:
     store = Store(servers="embedded", rank=0, world_size=1)
     try:
         engine_of(store).adopt(_find(table, specs, str(found.folder)))
-        store.load(
-            checkpoint,
-            step=found.manifest.step,
-            strict=False,
-            random_states=False,
-        )
+        with warnings.catch_warnings():  # of tables that are not asked for
+            warnings.simplefilter("ignore")
+            store.load(
+                checkpoint,
+                step=found.manifest.step,
+                strict=False,
+                random_states=False,
+            )
     except BaseException:
         store.close()
         raise

@@ -13,7 +13,7 @@ from torch import nn
 import persia
 from persia import checkpoint, errors
 from persia.checkpoint.saving import load_dense
-from persia.data import Files, Schema
+from persia.data import Files, Schema, Table
 from persia.data.batches.batch import Batch
 from persia.metrics import Scores, TaskMetrics
 from persia.train.config import TrainConfig, resolve
@@ -22,7 +22,7 @@ from persia.train.model import device_of, make_model, make_optimizer
 from persia.train.sources import no_sample, open_data, open_files
 from persia.train.tasks import matched
 
-__all__ = ["Trained", "load", "saved_options"]
+__all__ = ["Trained", "load", "saved_options", "saved_schema"]
 
 
 _CPU = torch.device("cpu")
@@ -68,11 +68,12 @@ class Trained:
                 read; they may be missing.
             strict: raise MalformedData at a malformed line.
         """
-        schema = self.schema
-        if schema is not None and not labels:
-            without = {"label": None, "group": None}
-            schema = schema.model_copy(update=without)
+        schema = self.schema if labels else self._without_labels()
         return open_files(paths, schema, batch_size, strict=strict)
+
+    def _without_labels(self) -> Schema | None:
+        without = {"label": None, "group": None}
+        return self.schema and self.schema.model_copy(update=without)
 
     def held_out(self) -> Any:
         """The samples that the training held out; None if there were none.
@@ -88,13 +89,41 @@ class Trained:
         logits: torch.Tensor = self.model(batch.dense, batch.ids)
         return logits.float().cpu()
 
-    def predict(self, batch: Batch) -> torch.Tensor:
-        """Probabilities [B] of a click, float32; [B, tasks] where there are
-        several."""
-        logits = self.logits(batch)
+    def predict(self, data: Any) -> torch.Tensor:
+        """Probabilities of a click, float32.
+
+        Args:
+            data: a batch; or all that :class:`persia.data.Table` takes, a
+                DataFrame for one, with or without the columns of the labels.
+
+        Returns:
+            [B], in the order of the rows; [B, tasks] where there are several
+            labels.
+
+        Raises:
+            InvalidArgument: rows of columns, and the model was trained on
+                data without a schema.
+            MalformedData: a row is malformed.
+            SchemaMismatch: a column is missing, or has another type.
+        """
+        if not isinstance(data, Batch):
+            schema = self._without_labels()
+            if schema is None:
+                raise errors.InvalidArgument(
+                    "the model was not trained on columns with names: give "
+                    "predict() a batch of `read()`"
+                )
+            parts = [self.predict(batch) for batch in Table(data, schema)]
+            return torch.cat([self._empty(), *parts])
+        logits = self.logits(data)
         if not self.tasks:
             logits = logits.reshape(len(logits))
         return logits.sigmoid()
+
+    def _empty(self) -> torch.Tensor:
+        return (
+            torch.zeros(0, len(self.tasks)) if self.tasks else torch.zeros(0)
+        )
 
     def evaluate(self, batches: Any) -> Scores:
         """Scores the model on batches with labels; a sample counts by its
@@ -170,10 +199,8 @@ def load(
         store.load(path, step=step, model=model)
     else:
         load_dense(path, model, step)
-    saved = extra.schema
-    schema = None if saved is None else Schema.of_checkpoint(saved)
     model = model.to(place).eval()
-    return Trained(model, store, config, schema, extra.tasks, place)
+    return Trained(model, store, config, _schema(extra), extra.tasks, place)
 
 
 def saved_options(
@@ -182,6 +209,19 @@ def saved_options(
     """The options of the run that wrote a checkpoint; arguments and errors
     are those of :func:`load`."""
     return _read(path, step).options
+
+
+def saved_schema(
+    path: str | os.PathLike[str], step: int | None = None
+) -> Schema | None:
+    """The schema of the data that a checkpoint was trained on, if they had
+    one; arguments and errors are those of :func:`load`."""
+    return _schema(_read(path, step))
+
+
+def _schema(extra: Extra) -> Schema | None:
+    saved = extra.schema
+    return None if saved is None else Schema.of_checkpoint(saved)
 
 
 def _read(path: str | os.PathLike[str], step: int | None) -> Extra:

@@ -213,6 +213,24 @@ def test_verify_names_what_is_damaged(
     call("checkpoint", "verify", out, "--step", 11)
 
 
+def test_frames_are_predicted_with_and_without_labels(
+    trained: tuple[Path, dict[str, Any]], clicks: Path
+) -> None:
+    model = load(trained[0])
+    frame = pd.read_parquet(clicks)
+    wanted = torch.cat([model.predict(b) for b in model.read(str(clicks))])
+    assert torch.allclose(model.predict(frame), wanted)
+    bare = frame.drop(columns="click").iloc[::-1]
+    assert torch.allclose(model.predict(bare), wanted.flip(0))
+    assert model.predict(frame[:0]).shape == (0,)
+    one = {"user": ["u7"], "item": [3], "price": [5.0]}
+    assert 0 < float(model.predict(one)) < 1
+    with pytest.raises(errors.SchemaMismatch):
+        model.predict(frame.drop(columns="user"))
+    with pytest.raises(errors.MalformedData):
+        model.predict(one | {"price": ["dear"]})
+
+
 def test_predict_writes_a_probability_a_sample(
     trained: tuple[Path, dict[str, Any]], clicks: Path, tmp_path: Path
 ) -> None:
