@@ -21,7 +21,7 @@ from json import dumps
 from pathlib import Path
 from typing import Literal
 
-from persia.base.processors import cpu_quota, processors, text_of
+from persia.base.cpus import cpu_quota, processors, text_of
 from persia.base.requirements import AGAIN, install
 from persia.base.version import source_tree
 

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from persia import _core, doctor, errors
 from persia.base import requirements as module
-from persia.base.processors import cpu_quota, processors
+from persia.base.cpus import cpu_quota, processors
 from persia.base.requirements import required
 from persia.cli.app import app
 from persia.data.formats.paths import find_files

@@ -40,7 +40,7 @@ class Life:
         )
         self.server.restore()
         host = self.server.start().rpartition(":")[0]
-        port = self.server._core.port
+        port = self.server.core.port
         self.store = persia.Store(
             persia.optim.SGD(lr=1.0),
             servers=f"{host}:{port}",

@@ -21,7 +21,7 @@ from torch import Tensor
 from persia import _core, errors
 from persia.admission import Admission
 from persia.base.check import real
-from persia.base.processors import processors
+from persia.base.cpus import processors
 from persia.base.torch_private import (
     graph_task,
     in_backward,

@@ -10,7 +10,7 @@ from torch import nn
 
 import persia
 from persia import errors, models, optim
-from persia.base.processors import processors
+from persia.base.cpus import processors
 from persia.train.config import TrainConfig
 
 __all__ = [
