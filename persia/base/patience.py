@@ -16,7 +16,7 @@ __all__ = ["patiently", "saying_so", "watching"]
 T = TypeVar("T")
 
 _FIRST_RETRY, _RETRY = 0.05, 2.0  # seconds
-_SAY_AFTER, _SAY_AGAIN = 5.0, 15.0  # seconds
+_SAY_AFTER, _SAY_AGAIN = 3.0, 15.0  # seconds
 
 log = logging.getLogger("persia")
 
@@ -43,7 +43,7 @@ def saying_so(
     cause: Callable[[], str],
     what: str = "servers",
 ) -> Iterator[None]:
-    """While servers are waited for, logs a warning after five seconds, and
+    """While servers are waited for, logs a warning after three seconds, and
     again every fifteen, with the time that is left.
 
     Args:
@@ -85,7 +85,7 @@ def watching(
     over: str = "the servers answer again",
 ) -> None:
     """Logs a warning, in a thread of its own, when something has waited for
-    five seconds, then every fifteen, and when it is over.
+    three seconds, then every fifteen, and when it is over.
 
     Args:
         held: for how many seconds it has waited. Any exception of Persia ends
