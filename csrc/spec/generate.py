@@ -8,7 +8,7 @@ usage: python csrc/spec/generate.py [--check]
 
 --check writes nothing and fails if one of them is not current.
 
-What protobuf has no word for is told by annotations in the comments:
+What protobuf has no word for stands in annotations in the comments:
 
   @limit NAME = 255      a constant, WIRE_NAME_MAX = 255; NAME stands for it
   @max=N                 largest value, most elements, most bytes of a string

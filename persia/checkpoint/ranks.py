@@ -28,8 +28,8 @@ _POLL = 0.05  # seconds between looks at what a signal left
 _LOOK = 3.0  # seconds until rank 0 has told the others who is missing
 _SILENT = "persia/checkpoint/silent"  # key of what it tells them
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# Code in which no signal raises: half a message, or a lock that nobody gives
-# back, would leave all ranks waiting.
+# Code in which no signal raises: half a message, or a lock that is not
+# given back, would leave all ranks waiting.
 _OURS = (globals(), vars(contextlib))
 
 

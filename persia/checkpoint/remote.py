@@ -116,7 +116,7 @@ class RemoteRoot:
             yield Path(temporary)
 
     def _remove_unfinished(self) -> None:
-        """In a shared staging folder under its lock: nobody writes them."""
+        """In a shared staging folder under its lock: no other one writes."""
         whole = set(self.steps())
         with self._calls("read"):
             names = [

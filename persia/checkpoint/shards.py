@@ -143,7 +143,7 @@ def _poll(
         # What took long may take a little longer.
         now = time.monotonic()
         time.sleep(min(max((now - began) / 50, 0.001), 0.5))
-        # A shard that nobody asks about forgets what it has done.
+        # A shard that is not asked about forgets what it has done.
         every = now - asked > _REMIND
         if every:
             asked = now
@@ -234,7 +234,7 @@ class ShardRows:
             for saved in part.ledgers:
                 if saved.stream != stream:
                     continue
-                # A server that lost some is told to pass over them.
+                # A server that lost some gets an order to pass over them.
                 lost = max(has.lacks(saved), saved.applied() - has.applied())
                 if lost > 0:
                     found[peer.address] = lost

@@ -175,7 +175,7 @@ def _train(
         except PersiaError as error:
             if not finished:
                 raise
-            failed = error  # the result is told all the same
+            failed = error  # the result is printed all the same
     for line in run.losses():
         told(line)
     ending.what = "all was saved; the scores were not computed"

@@ -731,7 +731,7 @@ _pid = os.getpid()
 
 
 def _at_exit() -> None:
-    """Updates that are under way are applied; and the other ranks may still
+    """Updates in flight are applied; and the other ranks may still
     need the shard that is here, unless this process failed."""
     if os.getpid() != _pid:
         return

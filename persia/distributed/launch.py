@@ -531,7 +531,7 @@ class _Supervisor:
         servers: list[_Process],
         unprinted: Unprinted,
     ) -> int:
-        """Ends all, in peace, because nobody gets what they say."""
+        """Ends all, in peace, because no process reads what they say."""
         self.printer.tell(f"stopping: {unprinted}")
         self._end(job, servers)
         return unprinted.status

@@ -65,7 +65,7 @@ class Printer:
 
 def _descriptor(stream: TextIO | None) -> int | None:
     """None: it was closed by who started us (>&-), or is kept in memory,
-    where nobody would see what this process, a fork, writes."""
+    where what this process, a fork, writes would be lost."""
     if stream is None:
         return None
     try:

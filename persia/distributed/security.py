@@ -181,7 +181,7 @@ def _check_files(
     cert: str | os.PathLike[str] | None,
     key: str | os.PathLike[str] | None,
 ) -> None:
-    """gRPC would only say that a port cannot be served, or nobody reached."""
+    """gRPC would only say that a port cannot be served, or no peer reached."""
     if ca is None and cert is None:
         return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -200,7 +200,7 @@ def _check_files(
     if cert is None or key is None:
         return
     try:
-        context.load_cert_chain(cert, key, password="")  # asks nobody for one
+        context.load_cert_chain(cert, key, password="")  # asks for none
     except ssl.SSLError as error:
         if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
             raise InvalidArgument(

@@ -252,7 +252,7 @@ def ask_trainers(
     found = [TrainerStatus(str(Url(url))) for url in urls]
     threads = []
     for one, url in zip(found, urls, strict=True):
-        # Not of a pool: nobody waits for one that is late.
+        # Not of a pool, which would wait for one that is late.
         one.error = f"no whole answer within {timeout:g} s"
         threads.append(
             threading.Thread(

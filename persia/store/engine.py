@@ -455,7 +455,7 @@ class Engine:
             return ""
         try:
             stats = self.connection.ask(_core.cluster_stats, 0)
-        except errors.PersiaError:  # of two errors the first one is told
+        except errors.PersiaError:  # of two errors the first one is raised
             return ""
         names = {table["name"] for table in stats["tables"]}
         if not names - set(self.tables):
