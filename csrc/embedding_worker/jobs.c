@@ -408,7 +408,7 @@ int rank_hello(embedding_worker *s, const wire_hello *m)
     r->client = m->caller.client;
     r->plan = NULL;
     r->seen = persia_clock_ns();
-    r->heard = r->held_n = r->epoch = 0;
+    r->heard = r->held_n = r->epoch = r->place = r->over = 0;
     const worker_job *before = r->job;
     r->job = NULL;
     if (before)
@@ -442,6 +442,8 @@ void rank_asks(embedding_worker *s, worker_rank *r, const wire_take *m)
 {
     rank_hear(r, m->held, m->held_n);
     r->seen = persia_clock_ns();
+    r->place = m->place;
+    r->over = 0;
     for (offer *o = s->leased; o; o = o->next)
         if (o->client == r->client && rank_has(r, o))
             o->expires = r->seen + s->config.lease_ns;
@@ -474,6 +476,21 @@ int job_has(const embedding_worker *s, const worker_rank *asks, const offer *o)
                   rank_has(r, o)))
         r = r->next;
     return r != NULL;
+}
+
+int is_passed(const embedding_worker *s, const offer *o, const wire_take *m,
+              uint64_t epoch)
+{
+    const worker_job *j = o->stream->job;
+    if (!j->world || !o->m.place || offer_epoch(o) > epoch)
+        return 0;
+    const uint32_t rank = (uint32_t)((o->m.place - 1) % j->world);
+    if (rank == m->rank)
+        return offer_epoch(o) < epoch || o->m.place < m->place;
+    const worker_rank *r = s->ranks;
+    while (r && (r->rank != rank || r->job != j))
+        r = r->next;
+    return r && r->over >= offer_epoch(o) && r->place > o->m.place;
 }
 
 /* Another rank of the same world, which is there. */

@@ -207,6 +207,8 @@ typedef struct worker_rank {
     uint32_t generation; /* of the job, when it took the first one */
     uint64_t seen;  /* its Hello, or its last Take */
     uint64_t epoch; /* of that Take; 0: it did not know */
+    uint64_t place; /* that the Take asked for; 0: any */
+    uint64_t over;  /* the epoch whose end was its answer, if that is so yet */
     uint64_t heard; /* its last Take */
     wire_batch_name *held; /* [held_n] batches that it had then, from other
                               workers or earlier processes of this one */
@@ -387,6 +389,11 @@ int rank_has(const worker_rank *r, const offer *o);
  * the rank that asks. */
 int job_has(const embedding_worker *s, const worker_rank *asks,
             const offer *o);
+/* Whether the rank of the batch, which alone would take it, does not any more:
+ * it asks for a later one, or did so until it had the end of the epoch, while
+ * another one asks. */
+int is_passed(const embedding_worker *s, const offer *o, const wire_take *m,
+              uint64_t epoch);
 /* The epoch that the others of its job are in; 0: there are none. */
 uint64_t rank_epoch(const embedding_worker *s, const worker_rank *of);
 /* A rank says what it looks up.  *created: it had not, or otherwise. */

@@ -341,6 +341,9 @@ static void take_none(asking *a, const worker_job *j, uint32_t status,
 
 static void take_end(asking *a, worker_job *j, uint64_t epoch)
 {
+    worker_rank *r = rank_find(a->s, a->m.take.caller.client);
+    if (r)
+        r->over = epoch;
     epochs_count(a->s, j, epoch, 0);
     a->loaders_silent = epoch_silent(a->s, j, epoch);
     take_none(a, j, TAKE_END, epoch);
@@ -378,18 +381,13 @@ static void look_for_place(const worker_job *j, const wire_take *m,
     }
 }
 
-/* Only this rank would take them, and it asks for a later one: it has given
- * them up, or has had them from another worker.  Servers know. */
+/* They were given up, or another worker had them.  Servers know. */
 static void give_up_earlier(embedding_worker *s, const worker_job *j,
                             const wire_take *m, uint64_t epoch)
 {
     for (offer *o = s->queue, *next; o; o = next) {
         next = o->next;
-        if (o->stream->job != j || offer_epoch(o) > epoch ||
-            (offer_epoch(o) == epoch && o->m.place >= m->place))
-            continue;
-        if (!j->world || !o->m.place ||
-            (o->m.place - 1) % j->world != m->rank)
+        if (o->stream->job != j || !is_passed(s, o, m, epoch))
             continue;
         if (!o->passed) {
             o->doubted = persia_clock_ns();
@@ -661,6 +659,9 @@ static void return_to(asking *a, offer *o)
         lease_to(a, o, m->caller.client, o->request);
         offer_event(o, OFFER_RETURN);
     } else {
+        worker_rank *r = rank_find(s, m->caller.client);
+        if (r)
+            r->over = 0; /* it begins the epoch again */
         offer_again(s, o, 0);
         ready_status(a, RETURNED_DONE);
     }

@@ -189,6 +189,56 @@ static void what_another_rank_has_in_hand_does_not_hold_it_up(void **state)
     assert_int_equal(part.window[0] & 1, 1);
 }
 
+/* What a Take by place of one of two ranks gets. */
+static wire_take_reply take_place(world *w, uint32_t rank, uint64_t place)
+{
+    static uint64_t number;
+    const wire_take take = {.caller = caller(w, rank + 1), .rank = rank,
+                            .epoch = 1, .number = ++number, .place = place};
+    wire_take_reply m;
+    pending *c = START(w->s, TAKE, take, &take);
+    assert_int_equal(wait_for(c), PERSIA_OK);
+    DECODE(c, take_reply, &m);
+    end_call(c);
+    return m;
+}
+
+/* A rank that had the end of the epoch takes none of its batches any more,
+ * and the others wait until all of them are done. */
+static void a_batch_of_a_rank_that_has_ended_is_given_up(void **state)
+{
+    world *w = *state;
+    const struct timespec pause = {.tv_nsec = 500000000}; /* servers answer */
+    uint32_t status;
+    wire_hello two = {.version = WIRE_VERSION, .name_space = "test",
+                      .world = 2};
+    wire_submit first = batch(w, 1), again = batch(w, 2);
+    first.place = first.first = first.epoch = 1;
+    again.place = again.attempt = 2;
+    again.first = again.epoch = 1;
+    for (uint32_t i = 0; i < 2; i++) {
+        two.caller.client = i + 1;
+        two.rank = i;
+        hello_as(w, &two);
+    }
+    declare(w, "b");
+    first.caller.boot = again.caller.boot = w->boot;
+    send_as(w, &first);
+    wire_take_reply m = take_place(w, 0, 1);
+    assert_int_equal(m.status, TAKE_BATCH);
+    assert_int_equal(give_back(w, 1, m.lease, RETURN_TRAINED, 2, &status),
+                     PERSIA_OK);
+    beat(w, 2, 0);
+    assert_int_equal(take_place(w, 0, 3).status, TAKE_END);
+    assert_int_equal(take_place(w, 1, 4).status, TAKE_END);
+    send_as(w, &again);
+    (void)take_place(w, 0, 3);
+    assert_int_equal(stats_of(w).given_up, 0);
+    nanosleep(&pause, NULL);
+    (void)take_place(w, 0, 3);
+    assert_int_equal(stats_of(w).given_up, 1);
+}
+
 /* It was started when one of two loaders had left, and never sees the end of
  * the epoch: its batches are at ranks, and others are to know that. */
 static void an_idle_worker_says_what_ranks_have(void **state)
@@ -305,6 +355,7 @@ int main(void)
         TEST(what_the_rank_has_in_hand_does_not_hold_it_up),
         TEST(what_another_rank_has_in_hand_does_not_hold_it_up),
         TEST(a_batch_that_another_worker_trains_late_is_done),
+        TEST(a_batch_of_a_rank_that_has_ended_is_given_up),
         cmocka_unit_test(an_idle_worker_says_what_ranks_have),
         cmocka_unit_test(a_full_queue_has_room_for_an_earlier_epoch),
     };
