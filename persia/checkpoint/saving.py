@@ -430,7 +430,7 @@ def _stage(
 
 
 class _Since(NamedTuple):
-    """Where a rank is that goes on with the rows that servers have."""
+    """The position of a rank that continues with the live rows."""
 
     store: int  # its number, see Connection.number_in()
     place: int  # of the last batch of the checkpoint
@@ -482,8 +482,8 @@ def _since(
         raise SchemaMismatch(
             f"{found.folder} is of another namespace than "
             f"{connection.namespace!r}, or another store of this process "
-            "continues it already: which updates the servers have of those "
-            "that follow it cannot be told; load it with resume='rollback'"
+            "continues it already: servers cannot say which later updates "
+            "of it they have; load it with resume='rollback'"
         )
     lost = _check_live(store, found, number)
     return _Since(number, _last_place(store, found, dense, ranks), lost)

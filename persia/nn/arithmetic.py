@@ -133,7 +133,7 @@ class Source(NamedTuple):
 
     def given(self) -> tuple[int, ...]:
         """Other after each ``parameter.data = other``: torch's parameter has
-        another memory then, and who has read ``data`` before has the old."""
+        another memory then, and a ``data`` read before is the old one."""
         engine = engine_of(self.store)
         return tuple(engine.given.get(t, 0) for t in self.tables)
 

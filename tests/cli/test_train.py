@@ -33,7 +33,6 @@ from persia.optim import ALGORITHMS
 from persia.train import Trainer, position
 from persia.train.config import TrainConfig, resolve
 from persia.train.extra import Extra
-from persia.train.model import threads_of
 from persia.train.roots import best_root
 from persia.train.run import Run
 from persia.train.saved import saved_options
@@ -791,30 +790,3 @@ def test_what_a_configuration_says_of_checkpoints(
     file.write_text(f"data: synthetic\n{line}\n")
     with pytest.raises(errors.InvalidArgument):
         run("--config", str(file))
-
-
-@pytest.mark.parametrize(
-    ("numbers", "batch_size", "omp", "wanted"),
-    [
-        (1_000, 256, None, 1),  # not worth a second thread
-        (1_000_000, 64, None, 7),
-        (10_000_000, 4096, None, 8),  # no more than there are
-        (1_000, 256, "8", 8),
-    ],
-)
-def test_threads_follow_the_work(
-    numbers: int,
-    batch_size: int,
-    omp: str | None,
-    wanted: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if omp is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", omp)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    monkeypatch.setattr("persia.train.model.processors", lambda: 8.0)
-    model = torch.nn.Linear(numbers, 1, bias=False)
-    assert threads_of(model, batch_size) == wanted
-    monkeypatch.setattr("persia.train.model.processors", lambda: 0.5)
-    assert threads_of(model, batch_size) == (8 if omp else 1)

@@ -151,34 +151,37 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@contextmanager
+def saved(folder: Path) -> Iterator[tuple[Durable, Counting]]:
+    """A server with a log, and a client that has saved five steps."""
+    more = ("--checkpoints", str(folder))
+    with durable(folder, "process", *more) as where:
+        client = Counting(where.server.address)
+        client.steps(5)
+        client.store.save(folder / "out")
+        yield where, client
+        client.store.close()
+
+
 def test_a_restore_is_in_the_log(tmp_path: Path) -> None:
     """A trainer loads a checkpoint; the server is killed before and after it
     has written its own rows."""
-    more = ("--checkpoints", str(tmp_path))
-    with durable(tmp_path, "process", *more) as where:
-        client = Counting(where.server.address)
-        client.steps(5)
-        client.store.save(tmp_path / "out")
-        saved = client.want.clone()
+    with saved(tmp_path) as (where, client):
+        want = client.want.clone()
         client.steps(5)
         client.store.load(tmp_path / "out")
-        client.want = saved.clone()
+        client.want = want.clone()
         where.again()
         client.step()
         client.check()
         where.again()
         client.check()
-        client.store.close()
 
 
 def test_a_restored_checkpoint_may_be_removed(tmp_path: Path) -> None:
     """The server writes its own rows after a restore, also where it was killed
     before it could."""
-    more = ("--checkpoints", str(tmp_path))
-    with durable(tmp_path, "process", *more) as where:
-        client = Counting(where.server.address)
-        client.steps(5)
-        client.store.save(tmp_path / "out")
+    with saved(tmp_path) as (where, client):
         client.store.load(tmp_path / "out")
         os.kill(where.server.process.pid, signal.SIGKILL)
         where.again()
@@ -186,7 +189,6 @@ def test_a_restored_checkpoint_may_be_removed(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "out")
         where.again()
         client.check()
-        client.store.close()
 
 
 def test_a_server_is_killed_before_a_restore(
@@ -194,12 +196,8 @@ def test_a_server_is_killed_before_a_restore(
 ) -> None:
     """It has read the rows, and is started again before it is to take them:
     nothing has changed."""
-    more = ("--checkpoints", str(tmp_path))
-    with durable(tmp_path, "process", *more) as where:
-        client = Counting(where.server.address)
-        client.steps(5)
-        client.store.save(tmp_path / "out")
-        saved = client.want.clone()
+    with saved(tmp_path) as (where, client):
+        want = client.want.clone()
         client.steps(5)
         with monkeypatch.context() as patch:
             commit = Staged.commit
@@ -213,18 +211,13 @@ def test_a_server_is_killed_before_a_restore(
                 client.store.load(tmp_path / "out")
         client.check()
         client.store.load(tmp_path / "out")
-        client.want = saved
+        client.want = want
         client.check()
-        client.store.close()
 
 
 def test_a_removed_checkpoint_is_named(tmp_path: Path) -> None:
     """The server was killed before it had written what it restored."""
-    more = ("--checkpoints", str(tmp_path))
-    with durable(tmp_path, "process", *more) as where:
-        client = Counting(where.server.address)
-        client.steps(5)
-        client.store.save(tmp_path / "out")
+    with saved(tmp_path) as (where, client):
         client.store.load(tmp_path / "out")
         where.kill()
         rows = tmp_path / "log" / "default-0-of-1" / "rows"

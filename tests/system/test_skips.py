@@ -86,7 +86,8 @@ def test_skips_at_the_end_are_no_loss(servers: str, tmp_path: Path) -> None:
 def test_a_store_that_is_not_the_first_of_its_process(
     servers: str, tmp_path: Path
 ) -> None:
-    """It goes on with the updates of one that was, unless that one lives."""
+    """It continues the updates of the first store of another process; a third
+    store cannot while it does."""
     root = tmp_path / "out"
     life(servers, root, skips=[], killed=SAVED)
     first, second, third = Job(servers), Job(servers), Job(servers)
