@@ -176,7 +176,7 @@ def test_compiled_code_takes_what_was_looked_up_ahead() -> None:
         for batch in ahead_of(bags, 8):
             run(batch.ids).values().sin().sum().backward()
         bags.store.flush()
-        assert bags.store.stats()["loader"]["prefetched"] == 8
+        assert bags.store.stats()["lookahead"]["prefetched"] == 8
         pulled.append(pulled_of(bags) - before)
         rows.append(device.rows_of(bags))
     assert pulled[0] == pulled[1] > 0

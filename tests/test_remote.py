@@ -196,7 +196,7 @@ def test_compiled_training(servers: Any, backend: str) -> None:
         call: Any = torch.compile(model, backend=backend)
         for batch in persia.DataLoader(batches(8), model, 0):
             call(batch.ids).square().mean().backward()
-        assert store.stats()["loader"]["prefetched"] == 16
+        assert store.stats()["lookahead"]["prefetched"] == 16
         results.append(state_of(store))
     assert same(*results)
 
@@ -219,7 +219,7 @@ def test_synchronous_checkpointed_forwards_see_every_update(
         seen.append(int(out[0, 0]))
         (-out.sum()).backward()
     assert seen == list(range(200))
-    assert c.stats["loader"]["read"] == 0
+    assert c.stats["lookahead"]["read"] == 0
 
 
 def test_asynchronous_trains(servers: Any) -> None:
@@ -243,7 +243,7 @@ def test_staleness_is_bounded_and_measured(
         assert t - staleness <= seen <= t
         loss.backward()
     assert c.value == c.store.updates == 80
-    loader = c.stats["loader"]
+    loader = c.stats["lookahead"]
     assert sum(loader["staleness"].values()) == 80
     assert max(loader["staleness"]) <= staleness
     assert loader["prefetched"] == 80

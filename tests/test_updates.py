@@ -75,7 +75,9 @@ def test_every_update_is_applied_once() -> None:
     assert c.value == c.store.updates == 300
     stats = c.store.stats()
     assert stats["pending"] == stats["updates_failed"] == 0
-    assert stats["loader"]["dropped"] == stats["loader"]["abandoned"] == 0
+    assert (
+        stats["lookahead"]["dropped"] == stats["lookahead"]["abandoned"] == 0
+    )
 
 
 def test_looking_at_rows_waits_for_updates() -> None:
@@ -133,7 +135,7 @@ def test_an_error_is_raised_once_by_flush() -> None:
     c.store.flush()
     assert c.value == 1
     stats = c.store.stats()
-    assert stats["updates_failed"] == stats["loader"]["dropped"] == 1
+    assert stats["updates_failed"] == stats["lookahead"]["dropped"] == 1
 
 
 @pytest.mark.parametrize("staleness", [1, 4, None])

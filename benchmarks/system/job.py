@@ -73,7 +73,7 @@ def main() -> None:
     store.flush()
     dist.barrier()
     seconds = time.perf_counter() - start
-    counts = store.stats()["loader"]["staleness"]
+    counts = store.stats()["lookahead"]["staleness"]
     if rank == 0:
         model.eval()
         test = SyntheticCTR(options.samples, 4096, seed=options.seed).test(

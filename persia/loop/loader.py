@@ -87,14 +87,14 @@ class DataLoader(Generic[T]):
             module.
         prefetch: whether anything is done ahead; "auto": where a core or a
             wire would wait otherwise. The decision of the latest pass is
-            ``store.stats()["loader"]["prefetch"]``. With tables on servers or
+            ``store.stats()["lookahead"]["prefetch"]``. With tables on servers or
             ranks False takes no batch ahead, but updates still overlap.
 
     A forward knows ids again by the object, or by their contents: also a dict
     of tensors, and what ``.to()`` has copied to another device. Compiled code
     knows the ids of a JaggedBatch alone. Ids that are not found or that
     changed are looked up by the forward, which warns once, and are counted:
-    ``store.stats()["loader"]["not_prefetched"]``.
+    ``store.stats()["lookahead"]["not_prefetched"]``.
 
     Leaving the loop (``break``, an exception, ``close()`` of the iterator)
     cancels what was looked up ahead. Several iterators may be open at once,

@@ -115,7 +115,7 @@ class Ahead:
             self._warned = True
             warn(
                 f"persia.DataLoader: {why}; the forward looks its ids up "
-                "itself. store.stats()['loader']['not_prefetched'] counts "
+                "itself. store.stats()['lookahead']['not_prefetched'] counts "
                 "such forwards"
             )
 

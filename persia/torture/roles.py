@@ -261,7 +261,7 @@ class Rank:
 
     def check(self) -> None:
         """From time to time."""
-        histogram = self.store.stats()["loader"]["staleness"]
+        histogram = self.store.stats()["lookahead"]["staleness"]
         self.say("staleness", max(histogram, default=0))
         if self.made.fate == ROLLBACK:
             self.update()

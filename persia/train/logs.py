@@ -138,7 +138,7 @@ def health(store: Store) -> dict[str, float]:
             values[f"{name}/{key}"] = float(table[key])
         if table["pulled"]:
             values[f"{name}/unseen"] = table["missed"] / table["pulled"]
-    counts: Mapping[int, int] = stats["loader"]["staleness"]
+    counts: Mapping[int, int] = stats["lookahead"]["staleness"]
     if total := sum(counts.values()):
         missed = sum(batches * n for batches, n in counts.items())
         values["staleness/mean"] = missed / total

@@ -361,7 +361,7 @@ def hybrid(open_store: Open, rank: int, world: int) -> Any:
         own.append(value - (t - 3))
         loss.backward()
     dist.barrier()
-    histogram = c.store.stats()["loader"]["staleness"]
+    histogram = c.store.stats()["lookahead"]["staleness"]
     return {"value": c.value, "least": min(own), "stalest": max(histogram)}
 
 
