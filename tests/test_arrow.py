@@ -41,7 +41,7 @@ def filled(store: persia.Store) -> persia.Store:
     "optimizer", [persia.optim.SGD, persia.optim.RowWiseAdagrad, None]
 )
 def test_there_and_back(tmp_path: Path, optimizer: Any, dtype: str) -> None:
-    store = filled(make(optimizer and optimizer(), dtype))
+    store = filled(make(optimizer and optimizer(lr=0.1), dtype))
     table = store.to_arrow("t", state=True)
     ids = torch.tensor(table.column("id").to_pylist())
     assert torch.equal(ids, store.ids("t").sort().values)
@@ -50,7 +50,7 @@ def test_there_and_back(tmp_path: Path, optimizer: Any, dtype: str) -> None:
     assert ("state" in table.column_names) == (optimizer != persia.optim.SGD)
 
     pq.write_table(table, tmp_path / "rows.parquet", row_group_size=7)
-    other = make(optimizer and optimizer(), dtype)
+    other = make(optimizer and optimizer(lr=0.1), dtype)
     other.set_arrow("t", pq.read_table(tmp_path / "rows.parquet"))
     vectors, others, found = other.rows_and_state("t", ids)
     assert found.all()

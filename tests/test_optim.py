@@ -505,15 +505,15 @@ def test_bad_settings_are_named() -> None:
         with pytest.raises(errors.InvalidArgument, match="eps"):
             persia.optim.Adagrad(eps=eps)
     with pytest.raises(TypeError, match="rho"):
-        persia.optim.SGD(rho=1.0)
+        persia.optim.SGD(0.1, rho=1.0)
     with pytest.raises(errors.InvalidArgument, match=r"persia\.optim"):
         persia.Store(torch.optim.SGD([torch.zeros(1)]))  # type: ignore[arg-type]
-    optimizer = persia.optim.SGD()
+    optimizer = persia.optim.SGD(0.1)
     persia.Store(optimizer)
     with pytest.raises(errors.InvalidArgument, match="Store"):
         persia.Store(optimizer)
     with pytest.raises(errors.InvalidArgument, match="no Store"):
-        persia.optim.SGD().step()
+        persia.optim.SGD(0.1).step()
 
 
 def test_an_element_without_a_gradient_stays() -> None:

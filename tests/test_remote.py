@@ -396,7 +396,7 @@ def test_modules_without_a_store_share_one_and_no_table(
     tables = [persia.EmbeddingConfig("a", 4, feature_names=["f"])]
     others = [persia.EmbeddingConfig("b", 4, feature_names=["f"])]
     one = persia.EmbeddingCollection(tables, optimizer=persia.optim.Adam())
-    two = persia.EmbeddingCollection(others, optimizer=persia.optim.SGD())
+    two = persia.EmbeddingCollection(others, optimizer=persia.optim.SGD(0.1))
     three = persia.EmbeddingCollection(tables)
     assert one.store is two.store is three.store
     assert one.store.remote

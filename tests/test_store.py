@@ -159,7 +159,7 @@ def test_to_torch_and_from_torch() -> None:
         ids * 1000,
         name="t",
         feature_names=["f"],
-        optimizer=persia.optim.SGD(),
+        optimizer=persia.optim.SGD(0.1),
     )
     with torch.no_grad():
         want = bags({"f": IDS}).values()

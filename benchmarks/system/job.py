@@ -45,7 +45,8 @@ def main() -> None:
         options.samples,
         options.batch,
         seed=options.seed,
-        shard=(rank, world),
+        rank=rank,
+        world_size=world,
         drop_last=True,
     )
     store = persia.Store(persia.optim.Adagrad(**SPARSE), seed=options.seed)

@@ -13,8 +13,6 @@ from importlib import metadata
 
 from persia.base.version import source_tree
 
-__all__ = ["AGAIN", "install", "required"]
-
 #: How to get another Persia. PyPI has another program of its name.
 AGAIN = (
     "install Persia again, from the wheel or source tree that it is of (see "

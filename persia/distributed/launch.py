@@ -41,8 +41,6 @@ from persia.distributed.printer import Printer, Unprinted
 from persia.distributed.security import VARIABLES
 from persia.errors import InvalidArgument, PersiaError, line_of
 
-__all__ = ["Cluster", "reserve", "run"]
-
 _SERVING = re.compile(r"serving (shard|an embedding worker) .* on ")
 _LAST_LINES = 20
 _LINE_MAX = 1 << 16  # bytes that may wait for the end of their line
@@ -216,7 +214,7 @@ class Cluster:
         command = [sys.executable, "-m", "persia", "feed", *self.feed]
         if self.parts:
             command += ["--parts", str(self.parts)]
-        return [*command, "--shard", f"{loader}/{self.loaders}"]
+        return [*command, "--loader", f"{loader}/{self.loaders}"]
 
     def command_lines(self) -> list[list[str]]:
         """What would be started, for people: ports are chosen then."""
@@ -236,11 +234,11 @@ class Cluster:
         if not self.tls:
             yield [], {}
             return
-        from persia.distributed.certs import write_set
+        from persia.distributed.certs import write_certificates
 
         with tempfile.TemporaryDirectory(prefix="persia-launch-") as name:
             folder = Path(name)
-            write_set(folder, ["127.0.0.1", _NAME])
+            write_certificates(folder, ["127.0.0.1", _NAME])
             options = {
                 "--tls-ca": "ca.pem",
                 "--tls-cert": "server.pem",

@@ -16,8 +16,6 @@ from persia.base.environment import variable
 from persia.base.warning import warn
 from persia.errors import InvalidArgument, StorageError
 
-__all__ = ["VARIABLES", "Security"]
-
 # Environment variable -> keyword of Security.load(), for clients.
 VARIABLES = {
     "PERSIA_TLS_CA": "ca",

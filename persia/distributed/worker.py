@@ -32,8 +32,6 @@ from persia.errors import InvalidArgument
 # Seconds after the grace in which requests in hand get their error.
 _CANCELLED = 0.1
 
-__all__ = ["Worker", "WorkerConfig", "serve_worker"]
-
 
 class WorkerConfig(Listening):
     """The options of ``persia serve worker``; their names are those of the

@@ -9,15 +9,6 @@ from persia import _core
 from persia.base.patience import patiently
 from persia.store.engine import HasEngine
 
-__all__ = [
-    "ClientStats",
-    "LookaheadStats",
-    "ServerStats",
-    "Stats",
-    "StoreStats",
-    "TableStats",
-]
-
 
 class TableStats(TypedDict):
     """Counters of a table, of all shards together."""
@@ -155,7 +146,7 @@ class Stats(HasEngine):
         """Counters of the store, of its look-ahead and of each table.
 
         Returns:
-            A dict with the keys of :class:`persia.store.stats.StoreStats`.
+            A dict with the keys of :class:`persia.store.StoreStats`.
 
         Raises:
             Unavailable, DeadlineExceeded: a server cannot be reached.

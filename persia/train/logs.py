@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from persia import errors
 
 if TYPE_CHECKING:
-    from persia.store import Store
-
-__all__ = ["CSVLog", "Log", "TensorBoardLog", "health"]
+    from persia.store.store import Store
 
 _COLUMNS = ("step", "name", "value")
 

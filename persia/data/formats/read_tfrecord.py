@@ -22,8 +22,6 @@ from persia.data.schema.canonical import HASH_VERSION
 from persia.data.schema.hashing import Bad, as_array
 from persia.data.schema.schema import Schema
 
-__all__ = ["TFRecordReader", "first_rows"]
-
 PIECE_RECORDS = 8192
 RECORD_BYTES = 64 << 20  # a longer record is a sign of damage
 

@@ -18,16 +18,6 @@ from persia import errors
 from persia.base.check import kind
 from persia.base.requirements import install
 
-__all__ = [
-    "Brokers",
-    "DeadLetters",
-    "Key",
-    "library",
-    "log",
-    "said",
-    "settings",
-]
-
 log = logging.getLogger("persia.data.kafka.source")
 
 _SAME_S = 60  # between lines of the library that say the same
