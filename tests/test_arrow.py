@@ -13,6 +13,7 @@ import torch
 
 import persia
 from persia import errors
+from persia.store.engine import engine_of
 
 N = 100
 
@@ -26,7 +27,7 @@ def make(optimizer: Any = None, dtype: str = "fp32") -> persia.Store:
 def filled(store: persia.Store) -> persia.Store:
     rng = np.random.default_rng(0)
     ids = torch.from_numpy(rng.integers(-(2**63), 2**63, N, dtype=np.int64))
-    floats = store._engine.core.state_floats(0)
+    floats = engine_of(store).core.state_floats(0)
     store.set_rows(
         "t",
         ids,

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 import persia
 from persia import Batch, JaggedBatch, _core, errors
+from persia.store.engine import engine_of
 from tests.forks import in_child
 from tests.remote import Servers
 from tests.test_loader import Model, batches, same, state_of
@@ -568,8 +569,10 @@ def test_shards_are_those_of_the_core(servers: Any) -> None:
     c.store.set_rows("t", range(100), torch.zeros(100, 4))
     here = [0, 0, 0]
     for i in range(100):
-        here[_core.cluster_shard(c.store._engine.handle, i)] += 1
-    shards = [_core.cluster_stats(c.store._engine.handle, s) for s in range(3)]
+        here[_core.cluster_shard(engine_of(c.store).handle, i)] += 1
+    shards = [
+        _core.cluster_stats(engine_of(c.store).handle, s) for s in range(3)
+    ]
     assert here == [sum(t["rows"] for t in s["tables"]) for s in shards]
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import persia
 from persia import Batch, JaggedBatch, errors
+from persia.store.engine import engine_of
 
 NAN = float("nan")
 
@@ -161,7 +162,7 @@ def test_the_next_backward_tells_and_is_applied() -> None:
     iterator = iter(c.loader(10, 5))
     bad, good = (c.forward(next(iterator))[1] for _ in range(2))
     (bad * NAN).backward()
-    c.store._engine.core.settle()
+    engine_of(c.store).core.settle()
     with pytest.raises(errors.NonFiniteGradient):
         good.backward()
     c.store.flush()
@@ -172,7 +173,7 @@ def test_a_forward_tells() -> None:
     c = Counter()
     iterator = iter(c.loader(10, 5))
     (c.forward(next(iterator))[1] * NAN).backward()
-    c.store._engine.core.settle()
+    engine_of(c.store).core.settle()
     with pytest.raises(errors.NonFiniteGradient):
         c.model({"f": torch.tensor([7])})
     c.model({"f": torch.tensor([7])})

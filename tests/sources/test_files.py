@@ -325,7 +325,7 @@ def test_blank_json_lines_are_no_samples(
 
 
 def masked(data: bytes) -> bytes:
-    return struct.pack("<I", tfrecord._masked(data))
+    return struct.pack("<I", tfrecord.masked(data))
 
 
 def record(data: bytes) -> bytes:
@@ -385,7 +385,7 @@ def test_tfrecord(tmp_path: Path) -> None:
     inferred = Files(path, batch_size=16)
     assert sum(map(len, inferred)) == 40
     # Of the specification of CRC-32C: "123456789".
-    assert tfrecord._masked(b"123456789") == (
+    assert tfrecord.masked(b"123456789") == (
         ((0xE3069283 >> 15 | 0xE3069283 << 17) + 0xA282EAD8) & 0xFFFFFFFF
     )
     negative = record(example(y=[1], w=[1], k=[-3], c=[b"a"], m=[], x=[]))

@@ -149,7 +149,7 @@ def _records(stream: Any, name: str, number: int = 0) -> Iterator[bytes]:
         if len(head) < 12:
             raise errors.CorruptFile(f"{where} is cut off")
         size, check = struct.unpack("<QI", head)
-        if _masked(head[:8]) != check:
+        if masked(head[:8]) != check:
             raise errors.CorruptFile(
                 f"{where}: the checksum of its length is wrong: no TFRecord "
                 "file, or a damaged one"
@@ -161,13 +161,13 @@ def _records(stream: Any, name: str, number: int = 0) -> Iterator[bytes]:
         body = stream.read(size + 4)
         if len(body) < size + 4:
             raise errors.CorruptFile(f"{where} is cut off")
-        if _masked(body[:size]) != struct.unpack("<I", body[size:])[0]:
+        if masked(body[:size]) != struct.unpack("<I", body[size:])[0]:
             raise errors.CorruptFile(f"{where}: its checksum is wrong")
         yield body[:size]
         number += 1
 
 
-def _masked(data: bytes) -> int:
+def masked(data: bytes) -> int:
     crc = _core.ckpt_crc(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
