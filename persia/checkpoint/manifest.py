@@ -114,10 +114,9 @@ class Table(_Entry):
 
 
 class Ledger(_Entry):
-    """The updates of a stream that a shard has: all up to the watermark but
-    for `skipped` of them, and watermark + 1 + i where bit i of the window
-    (hexadecimal) is 1.
-    """
+    """The updates of a stream that a shard has: all up to the watermark except
+    `skipped` of them, and watermark + 1 + i where bit i of the window
+    (hexadecimal) is 1."""
 
     stream: int = _U64
     watermark: int = _U64

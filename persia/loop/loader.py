@@ -216,7 +216,8 @@ class DataLoader(Generic[T]):
 
     @property
     def _continuing(self) -> Any:
-        """The source, if its iterations go on where the latest one ended."""
+        """The source, if its iterations continue where the latest one
+        ended."""
         continues = getattr(self.batches, "continues", False)
         return self.batches if continues is True else None
 
@@ -315,8 +316,8 @@ class _Pass(Iterator[T]):
                 handle, -1 if bound is None else bound, here
             )
             self._streams.append((handle, stream))
-        # The other ranks go on without a pass that is open at the exit. This
-        # runs before the exit of the stores, which were made before.
+        # The other ranks continue without a pass that is open at the exit.
+        # This runs before the exit of the stores, which were made before.
         self._exit = partial(_at_exit, weakref.ref(self), os.getpid())
         atexit.register(self._exit)
 

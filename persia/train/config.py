@@ -1,4 +1,4 @@
-"""What ``persia train`` can be told, by flags or by a YAML file."""
+"""The options of ``persia train``, by flags or by a YAML file."""
 
 from __future__ import annotations
 
