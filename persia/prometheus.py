@@ -207,7 +207,11 @@ class ServerCollector:
     def collect(self) -> Iterator[Metric]:
         """All metrics."""
         stats, shard = self._stats(), self._shard
-        info = GaugeMetricFamily("persia_shard", "Which.", labels=list(shard))
+        info = GaugeMetricFamily(
+            "persia_shard",
+            "Which shard this server has, in its labels.",
+            labels=list(shard),
+        )
         info.add_metric(list(shard.values()), 1)
         yield info
         uptime = stats["uptime_ns"] / 1e9

@@ -138,7 +138,7 @@ class Ledger(_Entry):
 class Shard(_Entry):
     """Counters of a shard at the checkpoint; `sync_step`: of steps that all
     ranks took together; `t`: the highest of an update (Adam's step count);
-    `restore`: the id of the restore that its rows stem from, 0 if of none.
+    `restore`: the id of the restore that its rows are from, 0 if of none.
     """
 
     updates: int = _U64
@@ -282,7 +282,7 @@ class Part:
         ledgers: of all streams that it knows.
         files: what it wrote; to be read: of all shards that had rows of its
             range.
-        restore: that its rows stem from.
+        restore: that its rows are from.
     """
 
     updates: int

@@ -24,8 +24,8 @@ from persia.distributed.security import Security
 if TYPE_CHECKING:
     from persia.distributed.cluster import Job
 
-# Threads, at least, that take requests of the other ranks, and requests in
-# hand at once.
+# Threads, at least, that take requests of the other ranks, and requests at
+# once.
 _SERVER_THREADS = 2
 _SERVER_CALLS = 1024
 _SERVER_CONNECTIONS = 4096
