@@ -207,9 +207,10 @@ typedef struct worker_rank {
     uint32_t generation; /* of the job, when it took the first one */
     uint64_t seen;  /* its Hello, or its last Take */
     uint64_t epoch; /* of that Take; 0: it did not know */
-    uint64_t place; /* that the Take asked for; 0: any */
-    uint64_t over;  /* the epoch whose end was its answer, if that is so yet */
-    uint64_t heard; /* its last Take */
+    uint64_t heard; /* its last Take or Hello */
+    /* As that said, of the next batch that it takes: of those before it takes
+     * none but what it holds.  0: not known, any. */
+    uint64_t next_epoch, next_place;
     wire_batch_name *held; /* [held_n] batches that it had then, from other
                               workers or earlier processes of this one */
     size_t held_n;
@@ -374,8 +375,8 @@ void worker_jobs_tick(embedding_worker *s, uint64_t now);
 void worker_jobs_free(embedding_worker *s);
 /* A rank's process says Hello. */
 int rank_hello(embedding_worker *s, const wire_hello *m);
-/* What it holds now. */
-void rank_hear(worker_rank *r, const wire_batch_name *names, size_t n);
+/* Its Hello, once more: what it holds, and takes next. */
+void rank_continues(worker_rank *r, const wire_hello *m);
 /* It asks for a batch: its leases last longer. */
 void rank_asks(embedding_worker *s, worker_rank *r, const wire_take *m);
 /* Of this process; or NULL. */
@@ -389,9 +390,8 @@ int rank_has(const worker_rank *r, const offer *o);
  * the rank that asks. */
 int job_has(const embedding_worker *s, const worker_rank *asks,
             const offer *o);
-/* Whether the rank of the batch, which alone would take it, does not any more:
- * it asks for a later one, or did so until it had the end of the epoch, while
- * another one asks. */
+/* Whether the rank of the batch, which alone would take it, does not any more,
+ * as it takes a later one next.  m: the Take that asks, of this epoch. */
 int is_passed(const embedding_worker *s, const offer *o, const wire_take *m,
               uint64_t epoch);
 /* The epoch that the others of its job are in; 0: there are none. */

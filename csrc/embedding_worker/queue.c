@@ -248,7 +248,7 @@ void service_hello(asking *a)
     int rc = m->world ? rank_hello(a->s, m) : PERSIA_OK;
     worker_rank *r = rank_find(a->s, m->caller.client);
     if (r)
-        rank_hear(r, m->held, m->held_n);
+        rank_continues(r, m);
     if (!m->world && m->stream)
         a->job = work_hello;
     if (rc)
@@ -341,9 +341,6 @@ static void take_none(asking *a, const worker_job *j, uint32_t status,
 
 static void take_end(asking *a, worker_job *j, uint64_t epoch)
 {
-    worker_rank *r = rank_find(a->s, a->m.take.caller.client);
-    if (r)
-        r->over = epoch;
     epochs_count(a->s, j, epoch, 0);
     a->loaders_silent = epoch_silent(a->s, j, epoch);
     take_none(a, j, TAKE_END, epoch);
@@ -659,9 +656,6 @@ static void return_to(asking *a, offer *o)
         lease_to(a, o, m->caller.client, o->request);
         offer_event(o, OFFER_RETURN);
     } else {
-        worker_rank *r = rank_find(s, m->caller.client);
-        if (r)
-            r->over = 0; /* it begins the epoch again */
         offer_again(s, o, 0);
         ready_status(a, RETURNED_DONE);
     }

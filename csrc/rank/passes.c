@@ -340,12 +340,11 @@ void pass_drop(rank_taken *t)
     pthread_mutex_unlock(&r->lock);
 }
 
-wire_batch_name *pass_held(rank_taker *r, size_t *n)
+wire_batch_name *pass_held(const rank_taker *r, size_t *n)
 {
     wire_batch_name *out = NULL;
     size_t most = 0;
     *n = 0;
-    pthread_mutex_lock(&r->lock);
     for (const rank_taken *t = r->held; t; t = t->held_next)
         most++;
     if (most)
@@ -353,6 +352,5 @@ wire_batch_name *pass_held(rank_taker *r, size_t *n)
     for (const rank_taken *t = r->held; t && out; t = t->held_next)
         if (*n < WIRE_HELD_MAX)
             out[(*n)++] = (wire_batch_name){t->m.stream, t->m.number};
-    pthread_mutex_unlock(&r->lock);
     return out;
 }

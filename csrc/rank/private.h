@@ -138,8 +138,9 @@ void pass_gave_back(rank_taker *r);
 /* Takes in what an answer says of epochs.  Whether the answer is of this pass:
  * a batch of another one is to be given back. */
 int pass_learn(rank_taken *t);
-/* The batches that the rank holds: [*n], or NULL.  The caller frees them. */
-wire_batch_name *pass_held(rank_taker *r, size_t *n);
+/* The batches that the rank holds: [*n], or NULL.  The caller frees them.  The
+ * rank's lock is held. */
+wire_batch_name *pass_held(const rank_taker *r, size_t *n);
 /* The rank has it: it has a lease. */
 void pass_hold(rank_taken *t);
 void pass_drop(rank_taken *t);

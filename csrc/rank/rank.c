@@ -64,9 +64,14 @@ static int rank_meet(void *owner, worker_link *l, const wire_hello_reply *m)
     return PERSIA_OK;
 }
 
-static wire_batch_name *rank_held(void *owner, size_t *n)
+static void rank_introduce(void *owner, wire_hello *m)
 {
-    return pass_held(owner, n);
+    rank_taker *r = owner;
+    pthread_mutex_lock(&r->lock);
+    m->held = pass_held(r, &m->held_n);
+    m->epoch = r->epoch;
+    m->place = r->ordered ? r->place : 0;
+    pthread_mutex_unlock(&r->lock);
 }
 
 /* Workers wait for what each rank says of a batch that was sent again, also
@@ -104,7 +109,7 @@ int persia_rank_open(const worker_client_config *config, rank_taker **out)
     for (size_t i = 0; i < r->c.links_n && !rc; i++)
         r->homes[i] = i;
     if (!rc)
-        r->c.held = rank_held;
+        r->c.introduce = rank_introduce;
     if (!rc)
         rc = worker_client_start(&r->c, rank_tick, rank_meet, r);
     if (rc) {
@@ -360,8 +365,8 @@ static int ask(rank_taken *t)
                    .place = t->place,
                    .dtype = r->dtype};
     wire_out o;
-    m.held = pass_held(r, &m.held_n);
     pthread_mutex_lock(&r->lock);
+    m.held = pass_held(r, &m.held_n);
     m.job = t->job = r->job;
     t->backs_ended = r->backs_ended;
     m.epoch = r->epoch;
@@ -494,10 +499,11 @@ static int take_once(rank_taken *t, int *taken)
         t->from = NULL;
         return rc;
     }
-    if (t->m.status == TAKE_BATCH && !accept(t, own))
-        give_back(t, RETURN_UNUSED);
-    else if (t->m.status == TAKE_BATCH)
-        pass_hold(t);
+    if (t->m.status == TAKE_BATCH) {
+        pass_hold(t); /* a Hello that says a later place lists it */
+        if (!accept(t, own))
+            persia_taken_give_back(t);
+    }
     *taken = atomic_load(&t->has_lease) || t->m.status == TAKE_IDLE ||
              (t->m.status == TAKE_EMPTY && !t->place);
     if (t->m.status == TAKE_DONE)

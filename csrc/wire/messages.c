@@ -53,10 +53,12 @@ static const wire_field hello_fields[] = {
     [23] = F(wire_hello, held, MESSAGES, "held", COUNT(wire_hello, held_n),
         .limit = 1024, .type = &batch_name_type),
     [24] = F(wire_hello, stays, U32, "stays", .limit = 1),
+    [25] = F(wire_hello, epoch, U64, "epoch"),
+    [26] = F(wire_hello, place, U64, "place"),
 };
 static const wire_type hello_type = {
     .name = "HelloRequest", .size = sizeof(wire_hello), .fields = hello_fields,
-    .fields_n = 24, .check = at_check_hello
+    .fields_n = 26, .check = at_check_hello
 };
 
 static const wire_field ledger_fields[] = {
