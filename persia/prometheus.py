@@ -262,6 +262,7 @@ _WORKER_COUNTERS = {
     "late": "Gradients whose lease had ended.",
     "given_up": "Of the failed: offered too often without gradients.",
     "failed": "Batches that ended without an update: their loader has why.",
+    "lost": "Updates made here that a server had and lost.",
     "restores": "Times that servers had the rows of another checkpoint.",
 }
 

@@ -273,6 +273,8 @@ struct embedding_worker {
     uint64_t lineage;          /* of the servers' rows: the restore that they
                                   stem from */
     uint64_t servers;          /* of their boots: changes with one */
+    unsigned compares;         /* times that servers are to be asked whether
+                                  they lost updates that were made here */
     int looks;                 /* a job asks servers for that */
     uint64_t looked;           /* when the last one did */
     worker_plan *plans;

@@ -712,6 +712,8 @@ void work_return(void *ctx)
     const int gone = is_replaced(s, o->stream, rc);
     if (gone || client_is_loss(rc)) /* of earlier updates: see forward() */
         rc = PERSIA_OK;
+    if (!rc && !gone) /* see compare(); without memory ranks must do */
+        (void)persia_client_witness(s->look, o->m.stream, o->m.number);
     service_enter(s);
     if (gone) {
         s->stats.late++;

@@ -793,10 +793,11 @@ static const wire_field worker_stats_fields[] = {
     [22] = F(embedding_worker_stats, oldest_ns, U64, "oldest_ns"),
     [23] = F(embedding_worker_stats, restores, U64, "restores"),
     [24] = F(embedding_worker_stats, jobs, U64, "jobs"),
+    [25] = F(embedding_worker_stats, lost, U64, "lost"),
 };
 static const wire_type worker_stats_type = {
     .name = "WorkerStats", .size = sizeof(embedding_worker_stats),
-    .fields = worker_stats_fields, .fields_n = 24
+    .fields = worker_stats_fields, .fields_n = 25
 };
 
 static const wire_field worker_stats_reply_fields[] = {
