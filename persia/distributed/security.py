@@ -162,7 +162,10 @@ def _read(what: str, path: str | os.PathLike[str] | None) -> str | None:
         why = error.strerror
     except UnicodeDecodeError:
         why = "it is no text"
-    raise StorageError(f"{what}: {path} cannot be read: {why}")
+    # A secret may stand where its file should.
+    folder = os.path.dirname(path)
+    shown = path if folder and os.path.isdir(folder) else "the file named"
+    raise StorageError(f"{what}: {shown} cannot be read: {why}")
 
 
 def _check_mode(what: str, path: str | os.PathLike[str] | None) -> None:
