@@ -9,6 +9,7 @@
  *   work.c     lookups and updates
  *   ledgers.c  what servers have
  *   lineage.c  rows that were replaced
+ *   load.c     how long ranks wait for loaders, and loaders for ranks
  *   rows.c     tables whose rows go to the ranks
  */
 #ifndef PERSIA_EMBEDDING_WORKER_PRIVATE_H
@@ -289,6 +290,7 @@ struct embedding_worker {
     uint64_t lease;            /* the last one given */
     window leases;             /* that ended with gradients or a skip */
     uint64_t ring[WORKER_LEASES / 64];
+    uint64_t starved, blocked; /* since when it is so; 0: it is not */
     embedding_worker_stats stats; /* bytes, counters */
     pthread_cond_t wake;       /* of the timer */
     pthread_t timer;
@@ -489,6 +491,14 @@ int lineage_look(embedding_worker *s);
 int lineage_settle(embedding_worker *s);
 /* A look from time to time, by a job.  The lock is held. */
 void lineage_tick(embedding_worker *s, uint64_t now);
+
+/* ---- load.c ---- */
+
+/* Takes note of who waits.  The lock is held; called whenever that ends. */
+void load_note(embedding_worker *s);
+/* Adds the times that have not ended. */
+void load_count(const embedding_worker *s, uint64_t now,
+                embedding_worker_stats *out);
 
 /* ---- work.c: jobs ---- */
 

@@ -17,6 +17,7 @@ void service_leave(embedding_worker *s)
 {
     asking *a = s->ready;
     s->ready = NULL;
+    load_note(s);
     pthread_mutex_unlock(&s->lock);
     while (a) {
         asking *next = a->next;

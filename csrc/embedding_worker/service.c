@@ -438,6 +438,7 @@ void persia_embedding_worker_get_stats(embedding_worker *s,
         out->returning += o->state == OFFER_RETURNING;
         since = o->since < since ? o->since : since;
     }
+    load_count(s, now, out);
     service_leave(s);
     out->oldest_ns = now - since;
     out->uptime_ns = now - s->born;

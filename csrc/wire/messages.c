@@ -794,10 +794,12 @@ static const wire_field worker_stats_fields[] = {
     [23] = F(embedding_worker_stats, restores, U64, "restores"),
     [24] = F(embedding_worker_stats, jobs, U64, "jobs"),
     [25] = F(embedding_worker_stats, lost, U64, "lost"),
+    [26] = F(embedding_worker_stats, starved_ns, U64, "starved_ns"),
+    [27] = F(embedding_worker_stats, blocked_ns, U64, "blocked_ns"),
 };
 static const wire_type worker_stats_type = {
     .name = "WorkerStats", .size = sizeof(embedding_worker_stats),
-    .fields = worker_stats_fields, .fields_n = 25
+    .fields = worker_stats_fields, .fields_n = 27
 };
 
 static const wire_field worker_stats_reply_fields[] = {

@@ -24,7 +24,7 @@ enum {
     WIRE_EPOCHS_MAX = 256,
     WIRE_LOADERS_MAX = 256,
     WIRE_TEXT_MAX = 511,
-    WIRE_FIELDS_MAX = 26
+    WIRE_FIELDS_MAX = 27
 };
 
 /* Numbers of the methods; X(METHOD, Name). */
