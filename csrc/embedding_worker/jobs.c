@@ -42,7 +42,7 @@ worker_job *job_find(embedding_worker *s, uint64_t id)
 int job_is_fed(const embedding_worker *s, const worker_job *j)
 {
     const worker_stream *t = s->streams;
-    while (t && (t->job != j || t->gone || t->left))
+    while (t && (t->job != j || t->state != STREAM_THERE))
         t = t->next;
     return t != NULL;
 }
@@ -74,7 +74,7 @@ static void drop_generations(embedding_worker *s, const worker_job *j)
     for (worker_stream *t = s->streams, *next; t; t = next) {
         next = t->next;
         if (t->job == j && t->generation != j->generation && !t->shared &&
-            (t->gone || t->left))
+            t->state != STREAM_THERE)
             stream_end(s, t);
     }
 }

@@ -3,7 +3,7 @@
  *   service.c  its life; requests and answers; the timer
  *   jobs.c     jobs, their ranks, and what these look up
  *   epochs.c   epochs of a job
- *   streams.c  loaders
+ *   streams.c  loaders: the states of their streams
  *   queue.c    batches; what waits
  *   offers.c   the states of a batch
  *   work.c     lookups and updates
@@ -72,6 +72,34 @@ enum offer_event {
     OFFER_EVENTS
 };
 
+/* A loader's stream is in one state at a time.  Its events, and the state that
+ * each leads to (a blank: it cannot occur there):
+ *
+ *          HEAR   SILENT  LEAVE  REPLACE  END
+ *  THERE   THERE  GONE    LEFT            OLD
+ *  GONE    THERE                 LEFT     OLD
+ *  LEFT    THERE                          OLD
+ *
+ * What else is known of it depends on no state: `waits` is what its last
+ * heartbeat said, `shared` stays once it was said, `settling` is a job's.
+ */
+enum stream_state {
+    STREAM_THERE, /* its loader was heard of a short time ago */
+    STREAM_GONE,  /* ... was not: it is taken for dead */
+    STREAM_LEFT,  /* it has no more epochs, or another took its place */
+    STREAM_OLD,   /* of rows that were replaced: see lineage.c; for good */
+    STREAM_STATES
+};
+
+enum stream_event {
+    STREAM_HEAR,    /* of its loader */
+    STREAM_SILENT,  /* for too long */
+    STREAM_LEAVE,   /* its loader says that it has no more epochs */
+    STREAM_REPLACE, /* a new loader takes its place */
+    STREAM_END,
+    STREAM_EVENTS
+};
+
 /* Tables whose distinct rows go to the ranks, and the features that want
  * them: each name once, a *key*.  Tables that share a feature are a group:
  * each has a row for all ids of the group, in one order. */
@@ -122,6 +150,7 @@ typedef struct worker_stream {
     uint64_t name;
     worker_job *job;
     uint32_t generation;   /* of its job, when it joined */
+    enum stream_state state;
     /* As its last heartbeat said: */
     uint64_t client;   /* its process */
     uint64_t former;   /* the one before: what it still says is late */
@@ -132,10 +161,7 @@ typedef struct worker_stream {
     uint64_t ends[WIRE_EPOCHS_MAX]; /* [ends_n] last batches of those before */
     size_t ends_n;
     int waits;         /* for what it has sent */
-    int gone;          /* it is taken for dead */
-    int left;          /* it has no more epochs, or another took its place */
     int shared;        /* claimed: when it is gone others may send it */
-    int old;           /* of rows that were replaced: see lineage.c */
     uint64_t settled;  /* as the loader said */
     window came, done; /* numbers behind it */
     uint64_t rings[2][WORKER_WINDOW / 64];
@@ -145,7 +171,7 @@ typedef struct worker_stream {
     worker_failure *failed; /* [failed_n] a ring of WORKER_FAILED, or NULL */
     size_t failed_n;      /* all that were put there */
     pthread_mutex_t opening; /* guards all below until it is open */
-    int open;
+    int open;          /* there is all below, for the plan of its job */
     ps_client *c;      /* that pushes in this stream */
     batcher *w;
     uint32_t *tables;  /* [tables of the plan] their numbers */
@@ -405,6 +431,8 @@ int rank_declare(embedding_worker *s, const wire_plan *m, uint32_t *created);
 
 /* ---- streams.c ---- */
 
+/* The only place that changes a stream's state. */
+void stream_event(worker_stream *t, enum stream_event event);
 void stream_free(worker_stream *t);
 /* The same, by a job: it may take long. */
 void stream_drop(embedding_worker *s, worker_stream *t);
@@ -429,7 +457,7 @@ int stream_claim(embedding_worker *s, const wire_heartbeat *m,
                  uint32_t *status);
 /* Loaders that have been silent for too long are gone. */
 void streams_tick(embedding_worker *s, uint64_t now);
-/* Whether its loader has further epochs, or has them ended. */
+/* Whether its loader is there, and has said which epoch it is in. */
 int stream_is_there(const worker_stream *t);
 
 /* ---- epochs.c: of a job ---- */

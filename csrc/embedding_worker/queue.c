@@ -362,7 +362,8 @@ static void look_for_place(const worker_job *j, const wire_take *m,
                            uint64_t epoch, offer *list, places *out)
 {
     for (offer *o = list; o; o = o->next) {
-        if (o->stream->old || o->stream->job != j || offer_epoch(o) != epoch)
+        if (o->stream->state == STREAM_OLD || o->stream->job != j ||
+            offer_epoch(o) != epoch)
             continue;
         out->unplaced |= !o->m.place;
         out->later |= o->m.place > m->place && j->world &&
@@ -588,7 +589,7 @@ static offer *leased(embedding_worker *s, const wire_return *m)
 /* The batch by its name, in one of the lists. */
 static offer *named(offer *o, const wire_return *m)
 {
-    while (o && (o->stream->old || o->m.stream != m->stream ||
+    while (o && (o->stream->state == STREAM_OLD || o->m.stream != m->stream ||
                  o->m.number != m->number))
         o = o->next;
     return o;

@@ -8,6 +8,7 @@
  * worker where the loader sends that place, and waits there; then it looks at
  * the others.
  */
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -131,10 +132,10 @@ void persia_rank_close(rank_taker *r)
 static void leave_early(rank_taker *r)
 {
     for (rank_taken *t = r->held; t; t = t->held_next) {
-        if (t->generation != r->generation || !atomic_load(&t->has_lease) ||
-            atomic_load(&t->skipped))
+        if (t->generation != r->generation ||
+            (t->held != HELD_HERE && t->held != HELD_USED))
             continue;
-        atomic_store(&t->undone, 1);
+        pass_held_event_locked(t, HELD_LEAVE);
         if (t->place && t->place < r->used)
             r->used = t->place;
     }
@@ -408,17 +409,22 @@ static void gave_back(void *ctx)
     rank_put(ctx);
 }
 
-/* Ends the lease without gradients. */
-static void give_back(rank_taken *t, uint32_t reason)
+/* Ends the lease, if it has one, without gradients.  is_over: the loop has
+ * done with a batch that it had. */
+static void give_back(rank_taken *t, int is_over)
 {
-    wire_return m = rank_return(t, reason);
+    const enum held_state was = pass_give_back(t);
+    if (!held_has_lease(was))
+        return;
+    const int done = is_over && (was == HELD_USED || was == HELD_SKIPPED);
+    wire_return m = rank_return(t, done ? RETURN_SKIPPED : RETURN_UNUSED);
     wire_out o;
     persia_wire_out_init(&o);
     if (persia_wire_put_return(&o, &m)) {
         persia_wire_out_free(&o);
+        pass_gave_back(t->r);
         return;
     }
-    pass_give_back(t->r);
     atomic_fetch_add(&t->r->references, 1);
     link_send(t->from, WORKER_RETURN, &o, RPC_NS, gave_back, t->r);
 }
@@ -492,6 +498,7 @@ static int take_once(rank_taken *t, int *taken)
     rank_unprepare(t->r, t->from, rc);
     if (rc)
         return link_failed(&t->r->c, t->from, rc) ? PERSIA_OK : rc;
+    int got = 0;
     const int own = pass_learn(t);
     const int none = t->m.status == TAKE_IDLE ||
                      (t->place && t->m.status == TAKE_EMPTY);
@@ -500,11 +507,14 @@ static int take_once(rank_taken *t, int *taken)
         return rc;
     }
     if (t->m.status == TAKE_BATCH) {
-        pass_hold(t); /* a Hello that says a later place lists it */
-        if (!accept(t, own))
+        /* A Hello that says a later place lists it. */
+        pass_held_event(t, HELD_HOLD);
+        if (accept(t, own))
+            got = 1;
+        else
             persia_taken_give_back(t);
     }
-    *taken = atomic_load(&t->has_lease) || t->m.status == TAKE_IDLE ||
+    *taken = got || t->m.status == TAKE_IDLE ||
              (t->m.status == TAKE_EMPTY && !t->place);
     if (t->m.status == TAKE_DONE)
         pass_over(t);
@@ -561,20 +571,15 @@ static void drop(void *source)
 
 void persia_taken_give_back(rank_taken *t)
 {
-    if (atomic_exchange(&t->has_lease, 0))
-        give_back(t, RETURN_UNUSED);
-    pass_drop(t);
+    give_back(t, 0);
 }
 
 void persia_taken_put(rank_taken *t)
 {
     if (atomic_fetch_sub(&t->references, 1) != 1)
         return;
-    if (atomic_load(&t->has_lease))
-        give_back(t, atomic_load(&t->used) && !atomic_load(&t->undone)
-                         ? RETURN_SKIPPED
-                         : RETURN_UNUSED);
-    pass_drop(t);
+    assert(t->state == TAKING_MADE || t->state == TAKING_LEFT);
+    give_back(t, 1);
     link_answer_free(&t->answer);
     rank_put(t->r);
     free(t);
@@ -583,8 +588,8 @@ void persia_taken_put(rank_taken *t)
 void persia_taken_use(rank_taken *t)
 {
     rank_taker *r = t->r;
-    atomic_store(&t->used, 1);
     pthread_mutex_lock(&r->lock);
+    pass_held_event_locked(t, HELD_USE);
     if (t->place && t->generation == r->generation)
         r->used = t->place + r->c.world;
     pthread_mutex_unlock(&r->lock);
@@ -592,7 +597,7 @@ void persia_taken_use(rank_taken *t)
 
 void persia_taken_skip(rank_taken *t)
 {
-    atomic_store(&t->skipped, 1);
+    pass_held_event(t, HELD_SKIP);
 }
 
 const wire_take_reply *persia_taken_reply(const rank_taken *t)
