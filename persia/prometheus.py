@@ -33,18 +33,9 @@ from persia.distributed.load import LoadWindow
 from persia.errors import Closed, InvalidArgument
 
 if TYPE_CHECKING:
-    from persia.store import Store
+    from persia.store.store import Store
 
-__all__ = [
-    "PORT",
-    "EmbeddingWorkerCollector",
-    "FeedCollector",
-    "ServerCollector",
-    "StoreCollector",
-    "embedding_worker_states",
-    "export",
-    "listen",
-]
+__all__ = ["export"]
 
 #: Names the port of the metrics of a job's first rank on a host; those of the
 #: others follow.

@@ -21,6 +21,7 @@ from persia import _core, errors, optim
 from persia.checkpoint import files
 from persia.checkpoint import manifest as manifests
 from persia.checkpoint.ledgers import Numbers
+from persia.store.engine import engine_of
 from tests.checkpoints import assert_same_rows, contents, fill, make_store
 
 QUICK = settings(
@@ -81,7 +82,7 @@ def save_shards(
         )
     shutil.copy(source / "dense.pt", folder)
     document = json.loads((source / "manifest.json").read_text())
-    described = _core.ckpt_tables(whole._engine.handle)
+    described = _core.ckpt_tables(engine_of(whole).handle)
     document |= manifests.to_manifest(described, parts) | {"step": 1} | more
     document["slots"] = slots
     (folder / "manifest.json").write_bytes(manifests.encode_manifest(document))
@@ -348,7 +349,7 @@ def test_options_as_the_core_takes_them(tmp_path: Path) -> None:
     for table in files.shard_part(tmp_path, 0, 1).manifest.tables:
         core.declare(**table.native())
     assert _core.ckpt_tables(core.handle) == _core.ckpt_tables(
-        store._engine.handle
+        engine_of(store).handle
     )
 
 

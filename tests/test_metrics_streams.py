@@ -180,7 +180,7 @@ def test_a_recommender_that_knows_nothing_finds_k_of_n() -> None:
 
 def test_bad_input_is_named() -> None:
     for kind in CLICKS:
-        with pytest.raises(errors.ShapeError, match=r"3 logits .*2 labels"):
+        with pytest.raises(errors.ShapeError, match=r"3 .*2 labels"):
             kind().update(np.zeros(3), np.zeros(2))
         with pytest.raises(errors.InvalidArgument, match="0 or 1"):
             kind().update(np.zeros(2), np.array([0.0, 2.0]))
@@ -248,7 +248,7 @@ def rank_of_two() -> None:
             tasks.update(*two, groups=g[part])
         tasks.gather()
         found = tasks.compute()
-        assert found.rows == 900 and list(found.tasks) == ["0", "1"]
+        assert found.samples == 900 and list(found.tasks) == ["0", "1"]
         for one in found.tasks.values():
             assert one.gauc is not None
             assert math.isclose(one.auc, right["AUC"], abs_tol=1e-6)

@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 
 from persia import errors
 
-__all__ = ["kind", "number", "real", "whole"]
-
 T = TypeVar("T")
 
 

@@ -10,8 +10,6 @@ from torch import Tensor
 from persia import errors
 from persia.base.torch_private import jit_traces
 
-__all__ = ["in_graph", "integers", "tensor", "to_device", "vector"]
-
 # Integer dtypes that widen to int64 without changing a value.
 _WIDENED = (torch.int32, torch.int16, torch.int8, torch.uint8)
 _HASH = "ids are int64: hash strings with persia.hash_ids first"

@@ -19,32 +19,6 @@ from torch import Tensor, nn
 from persia import errors
 from persia.base.warning import warn
 
-__all__ = [
-    "amp_unscale_",
-    "below_autograd",
-    "constant_while_tracing",
-    "default_key_value_store",
-    "eager_without",
-    "foreach_zero_",
-    "gives_out",
-    "graph_is_kept",
-    "graph_task",
-    "in_backward",
-    "jit_traces",
-    "made_a_step",
-    "makes_parameter",
-    "missing",
-    "order_effects",
-    "register_tree",
-    "runs_node",
-    "sets_parameter",
-    "transforms",
-    "uncompiled",
-    "version_of",
-    "when_backward_ends",
-    "without_subclasses",
-]
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

@@ -29,23 +29,7 @@ from persia.store.configs import EmbeddingBagConfig, word
 
 if TYPE_CHECKING:
     from persia.optim import SparseOptimizer
-    from persia.store import Store
-
-__all__ = [
-    "PLACE",
-    "Dense",
-    "RandomStates",
-    "TableSettings",
-    "check_classes",
-    "classes_of",
-    "load_state",
-    "parts_of",
-    "poolings_of",
-    "read_dense",
-    "say_differences",
-    "states_of",
-    "write_dense",
-]
+    from persia.store.store import Store
 
 _DENSE = "dense.pt"
 PLACE = "place"  # of a rank's last batch, in its states

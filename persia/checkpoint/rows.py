@@ -19,8 +19,6 @@ from persia.checkpoint.files import Found, Root, opened
 from persia.checkpoint.manifest import RowFile, Table
 from persia.errors import CorruptFile, StorageError
 
-__all__ = ["RowBlock", "read_rows"]
-
 _TYPES = {"U64": "<u8", "U32": "<u4", "U8": "u1", "F32": "<f4", "BF16": "<u2"}
 
 

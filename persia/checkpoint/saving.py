@@ -71,9 +71,7 @@ from persia.store.engine import engine_of
 from persia.store.state import lineages_of, updates_of
 
 if TYPE_CHECKING:
-    from persia.store import Store
-
-__all__ = ["Checkpoint", "check", "load", "read_extra", "save"]
+    from persia.store.store import Store
 
 
 @dataclasses.dataclass(frozen=True)

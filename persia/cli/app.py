@@ -22,8 +22,6 @@ from persia.base.signals import ended
 from persia.base.version import source_tree
 from persia.redaction import shown
 
-__all__ = ["COMMANDS", "app", "main"]
-
 _DEBUG = "PERSIA_DEBUG"
 
 

@@ -16,8 +16,6 @@ from persia.cli.feed import FeedConfig
 from persia.cli.options import DryRun, seconds
 from persia.cli.shared import log_variables
 
-__all__ = ["SETTINGS", "command"]
-
 #: What follows "--" is another program's.
 SETTINGS = {"allow_interspersed_args": False}
 

@@ -13,8 +13,6 @@ from persia.distributed.server import ServeConfig, find_shard
 from persia.distributed.server import serve as run
 from persia.distributed.worker import WorkerConfig, serve_worker
 
-__all__ = ["commands"]
-
 commands = Commands(no_args_is_help=True)
 
 

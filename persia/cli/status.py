@@ -25,8 +25,6 @@ if TYPE_CHECKING:
         TrainerStatus,
     )
 
-__all__ = ["command"]
-
 # Names are shown as they are: neither markup nor emoji.
 _PLAIN: dict[str, Any] = dict.fromkeys(("emoji", "highlight", "markup"), False)
 console = Console(**_PLAIN)

@@ -17,10 +17,9 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from persia import errors
-from persia.data import Batch, Dataset, Kafka, Sender
+from persia.data import Dataset, Kafka, Sender
+from persia.data.batches.batch import Batch
 from persia.data.kafka.source import grown_parts
-
-__all__ = ["Loader", "parts_of"]
 
 _ASK = 2.0  # seconds until the parts of others are asked for again
 _COMMIT = 5.0  # seconds between commits to a group of Kafka

@@ -26,8 +26,6 @@ from persia.distributed.addresses import (
 )
 from persia.distributed.security import Security
 
-__all__ = ["Sender"]
-
 
 class Sender:
     """Sends batches to embedding workers, for ranks with a

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 
 from persia.distributed.load import WINDOW, Decision, Scaler
 
-__all__ = ["Autoscaler"]
-
 _PERIOD = 5.0  # seconds between two questions
 _PATIENCE = 1.0  # seconds for an answer
 _LOAD = re.compile(r'^persia_load\{role="loader"\} (\S+)$', re.MULTILINE)

@@ -48,8 +48,6 @@ from persia.distributed.ranks import (
 )
 from persia.distributed.security import Security
 
-__all__ = ["RUN_ID", "Job", "Settings", "resolve", "stream_id"]
-
 RUN_ID = "PERSIA_RUN_ID"  # environment: what the launcher calls its run
 
 T = TypeVar("T")

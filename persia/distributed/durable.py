@@ -35,8 +35,6 @@ from persia.errors import (
 if TYPE_CHECKING:
     from persia.distributed.server import ServeConfig
 
-__all__ = ["Log", "described", "verified"]
-
 #: The root of cuts, as the core knows it: no user's checkpoint has this name.
 ROOT = "@log"
 #: Levels of ``--durable`` that keep a log.

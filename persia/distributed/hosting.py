@@ -24,8 +24,6 @@ from persia.distributed.security import Security
 if TYPE_CHECKING:
     from persia.distributed.cluster import Job
 
-__all__ = ["Hosting", "LoggedHosting", "RankHosting", "close_hosted"]
-
 # Threads, at least, that take requests of the other ranks, and requests in
 # hand at once.
 _SERVER_THREADS = 2

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from persia.distributed.cluster import Job
     from persia.distributed.ranks import Keys
 
-__all__ = ["JOB_SECRET", "secure_job"]
-
 JOB_SECRET = "PERSIA_JOB_SECRET"  # environment: known to all ranks
 
 _NONE = "none"  # what rank 0 sends if it has no secret

@@ -47,8 +47,6 @@ from persia.distributed.processes import (
 from persia.distributed.security import VARIABLES
 from persia.errors import InvalidArgument, PersiaError, line_of
 
-__all__ = ["Cluster", "reserve", "run"]
-
 _METRICS = re.compile(r"^metrics on http://\S+:(\d+)/metrics$")
 _SERVING = re.compile(r"serving (shard|an embedding worker) .* on ")
 _LINE_MAX = 1 << 16  # bytes that may wait for the end of their line
@@ -232,7 +230,7 @@ class Cluster:
         if self.parts:
             command += ["--parts", str(self.parts)]
         count = self.loaders_max or self.loaders
-        return [*command, "--shard", f"{loader}/{count}"]
+        return [*command, "--loader", f"{loader}/{count}"]
 
     def command_lines(self) -> list[list[str]]:
         """What would be started, for people: ports are chosen then."""
@@ -252,11 +250,11 @@ class Cluster:
         if not self.tls:
             yield [], {}
             return
-        from persia.distributed.certs import write_set
+        from persia.distributed.certs import write_certificates
 
         with tempfile.TemporaryDirectory(prefix="persia-launch-") as name:
             folder = Path(name)
-            write_set(folder, ["127.0.0.1", _NAME])
+            write_certificates(folder, ["127.0.0.1", _NAME])
             options = {
                 "--tls-ca": "ca.pem",
                 "--tls-cert": "server.pem",

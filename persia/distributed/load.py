@@ -12,8 +12,6 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-__all__ = ["WINDOW", "Decision", "LoadWindow", "Scaler", "wanted"]
-
 #: Seconds that a load is a mean of.
 WINDOW = 30.0
 

@@ -14,16 +14,6 @@ from typing import IO
 
 from persia.errors import InvalidArgument
 
-__all__ = [
-    "SIGNALS",
-    "Process",
-    "become_reaper",
-    "descendants",
-    "end_with_parent",
-    "exit_status",
-    "kill",
-]
-
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _LAST_LINES = 20

@@ -44,8 +44,6 @@ from persia.errors import (
     Unavailable,
 )
 
-__all__ = ["ServeConfig", "Server", "find_shard", "serve"]
-
 _LINES = 2  # the file of lines about denied calls and changes of rows
 _WAIT = 3600.0  # seconds that a call within the process may take
 _POLL = 0.02  # seconds between questions whether something is done

@@ -17,15 +17,6 @@ from persia.base.signals import Ending
 from persia.distributed.addresses import MESSAGE_LIMIT, namespace_of
 from persia.distributed.security import Security
 
-__all__ = [
-    "Listening",
-    "Signals",
-    "Stopped",
-    "core_holes",
-    "few_files",
-    "warn_of",
-]
-
 # Files that the core opens at most, and connections that the system takes
 # before they are counted.
 _FILES, _BURST = 65536, 4096

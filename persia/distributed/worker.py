@@ -34,8 +34,6 @@ from persia.errors import InvalidArgument, PersiaError
 _CANCELLED = 0.1
 _LOOK = 1.0  # seconds
 
-__all__ = ["Worker", "WorkerConfig", "serve_worker"]
-
 
 class WorkerConfig(Listening):
     """The options of ``persia serve worker``; their names are those of the

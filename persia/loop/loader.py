@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from persia import _core, errors
 from persia.base.check import whole
 from persia.data.base import hash_version_of
-from persia.data.batches.jagged import JaggedBatch, skip
+from persia.data.batches.jagged import JaggedBatch
 from persia.loop.stream import Stream, Taking, open_pass
 from persia.nn.embedding import tables_of
 from persia.nn.joined import Given, Joined
@@ -29,8 +29,6 @@ from persia.nn.lookups import Collection, collections_of
 from persia.store.ahead import LookedUp
 from persia.store.engine import Engine, engine_of
 from persia.store.operators import TAKEN
-
-__all__ = ["DataLoader", "skip"]
 
 T = TypeVar("T")
 
@@ -86,15 +84,16 @@ class DataLoader(Generic[T]):
             among its fields (or the batch itself) with the features of a
             module.
         prefetch: whether anything is done ahead; "auto": where a core or a
-            wire would wait otherwise. The decision of the latest pass is
-            ``store.stats()["loader"]["prefetch"]``. With tables on servers or
-            ranks False takes no batch ahead, but updates still overlap.
+            wire would wait otherwise. ``prefetch`` of
+            ``store.stats()["lookahead"]`` is the latest decision. With
+            tables on servers or ranks False takes no batch ahead, but updates
+            still overlap.
 
     A forward knows ids again by the object, or by their contents: also a dict
     of tensors, and what ``.to()`` has copied to another device. Compiled code
     knows the ids of a JaggedBatch alone. Ids that are not found or that
     changed are looked up by the forward, which warns once, and are counted:
-    ``store.stats()["loader"]["not_prefetched"]``.
+    ``store.stats()["lookahead"]["not_prefetched"]``.
 
     Leaving the loop (``break``, an exception, ``close()`` of the iterator)
     cancels what was looked up ahead. Several iterators may be open at once,

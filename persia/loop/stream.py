@@ -29,12 +29,10 @@ from persia.distributed.addresses import (
 from persia.distributed.security import Security
 from persia.nn.collections import EmbeddingBagCollection
 from persia.nn.lookups import Collection
-from persia.store import Store
 from persia.store.configs import TableConfig, pooling_of
 from persia.store.engine import engine_of
 from persia.store.operators import TAKEN
-
-__all__ = ["Stream", "Taking"]
+from persia.store.store import Store
 
 _ELSEWHERE = (
     "the ids of this batch are at the embedding workers: a rank gets their "

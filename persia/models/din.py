@@ -12,8 +12,6 @@ from persia.data.batches.jagged import JaggedBatch
 from persia.models.dense import Standardize, feature_dims, mlp
 from persia.nn.collections import EmbeddingBagCollection, EmbeddingCollection
 
-__all__ = ["DIN"]
-
 
 class DIN(nn.Module):
     """How much an id of the history counts depends on the target: a small MLP

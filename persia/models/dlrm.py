@@ -11,8 +11,6 @@ from persia.data.batches.jagged import JaggedBatch
 from persia.models.dense import Standardize, mlp, one_dim
 from persia.nn.collections import EmbeddingBagCollection
 
-__all__ = ["DLRM"]
-
 
 class DLRM(nn.Module):
     """A bottom MLP turns the dense features into one more embedding, the dot

@@ -11,8 +11,6 @@ from persia.data.batches.jagged import JaggedBatch
 from persia.models.dense import Standardize, mlp, one_dim
 from persia.nn.collections import EmbeddingBagCollection
 
-__all__ = ["WideDeep"]
-
 
 class WideDeep(nn.Module):
     """The logit is the sum of a linear model over ids and dense features and

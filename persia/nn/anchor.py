@@ -39,8 +39,6 @@ from persia.store.engine import WATCHED, Engine, engine_of
 if TYPE_CHECKING:
     from persia.nn.lookups import Collection
 
-__all__ = ["Anchor"]
-
 _GRAD: Any = Tensor.grad
 #: What makes zeros of gradients in place, and what gives the same gradient.
 _ZEROES = (Tensor.zero_, foreach_zero_())

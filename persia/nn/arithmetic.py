@@ -35,20 +35,7 @@ from persia.store.engine import Engine, engine_of
 if TYPE_CHECKING:
     from persia.nn.anchor import Anchor
     from persia.nn.lookups import Collection
-    from persia.store import Store
-
-__all__ = [
-    "METHODS",
-    "Value",
-    "by_torch",
-    "carry_out",
-    "check_in_place",
-    "in_torch",
-    "named",
-    "run",
-    "warn_of_missing",
-    "writes",
-]
+    from persia.store.store import Store
 
 _ROWS = 1 << 16  # combined in one call
 #: What gives the same values: on another device, without a gradient.

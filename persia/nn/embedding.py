@@ -26,12 +26,10 @@ from persia.nn.lookups import Collection
 from persia.nn.tracing import leaf
 from persia.nn.weights import Weight, refuse_write
 from persia.optim import SparseOptimizer
-from persia.store import Store
 from persia.store.configs import EmbeddingConfig
 from persia.store.engine import engine_of
 from persia.store.setting import set_absent, warn_of_kept
-
-__all__ = ["Embedding", "EmbeddingBag"]
+from persia.store.store import Store
 
 
 class Rows(EmbeddingCollection):

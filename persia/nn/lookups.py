@@ -19,7 +19,6 @@ from persia.nn.arithmetic import carry_out, check_in_place, named
 from persia.nn.tracing import modules, numbers
 from persia.nn.warnings import warn_of_unsaved, warn_once_of_kept
 from persia.optim import SparseOptimizer
-from persia.store import Store
 from persia.store.ahead import LookedUp
 from persia.store.configs import (
     EmbeddingConfig,
@@ -40,9 +39,7 @@ from persia.store.operators import (
 )
 from persia.store.setting import set_absent
 from persia.store.state import check_state, state_of
-
-__all__ = ["Collection", "TableRows", "collections_of", "stores_of"]
-
+from persia.store.store import Store
 
 _MANY_USES = 16  # then those of graphs that are gone are forgotten
 

@@ -40,15 +40,6 @@ if TYPE_CHECKING:
     from persia.distributed.cluster import Settings
     from persia.optim import SparseOptimizer
 
-__all__ = [
-    "NONFINITE",
-    "Arguments",
-    "Engine",
-    "HasEngine",
-    "Table",
-    "engine_of",
-]
-
 
 class Keeper(Protocol):
     """Keeps rows beside the states of modules."""

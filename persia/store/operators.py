@@ -29,18 +29,6 @@ from persia.base.torch_private import (
 if TYPE_CHECKING:
     from persia.store.device import Flight, Way
 
-__all__ = [
-    "COMPILES",
-    "HELD",
-    "SHAPES",
-    "TAKEN",
-    "in_graphs",
-    "prefetch",
-    "pull",
-    "typed",
-    "versions",
-]
-
 torch.ops.load_library(  # type: ignore[no-untyped-call]
     str(Path(__file__).parents[1] / "_torch.so")
 )

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from persia.checkpoint import Checkpoint
     from persia.distributed.security import Security
 
-__all__ = ["Store"]
-
 
 class Store(Rows, Stats):
     """Embedding tables without bounds.

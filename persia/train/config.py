@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
@@ -14,28 +15,7 @@ from persia.base.environment import variable
 from persia.base.options import seconds_of, validated
 from persia.base.urls import Url
 
-__all__ = [
-    "RowDtype",
-    "TrainConfig",
-    "WireDtype",
-    "check_used",
-    "columns_in",
-    "give_way",
-    "is_made",
-    "of_train",
-    "resolve",
-]
-
 OPTIMIZERS = _core.TABLE_OPTIONS["optimizer"]
-# Of optimizers for which that of persia.optim does not do.
-LEARNING_RATES = {
-    "adagrad": 0.05,
-    "rowwise_adagrad": 0.05,
-    "adam": 0.002,
-    "adamw": 0.002,
-    "rowwise_adam": 0.002,
-    "sgd": 5.0,
-}
 
 _MADE = {"synthetic", "drift", "kwai-video", "criteo-syn"}
 
@@ -139,8 +119,9 @@ class TrainConfig(pydantic.BaseModel):
     lr: float | None = Field(
         None,
         gt=0,
-        description="Learning rate of the embeddings (default: 0.05 for "
-        "Adagrad, 0.002 for Adam, 5 for SGD, 0.1 for FTRL).",
+        description="Learning rate of the embeddings (default: that of "
+        "persia.optim, 0.05 for Adagrad, 0.002 for Adam, 0.1 for FTRL; SGD "
+        "has none).",
     )
     eps: float | None = Field(
         None,
@@ -404,6 +385,15 @@ class TrainConfig(pydantic.BaseModel):
         return self
 
     @pydantic.model_validator(mode="after")
+    def _has_a_learning_rate(self) -> TrainConfig:
+        if self.lr is None and "lr" not in self._defaults:
+            raise ValueError(
+                f"lr: {self.optimizer} has no default; give one, such as 5.0 "
+                "for batches of 1024 samples"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
     def _saves_somewhere(self) -> TrainConfig:
         if self.save is None:
             for name in ("save_every", "save_minutes", "keep", "keep_best"):
@@ -419,8 +409,8 @@ class TrainConfig(pydantic.BaseModel):
     @property
     def learning_rate(self) -> float:
         """Of the embeddings."""
-        default = LEARNING_RATES.get(self.optimizer, self._defaults["lr"])
-        return default if self.lr is None else self.lr
+        lr: float = self._defaults["lr"] if self.lr is None else self.lr
+        return lr
 
     @property
     def labels(self) -> list[str]:
@@ -441,7 +431,12 @@ class TrainConfig(pydantic.BaseModel):
         """Constants of the optimizer of the embeddings."""
         from persia.optim import ALGORITHMS  # and torch
 
-        return ALGORITHMS[self.optimizer]().defaults
+        arguments = inspect.signature(ALGORITHMS[self.optimizer]).parameters
+        return {
+            name: one.default
+            for name, one in arguments.items()
+            if one.default is not one.empty
+        }
 
     def changed(self) -> set[str]:
         """The names of options that do not have their defaults."""

@@ -35,8 +35,6 @@ from persia.train.saved import Trained, load
 from persia.train.sources import no_sample
 from persia.train.tasks import matched
 
-__all__ = ["report"]
-
 Array = npt.NDArray[Any]
 
 _LARGEST = 8  # values of a slice, and tables with charts, that are shown
@@ -65,7 +63,7 @@ def report(
     log: str | os.PathLike[str] | None = None,
     data: str | None = None,
     slices: Sequence[str] = (),
-    batch_size: int = 4096,
+    batch_size: int = 1024,
     servers: str | None = None,
     namespace: str | None = None,
     device: str = "cpu",

@@ -22,9 +22,6 @@ from persia.train.model import device_of, make_model, make_optimizer
 from persia.train.sources import no_sample, open_data, open_files
 from persia.train.tasks import matched
 
-__all__ = ["Trained", "load", "saved_options", "saved_schema"]
-
-
 _CPU = torch.device("cpu")
 
 
@@ -54,7 +51,7 @@ class Trained:
     def read(
         self,
         paths: str,
-        batch_size: int = 4096,
+        batch_size: int = 1024,
         *,
         labels: bool = True,
         strict: bool = False,
@@ -113,7 +110,8 @@ class Trained:
                     "the model was not trained on columns with names: give "
                     "predict() a batch of `read()`"
                 )
-            parts = [self.predict(batch) for batch in Table(data, schema)]
+            table = Table(data, schema, strict=True)  # each row has one
+            parts = [self.predict(batch) for batch in table]
             return torch.cat([self._empty(), *parts])
         logits = self.logits(data)
         if not self.tasks:
@@ -140,7 +138,7 @@ class Trained:
             logits = matched(self.logits(batch), batch.label)
             metrics.update(logits, batch.label, batch.weight, batch.group)
         scores = metrics.compute()
-        if not scores.rows:
+        if not scores.samples:
             raise errors.MalformedData(no_sample(batches))
         return scores
 

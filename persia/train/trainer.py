@@ -41,8 +41,6 @@ from persia.train.tasks import (
     task_loss,
 )
 
-__all__ = ["Clock", "Every", "Progress", "Trainer"]
-
 
 @dataclass
 class Clock:
@@ -75,7 +73,7 @@ class Progress:
 
     epoch: int
     batch: int
-    rows: int
+    samples: int
     rows_per_second: float
     loss: float
     auc: float
@@ -203,7 +201,7 @@ class Trainer:
         self.offset = 0
         """Samples of the next batch that a run with another batch size has
         trained."""
-        self.rows = 0
+        self.samples = 0
         """Samples trained by this object."""
         self.clock = Clock()
         self._ranks = (
@@ -309,8 +307,8 @@ class Trainer:
                 "Else lower the learning rates"
             )
         self._auc.update(logits.cpu(), labels.cpu(), weights.cpu())
-        speed = self._ranks * self.rows / self.clock.total
-        position = (self.epoch, self.batch, self.rows)
+        speed = self._ranks * self.samples / self.clock.total
+        position = (self.epoch, self.batch, self.samples)
         auc, by_task = self._auc.compute(), self._auc.by_task()
         self._progress = Progress(*position, speed, loss, auc, by_task)
         return self._progress
@@ -435,7 +433,7 @@ class Trainer:
                     break
                 label = self._train(batch)
                 self.batch, self.offset = self.batch + 1, 0
-                self.rows += len(label)
+                self.samples += len(label)
                 now = time.perf_counter()
                 clock.total += now - before
                 if now - reported >= every:

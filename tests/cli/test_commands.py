@@ -218,7 +218,7 @@ def test_a_missing_path_is_1(name: str) -> None:
     [
         ("serve", "ps", "--port", 99999),
         ("serve", "ps", "--shard", "3/2"),
-        ("feed", "synthetic", "--shard", "3/2"),
+        ("feed", "synthetic", "--loader", "3/2"),
         ("train", "--dim", 0),
         ("train", "--model", "mlp"),
         ("train", "synthetic", "--data", "synthetic"),
@@ -368,7 +368,7 @@ def test_lines_are_json(folder: Path, tmp_path: Path) -> None:
     for line in lines:
         pd.Timestamp(line["time"])
         assert line["message"]
-    assert json.loads(done.stdout)["scores"]["rows"] > 0
+    assert json.loads(done.stdout)["scores"]["samples"] > 0
     quiet = call(*words, "--log-level", "error", "--json")
     assert quiet.status == 0 and not quiet.stderr
     wrong = call("schema", "/none", "--log-format", "json")

@@ -14,6 +14,7 @@ import pytest
 import persia
 from persia import _core
 from persia.data import Sender
+from persia.store.engine import engine_of
 from tests.remote import Servers
 from tests.roles import Workers
 from tests.roles_told.job import Trainer, batch, cluster, counts, missing, send
@@ -50,7 +51,7 @@ def told(trainer: Trainer, servers: Servers, n: int, times: int = 1) -> None:
     assert trainer.lost == gone
     if trainer.stream is not None:
         assert trainer.stream.stats()["lost"] == gone
-    raises = trainer.store._engine.arguments.settings.lost == "raise"
+    raises = engine_of(trainer.store).arguments.settings.lost == "raise"
     assert bool(trainer.told) == raises
     trainer.store.flush()  # once
 

@@ -189,5 +189,5 @@ def test_persia_train_goes_on_at_a_byte(tmp_path: Path) -> None:
     rest = Run(config, tmp_path / "out")
     assert rest.trainer.batch == part.trainer.batch >= 20
     assert rest.fit(lambda at: None)
-    assert rest.trainer.rows + part.trainer.rows == whole.trainer.rows
+    assert rest.trainer.samples + part.trainer.samples == whole.trainer.samples
     assert rest.result().rows == whole.result().rows

@@ -511,7 +511,7 @@ def test_a_port_that_is_taken_is_named() -> None:
 
 
 def test_tls_and_tokens(tmp_path: Path) -> None:
-    certs.write_set(tmp_path, ["localhost", "127.0.0.1"])
+    certs.write_certificates(tmp_path, ["localhost", "127.0.0.1"])
 
     def file(name: str) -> str:
         return str(tmp_path / name)

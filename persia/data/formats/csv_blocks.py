@@ -9,8 +9,6 @@ from typing import Any
 
 from persia.data.schema.schema import Schema
 
-__all__ = ["LINE_BYTES", "Blocks"]
-
 # Longer lines are malformed: this bounds the memory that a file without line
 # ends can take.
 LINE_BYTES = 1 << 20

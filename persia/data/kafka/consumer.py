@@ -23,8 +23,6 @@ from persia.data.kafka.brokers import (
 )
 from persia.data.kafka.states import TABLE, Event, State
 
-__all__ = ["Reader"]
-
 T = TypeVar("T")
 
 _AT_ONCE = 10_000  # messages of one call

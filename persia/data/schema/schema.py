@@ -40,17 +40,6 @@ from pydantic import (
 from persia import errors
 from persia.base.check import kind
 
-__all__ = [
-    "CarryColumn",
-    "CategoricalColumn",
-    "CrossColumn",
-    "DenseColumn",
-    "LabelColumn",
-    "MultivaluedColumn",
-    "Schema",
-    "SequenceColumn",
-]
-
 
 def _named(value: Any) -> Any:
     """A column given by its name alone."""
