@@ -10,6 +10,7 @@ import os
 import socket
 import socketserver
 import threading
+import time
 import wsgiref.simple_server
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,6 +29,7 @@ from prometheus_client.core import (
 
 from persia import _core
 from persia.base.environment import variable
+from persia.distributed.load import LoadWindow
 from persia.errors import Closed, InvalidArgument
 
 if TYPE_CHECKING:
@@ -257,7 +259,10 @@ _WORKER_COUNTERS = {
     "late": "Gradients whose lease had ended.",
     "given_up": "Of the failed: offered too often without gradients.",
     "failed": "Batches that ended without an update: their loader has why.",
+    "lost": "Updates made here that a server had and lost.",
     "restores": "Times that servers had the rows of another checkpoint.",
+    "starved_ns": "In which a rank waited, and no batch was queued.",
+    "blocked_ns": "In which a data loader could send nothing more.",
 }
 
 
@@ -270,10 +275,13 @@ class EmbeddingWorkerCollector:
 
     def __init__(self, stats: Callable[[], dict[str, int]]) -> None:
         self._stats = stats
+        self._loads = LoadWindow()
+        self._lock = threading.Lock()  # several may ask
 
     def collect(self) -> Iterator[Metric]:
         """All metrics."""
         stats = self._stats()
+        yield self._load(stats)
         batches = GaugeMetricFamily(
             "persia_embedding_worker_batches", "Batches now.", labels=["state"]
         )
@@ -288,9 +296,26 @@ class EmbeddingWorkerCollector:
                 f"persia_embedding_worker_{name}", text, value
             )
         for name, text in _WORKER_COUNTERS.items():
+            value = stats[name]
+            if name.endswith("_ns"):
+                name, value = name[:-3] + "_seconds", value / 1e9
             yield CounterMetricFamily(
-                f"persia_embedding_worker_{name}", text, value=stats[name]
+                f"persia_embedding_worker_{name}", text, value=value
             )
+
+    def _load(self, stats: dict[str, int]) -> Metric:
+        family = GaugeMetricFamily(
+            "persia_load",
+            "Wanted of the processes of a role, as a ratio: 1 is the right "
+            "size.",
+            labels=["role"],
+        )
+        cpu = time.process_time() / len(os.sched_getaffinity(0))
+        with self._lock:
+            loads = self._loads.add(time.monotonic(), stats, cpu)
+        for role, load in loads.items():
+            family.add_metric([role], load)
+        return family
 
 
 def embedding_worker_states(stats: dict[str, int]) -> dict[str, int]:

@@ -638,17 +638,27 @@ static int look_at(ps_client *r, server *to, uint64_t deadline)
     return rc;
 }
 
-int persia_client_look(ps_client *r)
+static int look(ps_client *r, int ledgers)
 {
     uint64_t deadline = client_deadline(r);
     int rc = client_check_mixture(r, 0);
     for (uint32_t i = 0; i < r->servers_n && !rc; i++)
         rc = look_at(r, r->servers[i], deadline);
-    if (!rc)
+    if (!rc && ledgers)
         rc = client_compare_witnesses(r, deadline);
     if (!rc)
         rc = persia_client_tell_lost(r);
     return rc ? rc : client_check_mixture(r, 0);
+}
+
+int persia_client_look(ps_client *r)
+{
+    return look(r, 1);
+}
+
+int persia_client_look_at_boots(ps_client *r)
+{
+    return look(r, 0);
 }
 
 int persia_client_check_lost(ps_client *r)

@@ -184,7 +184,7 @@ void offer_fail(embedding_worker *s, offer *o, int code, const char *text)
 
 int offer_found(embedding_worker *s, offer *o)
 {
-    if (o->stream->old)
+    if (o->stream->state == STREAM_OLD)
         offer_end(s, o);
     else
         offer_event(o, OFFER_FOUND);
@@ -193,7 +193,7 @@ int offer_found(embedding_worker *s, offer *o)
 
 void offer_again(embedding_worker *s, offer *o, int failed)
 {
-    if (o->stream->old) {
+    if (o->stream->state == STREAM_OLD) {
         offer_end(s, o);
         return;
     }

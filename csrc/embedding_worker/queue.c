@@ -17,6 +17,7 @@ void service_leave(embedding_worker *s)
 {
     asking *a = s->ready;
     s->ready = NULL;
+    load_note(s);
     pthread_mutex_unlock(&s->lock);
     while (a) {
         asking *next = a->next;
@@ -248,7 +249,7 @@ void service_hello(asking *a)
     int rc = m->world ? rank_hello(a->s, m) : PERSIA_OK;
     worker_rank *r = rank_find(a->s, m->caller.client);
     if (r)
-        rank_hear(r, m->held, m->held_n);
+        rank_continues(r, m);
     if (!m->world && m->stream)
         a->job = work_hello;
     if (rc)
@@ -341,9 +342,6 @@ static void take_none(asking *a, const worker_job *j, uint32_t status,
 
 static void take_end(asking *a, worker_job *j, uint64_t epoch)
 {
-    worker_rank *r = rank_find(a->s, a->m.take.caller.client);
-    if (r)
-        r->over = epoch;
     epochs_count(a->s, j, epoch, 0);
     a->loaders_silent = epoch_silent(a->s, j, epoch);
     take_none(a, j, TAKE_END, epoch);
@@ -364,7 +362,8 @@ static void look_for_place(const worker_job *j, const wire_take *m,
                            uint64_t epoch, offer *list, places *out)
 {
     for (offer *o = list; o; o = o->next) {
-        if (o->stream->old || o->stream->job != j || offer_epoch(o) != epoch)
+        if (o->stream->state == STREAM_OLD || o->stream->job != j ||
+            offer_epoch(o) != epoch)
             continue;
         out->unplaced |= !o->m.place;
         out->later |= o->m.place > m->place && j->world &&
@@ -590,7 +589,7 @@ static offer *leased(embedding_worker *s, const wire_return *m)
 /* The batch by its name, in one of the lists. */
 static offer *named(offer *o, const wire_return *m)
 {
-    while (o && (o->stream->old || o->m.stream != m->stream ||
+    while (o && (o->stream->state == STREAM_OLD || o->m.stream != m->stream ||
                  o->m.number != m->number))
         o = o->next;
     return o;
@@ -659,9 +658,6 @@ static void return_to(asking *a, offer *o)
         lease_to(a, o, m->caller.client, o->request);
         offer_event(o, OFFER_RETURN);
     } else {
-        worker_rank *r = rank_find(s, m->caller.client);
-        if (r)
-            r->over = 0; /* it begins the epoch again */
         offer_again(s, o, 0);
         ready_status(a, RETURNED_DONE);
     }

@@ -428,7 +428,7 @@ void persia_embedding_worker_get_stats(embedding_worker *s,
     uint64_t since = now;
     *out = s->stats;
     for (const worker_stream *t = s->streams; t; t = t->next)
-        out->loaders_gone += t->gone != 0;
+        out->loaders_gone += t->state == STREAM_GONE;
     for (const offer *o = s->queue; o; o = o->next) {
         out->withheld += (uint64_t)is_withheld(s, o, now);
         since = o->since < since ? o->since : since;
@@ -438,6 +438,7 @@ void persia_embedding_worker_get_stats(embedding_worker *s,
         out->returning += o->state == OFFER_RETURNING;
         since = o->since < since ? o->since : since;
     }
+    load_count(s, now, out);
     service_leave(s);
     out->oldest_ns = now - since;
     out->uptime_ns = now - s->born;

@@ -1,4 +1,5 @@
 /* work.c: what jobs do: tables at the servers, lookups, updates. */
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,7 +65,7 @@ int stream_open(embedding_worker *s, worker_stream *t)
     client_config config = s->config.servers;
     config.stream = t->name;
     config.shared = 1;
-    if (!t->open && !t->c)
+    if (!t->c)
         rc = persia_client_create(&config, &t->c);
     if (!rc && !t->w)
         rc = persia_batcher_create(t->c, &t->w);
@@ -76,6 +77,7 @@ int stream_open(embedding_worker *s, worker_stream *t)
     if (!rc && !t->open)
         rc = declare_tables(t->c, plan, t->tables);
     t->open |= !rc;
+    assert(!t->open || (t->c && t->w && t->tables));
     pthread_mutex_unlock(&t->opening);
     return rc;
 }
@@ -242,7 +244,7 @@ static int is_replaced(embedding_worker *s, const worker_stream *t, int rc)
     /* A rank that has it may know better: it asks again. */
     (void)(rc == PERSIA_EINCOMPLETE ? lineage_look(s) : lineage_settle(s));
     service_enter(s);
-    const int old = t->old;
+    const int old = t->state == STREAM_OLD;
     service_leave(s);
     return old;
 }
@@ -712,6 +714,8 @@ void work_return(void *ctx)
     const int gone = is_replaced(s, o->stream, rc);
     if (gone || client_is_loss(rc)) /* of earlier updates: see forward() */
         rc = PERSIA_OK;
+    if (!rc && !gone) /* see compare(); without memory ranks must do */
+        (void)persia_client_witness(s->look, o->m.stream, o->m.number);
     service_enter(s);
     if (gone) {
         s->stats.late++;

@@ -189,7 +189,8 @@ static int say_hello(const worker_client *c, worker_link *l, uint64_t stream,
     persia_wire_out_init(&o);
     answer->bytes = (rpc_reply){0};
     persia_wire_memory_init(&answer->memory);
-    m.held = c->held ? c->held(c->owner, &m.held_n) : NULL;
+    if (c->introduce)
+        c->introduce(c->owner, &m);
     int rc = persia_wire_put_hello(&o, &m);
     free(m.held);
     if (rc) {

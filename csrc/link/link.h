@@ -77,8 +77,9 @@ typedef struct worker_client {
     uint64_t timeout_ns, move_ns;
     /* Called by the thread, about once a second, or 20 times if `hurry`. */
     void (*tick)(void *owner);
-    /* What a rank holds, of malloc(); or NULL: it holds none. */
-    wire_batch_name *(*held)(void *owner, size_t *n);
+    /* Puts what a rank says of itself into its Hello; or NULL.  `held` is of
+     * malloc(). */
+    void (*introduce)(void *owner, wire_hello *m);
     /* Called for each Hello before its answer counts; or NULL.  An error: it
      * does not. */
     int (*meet)(void *owner, worker_link *l, const wire_hello_reply *m);

@@ -30,7 +30,7 @@ static lookup *take(prefetch *p, batch *b, uint32_t plan)
         l = l->next;
     if (l && (batches_missed(&p->all, b) > b->pass->staleness ||
               batches_missed_strays(&p->all, b))) {
-        l->state = LOOKUP_TAKEN;
+        lookup_event(l, LOOKUP_DROP);
         l = NULL;
     }
     return l;
@@ -89,7 +89,7 @@ int persia_loop_batch_take(loop *s, uint64_t number, uint32_t plan,
     if (b)
         b->users--;
     if (l && rc == PERSIA_OK) {
-        l->state = LOOKUP_TAKEN;
+        lookup_event(l, LOOKUP_TAKE);
         *owner = l->want.owner;
         l->want.owner = NULL;
     }

@@ -319,9 +319,9 @@ static int push(batcher_source *source, const taken_update *u,
     int rc = hypers ? make_grads(t, u, &m, &memory)
                     : persia_err_set(PERSIA_ENOMEM, "no memory for an update");
     if (!rc) {
-        atomic_store(&t->has_lease, 0);
+        pass_held_event(t, HELD_RETURN);
         rc = send_return(t, &m, &reply);
-        pass_drop(t);
+        pass_held_event(t, HELD_DROP);
     }
     free(memory);
     free(hypers);

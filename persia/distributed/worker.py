@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from functools import partial
 from typing import Any, Literal
 
@@ -27,10 +28,11 @@ from persia.distributed.serving import (
     Stopped,
     warn_of,
 )
-from persia.errors import InvalidArgument
+from persia.errors import InvalidArgument, PersiaError
 
 # Seconds after the grace in which requests in flight get their error.
 _CANCELLED = 0.1
+_LOOK = 1.0  # seconds
 
 
 class WorkerConfig(Listening):
@@ -208,6 +210,10 @@ def _run(worker: Worker, signals: Signals) -> None:
     say(
         f"serving an embedding worker of {worker.servers} servers on {address}"
     )
+    reports = threading.Thread(
+        target=_report_lost, args=(worker,), name="persia-lost", daemon=True
+    )
+    reports.start()
     signals.wait()
     signals.what = "batches that were in flight are offered again"
     say("stopping")
@@ -218,3 +224,19 @@ def _run(worker: Worker, signals: Signals) -> None:
         f"{counts['trained']:,} batches were trained, "
         f"{counts['skipped']:,} skipped, {left:,} are left"
     )
+
+
+def _report_lost(worker: Worker) -> None:
+    """Trainers and loaders report it, too, unless they have ended."""
+    said = 0
+    with contextlib.suppress(PersiaError):
+        while True:
+            time.sleep(_LOOK)
+            lost = worker.stats()["lost"]
+            if lost > said:
+                say(
+                    f"servers that were started again have lost {lost:,} "
+                    "updates of this embedding worker so far",
+                    "warning",
+                )
+            said = lost

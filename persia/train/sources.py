@@ -117,11 +117,19 @@ def open_files(
     it, else it is inferred. ``options``: of :class:`persia.data.Files`."""
     name, paths = _named(paths)
     make: Any = _NAMED.get(name)
-    if schema is None and make is None and is_criteo(find_files(paths)[0]):
-        make = Criteo
+    columns = [options.get("label", ()), options.get("group")]
+    if schema is None and make is None:
+        first = find_files(paths)[0]
+        if first.size is None and (any(columns) or first.suffix):
+            raise errors.InvalidArgument(
+                f"{first.name!r} is a pipe, which is read once: give the "
+                "`schema` of its columns, or write them to a file first"
+            )
+        make = Criteo if is_criteo(first) else None
     if make is Criteo and schema is None:
-        asked = [options.pop("label", ()), options.pop("group", None)]
-        if any(asked):
+        options.pop("label", None)
+        options.pop("group", None)
+        if any(columns):
             raise errors.InvalidArgument(
                 "`label` and `group`: Criteo's lines have one label, and no "
                 "names of columns"

@@ -504,3 +504,15 @@ def test_a_pipe_has_no_schema(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["schema", str(tmp_path / "pipe")])
     assert isinstance(result.exception, (SystemExit, errors.InvalidArgument))
     assert result.exit_code != 0 and "dense" not in result.stdout
+
+
+@pytest.mark.parametrize("words", ["a.csv", "pipe --label y"])
+def test_a_training_on_a_pipe_needs_a_schema(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not opened: nothing waits for a writer."""
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo(words.split()[0])
+    result = CliRunner().invoke(app, ["train", *words.split()])
+    assert isinstance(result.exception, (SystemExit, errors.InvalidArgument))
+    assert result.exit_code != 0

@@ -352,6 +352,29 @@ def test_an_idle_loader_reports_what_a_server_lost(
         wait_for(lambda: sender.stats()["lost"] == FIRST)
 
 
+def test_a_worker_reports_what_was_lost_of_those_who_have_ended() -> None:
+    """Trainer and loader have left before the servers are started again."""
+    with job(2, "continue") as (servers, some, trainer):
+        with Sender(some.addresses, timeout=8) as sender:
+            send(sender, 0, FIRST)
+            trainer.open()
+            trainer.train(FIRST)
+            trained(trainer, some, sender)
+        trainer.close()
+        trainer.store.close()
+
+        def lost() -> int:
+            return sum(w.stats()["lost"] for w in some.workers)
+
+        assert lost() == 0
+        restart(servers, 0, 1)
+        wait_for(lambda: lost() == 2 * FIRST)
+        restart(servers, 1)  # once
+        other = Trainer(servers, some, lost="continue")
+        assert missing(counts(servers, FIRST), 1) == lost() == 2 * FIRST
+        other.store.close()
+
+
 def test_nothing_is_told_where_nothing_was_lost() -> None:
     """Workers that start again, and a server that has not: control."""
     with job(2, "raise") as (servers, some, trainer):

@@ -249,13 +249,18 @@ static void a_full_queue_makes_loaders_wait(void **state)
     m.number = 2;
     assert_int_equal(submit(&w, &m, &status, &done), PERSIA_OK);
     assert_int_equal(status, SUBMIT_FULL);
+    const embedding_worker_stats before = stats_of(&w);
     pending *c = START(w.s, SUBMIT, submit, &m);
     hello(&w, 1);
     declare(&w, "b");
     give_back(&w, 1, lease_of(&w, 1, 1, &of), RETURN_TRAINED, 2, &status);
     assert_int_equal(wait_for(c), PERSIA_OK);
     end_call(c);
-    assert_int_equal(stats_of(&w).queued, 1);
+    const embedding_worker_stats after = stats_of(&w);
+    assert_int_equal(after.queued, 1);
+    assert_true(after.blocked_ns > before.blocked_ns);
+    assert_int_equal(after.starved_ns, 0);
+    assert_int_equal(stats_of(&w).blocked_ns, after.blocked_ns);
     uint8_t large[4096] = {0};
     tensor.n = sizeof large;
     tensor.data = large;
@@ -264,6 +269,27 @@ static void a_full_queue_makes_loaders_wait(void **state)
     tensor.n = sizeof bytes;
     tensor.data = bytes;
     finish_world(&ended);
+}
+
+static void a_rank_that_waits_is_starved(void **state)
+{
+    world *w = *state;
+    hello(w, 1);
+    declare(w, "b");
+    send_batch(w, 1);
+    pending *c = ask(w, 1, 0, 1);
+    assert_int_equal(wait_for(c), PERSIA_OK);
+    end_call(c);
+    assert_int_equal(stats_of(w).starved_ns, 0);
+    c = ask(w, 1, 0, 2);
+    while (!stats_of(w).starved_ns)
+        continue;
+    send_batch(w, 2);
+    assert_int_equal(wait_for(c), PERSIA_OK);
+    end_call(c);
+    const embedding_worker_stats after = stats_of(w);
+    assert_int_equal(stats_of(w).starved_ns, after.starved_ns);
+    assert_int_equal(after.blocked_ns, 0);
 }
 
 static void a_pass_ends_with_its_loaders(void **state)
@@ -426,6 +452,7 @@ int main(void)
         TEST(a_batch_is_offered_again),
         cmocka_unit_test(a_lease_ends_by_time),
         cmocka_unit_test(a_full_queue_makes_loaders_wait),
+        TEST(a_rank_that_waits_is_starved),
         TEST(a_pass_ends_with_its_loaders),
         TEST(what_is_wrong_is_refused),
         TEST(ranks_that_no_job_has_are_refused),
