@@ -75,7 +75,6 @@ def test_row_files_are_safetensors(
 
 @settings(
     max_examples=25,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(

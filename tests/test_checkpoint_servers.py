@@ -109,7 +109,6 @@ def load(
 
 @settings(
     max_examples=12,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(n=st.integers(1, 5), m=st.integers(1, 5), rows=st.integers(0, 500))

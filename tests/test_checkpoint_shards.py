@@ -26,7 +26,6 @@ from tests.checkpoints import assert_same_rows, contents, fill, make_store
 
 QUICK = settings(
     max_examples=25,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 TABLES = (("a", 3, "fp32"), ("b", 2, "bf16"))
@@ -220,7 +219,7 @@ def to_ledger(stream: int, applied: set[int]) -> Numbers:
     return Numbers(stream, mark, window.to_bytes(512, "little"))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     shards=st.lists(st.dictionaries(st.integers(1, 3), APPLIED), min_size=2)
 )
@@ -267,7 +266,7 @@ def test_an_update_counts_if_all_shards_had_it(
     assert list(own.ledgers) == list(parts[-1].ledgers)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(mine=APPLIED, theirs=APPLIED)
 def test_ledgers_are_sets_of_updates(mine: set[int], theirs: set[int]) -> None:
     one, other = to_ledger(1, mine), to_ledger(1, theirs)

@@ -46,7 +46,7 @@ def test_exact_auc_and_logloss_agree_with_sklearn(ties: bool) -> None:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.integers(-6, 6), st.booleans()), min_size=2, max_size=40

@@ -115,7 +115,7 @@ def by_loop(
     return float(np.mean(recalls)), float(np.mean(gains) / best)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=6
@@ -201,7 +201,7 @@ def test_bad_input_is_named() -> None:
         metrics.RecallAtK(0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 40), st.integers(1, 6), st.integers(0, 2**32 - 1))
 def test_gauc_with_ties_and_weights_is_that_of_a_loop(
     n: int, groups: int, seed: int

@@ -227,7 +227,6 @@ mended = st.tuples(good, field, st.integers(0, 39)).map(
 
 
 @settings(
-    deadline=None,
     max_examples=60,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -131,7 +131,7 @@ def test_every_carrier_gives_what_the_lists_have(
     assert batches[0].aligned["history"]["time"].dtype == torch.int64
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(

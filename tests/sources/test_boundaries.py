@@ -193,7 +193,7 @@ def test_odd_columns(column: Any) -> None:
     rows_of(column)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.sampled_from(ZOO), min_size=2, max_size=2))
 def test_odd_values_together(values: list[Any]) -> None:
     tried(persia.hash_ids, values)

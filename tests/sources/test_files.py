@@ -95,7 +95,6 @@ def test_every_format_gives_the_batches_of_the_table(
 
 @pytest.mark.slow
 @settings(
-    deadline=None,
     max_examples=25,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -124,7 +124,6 @@ FIELD = st.text(st.sampled_from('ab,"\n\r é'), max_size=6)
 
 @pytest.mark.slow
 @settings(
-    deadline=None,
     max_examples=25,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
