@@ -58,7 +58,7 @@ class _Handler(wsgiref.simple_server.WSGIRequestHandler):
 
 
 class _Http(socketserver.ThreadingMixIn, wsgiref.simple_server.WSGIServer):
-    """Closes connections beyond the limit at once: without one, whoever
+    """Closes connections beyond the limit at once: without one, anyone who
     reaches the port takes all files that the process may open."""
 
     daemon_threads = True
@@ -152,7 +152,7 @@ _COUNTERS = {
     "step": "Synchronous steps applied.",
     "pulls": "Requests for rows.",
     "pushes": "Requests with gradients that were applied.",
-    "duplicates": "Updates that came again and changed nothing.",
+    "duplicates": "Updates that arrived again and changed nothing.",
     "failed": "Requests that failed.",
     "connections_refused": "Connections closed for the limit.",
     "denied": "Calls without a right token.",
@@ -209,7 +209,11 @@ class ServerCollector:
     def collect(self) -> Iterator[Metric]:
         """All metrics."""
         stats, shard = self._stats(), self._shard
-        info = GaugeMetricFamily("persia_shard", "Which.", labels=list(shard))
+        info = GaugeMetricFamily(
+            "persia_shard",
+            "Which shard this server has, in its labels.",
+            labels=list(shard),
+        )
         info.add_metric(list(shard.values()), 1)
         yield info
         uptime = stats["uptime_ns"] / 1e9
@@ -238,7 +242,7 @@ class ServerCollector:
 _WORKER_GAUGES = {
     "bytes": "Bytes of batches.",
     "bytes_limit": "Bytes of batches that it may have.",
-    "oldest_ns": "Since the first of its batches came.",
+    "oldest_ns": "Since the first of its batches arrived.",
     "ranks": "Ranks that have said Hello.",
     "jobs": "Jobs that have data loaders.",
     "streams": "Data loaders that have sent batches.",

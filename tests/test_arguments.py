@@ -131,7 +131,7 @@ def test_batches_of_dicts(features: Any, padding: Any, match: str) -> None:
         (lambda s: persia.datasets.CSV("a", {"label": "y"}), "schema is {'la"),
         (lambda s: persia.data.Schema(), "categorical.*multivalued"),
         (lambda s: persia.data.Schema(foo=1), "foo: Extra inputs"),
-        (lambda s: persia.datasets.SyntheticCTR("x"), "rows is 'x'"),
+        (lambda s: persia.datasets.SyntheticCTR("x"), "samples is 'x'"),
         (lambda s: persia.datasets.SyntheticCTR(9, zipf="x"), "zipf is 'x'"),
         (lambda s: persia.datasets.value_hash(3), "value is 3"),
     ],

@@ -327,7 +327,7 @@ static int check_jobs(pushing *p)
         uint64_t bit = (uint64_t)1 << p->table[u] % 64;
         if (*word & bit)
             return persia_err_set(PERSIA_EARG,
-                                  "table %s comes twice in one push",
+                                  "table %s is twice in one push",
                                   configs[u]->name);
         *word |= bit;
     }

@@ -312,7 +312,7 @@ static void slot_stalled(void *ctx, size_t number)
     slot *l = &s->slots[number];
     char text[80];
     snprintf(text, sizeof text,
-             "the server is full and the request did not come within %d s",
+             "the server is full and the request did not arrive within %d s",
              (l->health ? STALLS_HEALTH_MS : STALLS_MS) / 1000);
     slot_send_as(l, &l->refused, slot_refused, GRPC_STATUS_UNAVAILABLE,
                  l->health ? NULL : persia_err_name(PERSIA_EUNAVAILABLE),

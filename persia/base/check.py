@@ -1,4 +1,4 @@
-"""Checks of arguments where they come in: errors of Persia, whatever kind of
+"""Checks of arguments where they are given: errors of Persia, whatever kind of
 object it was.
 """
 

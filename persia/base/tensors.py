@@ -1,4 +1,4 @@
-"""Checks of tensors where they come in, and of what becomes one."""
+"""Checks of tensors where they are given, and of what becomes one."""
 
 from __future__ import annotations
 

@@ -212,7 +212,8 @@ def write_dense(folder: Path, states: Dense) -> dict[str, Any]:
     except OSError:
         raise
     except Exception as error:
-        # torch's writer fails where Ctrl-C comes into it: that comes first.
+        # torch's writer fails where Ctrl-C interrupts it: that is raised
+        # first.
         context = error.__context__
         if context is not None and not isinstance(context, Exception):
             raise context from None

@@ -114,10 +114,9 @@ class Table(_Entry):
 
 
 class Ledger(_Entry):
-    """The updates of a stream that a shard has: all up to the watermark but
-    for `skipped` of them, and watermark + 1 + i where bit i of the window
-    (hexadecimal) is 1.
-    """
+    """The updates of a stream that a shard has: all up to the watermark except
+    `skipped` of them, and watermark + 1 + i where bit i of the window
+    (hexadecimal) is 1."""
 
     stream: int = _U64
     watermark: int = _U64
@@ -139,7 +138,7 @@ class Ledger(_Entry):
 class Shard(_Entry):
     """Counters of a shard at the checkpoint; `sync_step`: of steps that all
     ranks took together; `t`: the highest of an update (Adam's step count);
-    `restore`: the id of the restore that its rows stem from, 0 if of none.
+    `restore`: the id of the restore that its rows are from, 0 if of none.
     """
 
     updates: int = _U64
@@ -283,7 +282,7 @@ class Part:
         ledgers: of all streams that it knows.
         files: what it wrote; to be read: of all shards that had rows of its
             range.
-        restore: that its rows stem from.
+        restore: that its rows are from.
     """
 
     updates: int

@@ -376,9 +376,8 @@ def _fit(parts: Mapping[str, Any], dense: dict[str, Any]) -> list[str]:
 
 @contextlib.contextmanager
 def _loading(store: Store, strict: bool = True) -> Iterator[None]:
-    """States may come before their rows, and other rows at the servers are
-    this store's own doing.
-    """
+    """States may be loaded before their rows, and other rows at the servers
+    are this store's own doing."""
     _core.ckpt_loading(engine_of(store).handle, True)
     try:
         with _together(store, strict):
@@ -442,7 +441,7 @@ def _go_on(
     if engine_of(store).core.held(True):
         engine_of(store).discard()  # gradients of the rows that were
     if since is None:
-        engine_of(store).core.forget()  # and those that are still to come
+        engine_of(store).core.forget()  # and those that are still to be loaded
         _greet(store, restored=True)
     else:
         connection = engine_of(store).connection

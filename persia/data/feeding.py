@@ -2,9 +2,8 @@
 
 Loaders share parts. Each part is a stream of batches that has the same name,
 and the same batches under the same numbers, whichever loader sends it.
-Embedding workers know which loader has a part; one that they do not hear of
-any more loses it to another. Servers know which batches are trained, so those
-are passed over then.
+Embedding workers know which loader has a part; one that is silent loses it to
+another. Servers know which batches are trained, so those are passed over then.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class ClickStream(Dataset):
     Args:
         samples: number of samples.
         batch_size: samples of a batch; the last one may have fewer.
-        seed: decides all that is random, 0 to 2**64 - 1.
+        seed: random seed, 0 to 2**64 - 1.
         features: features ``C1``, ... with one id a sample.
         lists: features ``L1``, ... with 0 to ``max_length`` ids a sample.
         max_length: most ids of a list.
@@ -288,7 +288,7 @@ def criteo_syn(
             "6.25T" or "100T".
         samples: number of samples.
         batch_size: samples of a batch.
-        seed: decides all that is random.
+        seed: random seed.
         dim: numbers of an embedding.
         rank, world_size: take every world_size-th batch.
 
@@ -328,7 +328,7 @@ def kwai_video(
     Args:
         samples: number of samples.
         batch_size: samples of a batch.
-        seed: decides all that is random.
+        seed: random seed.
         vocabulary: ids of a feature at any time.
         rank, world_size: take every world_size-th batch.
     """

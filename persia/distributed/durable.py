@@ -133,7 +133,7 @@ class Log:
         except StorageError as error:
             raise StorageError(
                 f"{self.path}: {error}. Bring back what is missing; or "
-                "`log_from=cut` leaves out what came after the rows that "
+                "`log_from=cut` leaves out what follows the rows that "
                 "were written last, if a checkpoint is gone for good"
             ) from None
         if found["torn"]:

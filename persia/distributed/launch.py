@@ -283,7 +283,7 @@ def run(cluster: Cluster) -> int:
         The exit status of the command, or of what failed first.
     """
     # Blocked until the handlers are there: none may get lost, or end this
-    # process while its child goes on.
+    # process while its child continues.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     _flush()
     parent = os.getpid()
@@ -637,7 +637,7 @@ class _Supervisor:
             self.metrics[process.name] = int(found[1])
 
     def _reap(self) -> None:
-        """Takes note of all that ended, orphans that came to us included."""
+        """Takes note of all that ended, orphans that are ours now included."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)

@@ -116,7 +116,7 @@ class ServeConfig(Listening):
     durable: Literal["off", "process", "disk"] = Field(
         "off",
         description="What an acknowledged update survives: off (nothing: "
-        "what came after the last checkpoint is lost, and reported), process "
+        "what followed the last checkpoint is lost, and reported), process "
         "(a crash of the server), disk (a power cut, too).",
     )
     log: str | None = Field(
@@ -321,7 +321,7 @@ class Server:
         return prometheus.listen(collector, port, self.config.metrics_host)
 
     def stop(self, grace: float | None = None) -> None:
-        """No more requests; those in hand have so many seconds (default: the
+        """No more requests; those in flight have so many seconds (default: the
         grace)."""
         if self.log is not None:
             self.log.end_cuts()
@@ -606,7 +606,7 @@ _PROOF = ".proof"
 def serve(config: ServeConfig) -> None:
     """Serves until SIGTERM or SIGINT; a second one ends it at once.
 
-    One that comes earlier, while rows are being restored, ends it without
+    One that arrives earlier, while rows are being restored, ends it without
     ``save_on_exit``: the rows that it would write are not all there.
     """
     least = _SAVE_SECONDS if config.save_on_exit is not None else 0.0

@@ -30,7 +30,7 @@ from persia.distributed.serving import (
 )
 from persia.errors import InvalidArgument, PersiaError
 
-# Seconds after the grace in which requests in hand get their error.
+# Seconds after the grace in which requests in flight get their error.
 _CANCELLED = 0.1
 _LOOK = 1.0  # seconds
 
@@ -169,7 +169,7 @@ class Worker:
         return self._core.stats()
 
     def stop(self, grace: float) -> None:
-        """No more requests; those in hand have so many seconds. Then nothing
+        """No more requests; those in flight have so many seconds. Then nothing
         waits for parameter servers any longer."""
         over = threading.Timer(grace + _CANCELLED, self._core.interrupt)
         over.daemon = True
@@ -215,7 +215,7 @@ def _run(worker: Worker, signals: Signals) -> None:
     )
     reports.start()
     signals.wait()
-    signals.what = "batches that were in hand are offered again"
+    signals.what = "batches that were in flight are offered again"
     say("stopping")
     worker.stop(min(0.8 * config.grace, signals.left))
     counts = worker.stats()

@@ -56,13 +56,13 @@ class DataLoader(Generic[T]):
     for it. Should it fail, the next call that trains, or ``store.flush()``,
     raises its error.
 
-    All that is worth it where a core or a wire would wait otherwise. Tables in
-    this process and a model on the CPU with as many threads
+    Looking ahead helps only where a core or the network would be idle. Tables
+    in this process and a model on the CPU with as many threads
     (``torch.get_num_threads()``) as there are cores leave none: then forward
     and backward do their own lookups and updates, as in a plain loop. So with
-    a staleness of 1 or more the bits of a training depend on the machine.
-    They do not with ``staleness=0``, nor, where tables are in this process,
-    with ``prefetch=False``.
+    a staleness of 1 or more the bits of a training depend on the machine. They
+    do not with ``staleness=0``, nor, where tables are in this process, with
+    ``prefetch=False``.
 
     A batch counts until its gradients are applied, until ``batch.skip()``, or
     until the loop asks for a next batch that could not be looked up
@@ -216,7 +216,8 @@ class DataLoader(Generic[T]):
 
     @property
     def _continuing(self) -> Any:
-        """The source, if its iterations go on where the latest one ended."""
+        """The source, if its iterations continue where the latest one
+        ended."""
         continues = getattr(self.batches, "continues", False)
         return self.batches if continues is True else None
 
@@ -315,8 +316,8 @@ class _Pass(Iterator[T]):
                 handle, -1 if bound is None else bound, here
             )
             self._streams.append((handle, stream))
-        # The other ranks go on without a pass that is open at the exit. This
-        # runs before the exit of the stores, which were made before.
+        # The other ranks continue without a pass that is open at the exit.
+        # This runs before the exit of the stores, which were made before.
         self._exit = partial(_at_exit, weakref.ref(self), os.getpid())
         atexit.register(self._exit)
 

@@ -249,7 +249,7 @@ def _bags_of(keys: tuple[str, ...], offsets: Tensor, n: int) -> Tensor:
     """The bag of each of n ids.
 
     No offsets lead out of the bags: lookups check those of their features
-    alone, and compiled code may come here before them.
+    alone, and compiled code may run before them.
     """
     if not torch.compiler.is_compiling():
         falls = offsets[1:] < offsets[:-1]

@@ -208,7 +208,7 @@ class Stats(HasEngine):
 
 
 def _sum_of(shards: list[dict[str, Any]]) -> TableStats:
-    """The counters of a table. Its shards all hear of every update."""
+    """The counters of a table. Its shards all count every update."""
     out: Any = {k: sum(s[k] for s in shards) for k in _core.TABLE_COUNTERS}
     for name in ("pushes", "row_bytes"):
         out[name] = max((s[name] for s in shards), default=0)

@@ -133,7 +133,7 @@ def _logs(made: Round, folder: Path, out: Verdict) -> None:
 
 
 def _compare(made: Round, out: Verdict) -> None:
-    """What is missing was told."""
+    """What is missing was reported."""
     if made.fate == ROLLBACK:
         if out.missing:
             out.wrong.append(f"missing: {out.missing} after a rollback")

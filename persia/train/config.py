@@ -1,4 +1,4 @@
-"""What ``persia train`` can be told, by flags or by a YAML file."""
+"""The options of ``persia train``, by flags or by a YAML file."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class TrainConfig(pydantic.BaseModel):
     shuffle: int = Field(
         0,
         ge=0,
-        description="Lines of a file to read at a time and give out in "
+        description="Samples of a file to read at a time and give out in "
         "random order.",
     )
     malformed_limit: float = Field(
@@ -94,7 +94,8 @@ class TrainConfig(pydantic.BaseModel):
         None,
         ge=0,
         lt=1,
-        description="Share of `data`, its last lines, to score the model on; "
+        description="Share of `data`, its last samples, to score the "
+        "model on; "
         "0: none (default: 0.1).",
     )
     window: str | None = Field(

@@ -171,7 +171,7 @@ class Run:
         """Batches of an epoch, where known beforehand."""
         data = self.train
         if self.ranks > 1 and self.source is not data:
-            return None  # the ranks share them as they come
+            return None  # the ranks share them in the order of their batches
         if self.config.window is not None:
             return None  # an epoch is a window there
         if isinstance(data, SyntheticCTR | ClickStream | Files):

@@ -48,9 +48,8 @@ class Clock:
 
     ``data`` waits for the source of batches, ``lookup`` is the wait for
     lookups ahead and the forward of the embeddings, ``update`` the update of
-    the rows, without what other threads do meanwhile.  Compiled code cannot
-    be told apart: there forward and backward count as ``dense``.
-    """
+    the rows, without what other threads do meanwhile.  Compiled code cannot be
+    separated: there forward and backward count as ``dense``."""
 
     total: float = 0.0
     data: float = 0.0
@@ -587,7 +586,7 @@ def _skip_rest(batch: Batch | None, batches: Iterator[Batch]) -> None:
 
 
 class _Stopped(BaseException):
-    """A signal came while the loop waited for a batch."""
+    """A signal arrived while the loop waited for a batch."""
 
 
 def _without(batches: Iterator[Batch], samples: int) -> Iterator[Batch]:

@@ -252,7 +252,7 @@ def test_calls_that_send_nothing() -> None:
         wait_until(lambda: any(call.done() for call in calls))
         for call in (call for call in calls if call.done()):
             assert call.code() == grpc.StatusCode.UNAVAILABLE
-            assert "did not come within 5 s" in call.details()
+            assert "did not arrive within 5 s" in call.details()
 
 
 def test_health_checks_that_send_nothing() -> None:

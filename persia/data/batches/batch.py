@@ -184,7 +184,7 @@ class Batch:
         )
 
     def skip(self) -> None:
-        """Gives this batch up: no backward will come.
+        """Gives this batch up: no backward will follow.
 
         A :class:`persia.DataLoader` that looked it up then need not wait for
         its gradients; a later backward of it raises TicketError. Batches of

@@ -115,7 +115,7 @@ class Blocks(io.RawIOBase):
 
     def _is_wrong(self, line: bytes) -> bool:
         """Whether a line has another number of columns. One in which a value
-        in quotes goes on is left as it is."""
+        in quotes continues is left as it is."""
         if self._odd(line):
             return False
         text = line.decode("latin-1").rstrip("\r\n")

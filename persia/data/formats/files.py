@@ -272,7 +272,7 @@ class Files(Source):
     def count_lines(self) -> int:
         """The number of samples to read, malformed ones included.
 
-        The first call reads all files, but for Parquet and Arrow ones.
+        The first call reads all files, except Parquet and Arrow ones.
         """
         if self._total is None:
             self._lines = [self._count(file) for file in self._files]

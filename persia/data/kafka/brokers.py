@@ -251,7 +251,7 @@ class Brokers:
                 reason = error.args[0]
             self.check_access(reason)
             if idle is not None:
-                idle.poll(0)  # calls what hears of refusals
+                idle.poll(0)  # calls back with refusals
             self.check_refused()
             wait = min(2 * wait, most)
             if time.monotonic() + pause >= end or stop.is_set():

@@ -31,7 +31,7 @@ from persia.data.table import as_schema
 
 
 class Kafka(Dataset):
-    """Kafka topics as batches, of which a restart cuts the same ones.
+    """Kafka topics as batches, whose boundaries are the same after a restart.
 
     A batch has the messages of one partition with offsets n * batch_size to
     (n + 1) * batch_size. It has fewer samples where offsets have gaps or

@@ -577,7 +577,7 @@ class Schema(_Model):
 
     @staticmethod
     def presets() -> list[str]:
-        """The names of the schemas that come with Persia."""
+        """The names of the schemas that Persia has."""
         return sorted(
             file.name.removesuffix(".yaml") for file in _presets().iterdir()
         )
