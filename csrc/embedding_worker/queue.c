@@ -21,8 +21,7 @@ void service_leave(embedding_worker *s)
     while (a) {
         asking *next = a->next;
         if (!a->job)
-            asking_answer(a, a->rc ? persia_err_set(a->rc, "%s", a->text)
-                                   : PERSIA_OK);
+            asking_answer(a, persia_err_again(&a->error));
         else if (persia_sched_submit(a->waits ? s->waiting : s->jobs, a->job,
                                      a))
             a->job(a); /* there is no memory for a job */
@@ -42,8 +41,7 @@ static void ready(asking *a)
 /* With this thread's text. */
 static void ready_error(asking *a, int rc)
 {
-    a->rc = rc;
-    snprintf(a->text, sizeof a->text, "%s", persia_err_text());
+    persia_err_keep(&a->error, rc);
     ready(a);
 }
 

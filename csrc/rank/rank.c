@@ -9,10 +9,8 @@
  * the others.
  */
 #include <assert.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "rank/private.h"
 
@@ -397,12 +395,6 @@ static int closed(void)
                           "this pass of the data loader has ended");
 }
 
-static void pause_a_little(void)
-{
-    const struct timespec pause = {.tv_nsec = (long)AGAIN_NS};
-    nanosleep(&pause, NULL);
-}
-
 static void gave_back(void *ctx)
 {
     pass_gave_back(ctx);
@@ -475,7 +467,7 @@ static int take_again(rank_taker *r)
                             "%s cannot be reached, nor another embedding "
                             "worker",
                             r->c.links[0].address);
-    return rc ? rc : link_pause(MISSING_NS);
+    return rc ? rc : persia_pause_poll(MISSING_NS);
 }
 
 /* One Take; *taken: its answer is for order_settle(). */
@@ -519,7 +511,7 @@ static int take_once(rank_taken *t, int *taken)
     if (t->m.status == TAKE_DONE)
         pass_over(t);
     else if (t->m.status == TAKE_EMPTY)
-        pause_a_little();
+        persia_pause(AGAIN_NS);
     return PERSIA_OK;
 }
 

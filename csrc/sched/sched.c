@@ -10,11 +10,10 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { TEXT_BYTES = 1024, THREADS_MAX = 1024 };
+enum { THREADS_MAX = 1024 };
 
 /* How long the caller of a loop watches for stragglers before it sleeps. */
 enum { LINGER_NS = 4000 };
@@ -29,9 +28,8 @@ typedef struct loop {
     struct loop *link;
     int asleep; /* the caller sleeps on `left` */
     pthread_cond_t left;
-    int code; /* of the lowest failing index */
+    err_kept error; /* of the lowest failing index */
     size_t failed;
-    char text[TEXT_BYTES];
 } loop;
 
 typedef struct job {
@@ -79,10 +77,9 @@ void persia_sched_team_install(const sched_team *team)
 static void loop_fail(pthread_mutex_t *lock, loop *l, size_t index, int code)
 {
     pthread_mutex_lock(lock);
-    if (l->code == PERSIA_OK || index < l->failed) {
-        l->code = code;
+    if (l->error.code == PERSIA_OK || index < l->failed) {
+        persia_err_keep(&l->error, code);
         l->failed = index;
-        snprintf(l->text, TEXT_BYTES, "%s", persia_err_text());
     }
     pthread_mutex_unlock(lock);
 }
@@ -247,15 +244,15 @@ static int loop_for(sched *s, size_t n, int alone, sched_loop_fn fn, void *ctx)
     atomic_init(&l.users, 0);
     l.link = NULL;
     l.asleep = 0;
-    l.code = PERSIA_OK;
+    l.error.code = PERSIA_OK;
     l.failed = 0;
     if (alone || !s->workers)
         loop_run(&s->lock, &l);
     else if (!run_on_team(s, &l))
         run_on_pool(s, &l);
-    if (l.code == PERSIA_OK)
+    if (l.error.code == PERSIA_OK)
         return PERSIA_OK;
-    return persia_err_set(l.code, "%s", l.text);
+    return persia_err_again(&l.error);
 }
 
 int persia_sched_for(sched *s, size_t n, sched_loop_fn fn, void *ctx)
