@@ -39,6 +39,7 @@ call *call_take(ps_client *r)
     if (k)
         r->calls = k->next;
     pthread_mutex_unlock(&r->lock);
+    assert(!k || (!k->errand.flying && !k->errand.left && !k->ended));
     return k ? k : call_make(r);
 }
 
@@ -67,6 +68,7 @@ void call_free(call *k)
 static void call_end(call *k)
 {
     ps_client *r = k->r;
+    assert(!k->errand.flying && !k->errand.left);
     if (k->ended)
         k->ended(k);
     k->ended = NULL;
@@ -108,6 +110,7 @@ static void request_event(request *q, enum request_event event)
 
 int fan_prepare(call *k, server *const *to, size_t n)
 {
+    assert(!k->errand.flying);
     call_clear(k);
     if (n > k->requests_room) {
         request *more = realloc(k->requests, n * sizeof *more);
@@ -452,7 +455,9 @@ int fan_run(call *k, const fan *f, uint64_t deadline)
 {
     int held = 0;
     const int rc = run(k, f, deadline, &held);
-    if (held)
+    if (held) {
+        assert(atomic_load(&k->r->held));
         atomic_fetch_sub(&k->r->held, 1);
+    }
     return rc;
 }

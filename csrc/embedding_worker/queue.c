@@ -1,5 +1,6 @@
 /* queue.c: which Take gets which batch; Return.
  * The lock is held in all of it. */
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -140,6 +141,7 @@ static int has_room(embedding_worker *s, const worker_stream *t,
 
 static void enqueue(embedding_worker *s, worker_stream *t, offer *o)
 {
+    assert(!o->stream && o->state == OFFER_QUEUED && t->state != STREAM_OLD);
     (void)window_add(&t->came, o->m.number);
     o->stream = t;
     t->offers++;
@@ -285,6 +287,7 @@ static int may_have(const worker_rank *r, const offer *o)
 static void lease_to(asking *a, offer *o, uint64_t client, uint64_t request)
 {
     embedding_worker *s = a->s;
+    assert(o->state == OFFER_QUEUED || o->state == OFFER_LEASED);
     if (o->state == OFFER_QUEUED) {
         offers_remove(&s->queue, o);
         offers_insert(&s->leased, o);

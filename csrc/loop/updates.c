@@ -105,6 +105,7 @@ void updates_destroy(updates *u)
         return;
     updates_close(u);
     persia_sched_destroy(u->jobs);
+    assert(!u->first && !u->running && !u->left);
     updates_tidy(u);
     pthread_cond_destroy(&u->moved);
     pthread_mutex_destroy(&u->lock);
@@ -222,8 +223,9 @@ static int run(updates *u, const update *one)
 static void stop_running(updates *u, const update *one)
 {
     update **at = &u->running;
-    while (*at != one)
+    while (*at && *at != one)
         at = &(*at)->next;
+    assert(*at == one);
     *at = one->next;
 }
 
@@ -245,6 +247,7 @@ static void update_job(void *ctx)
         report(u, one);
 
         pthread_mutex_lock(&u->lock);
+        assert(u->left && (one->name.parts < 2 || u->part_runs));
         if (one->name.parts > 1)
             u->part_runs = 0;
         stop_running(u, one);

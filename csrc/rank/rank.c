@@ -23,6 +23,7 @@
 
 static void rank_free(rank_taker *r)
 {
+    assert(!r->held && !r->takes && !r->backs);
     for (size_t i = 0; i < r->c.links_n && r->at; i++)
         free(r->at[i].parts);
     if (r->c.links)
@@ -365,6 +366,7 @@ static int ask(rank_taken *t)
                    .dtype = r->dtype};
     wire_out o;
     pthread_mutex_lock(&r->lock);
+    assert(t->state == TAKING_ASKS && t->held == HELD_NONE);
     m.held = pass_held(r, &m.held_n);
     m.job = t->job = r->job;
     t->backs_ended = r->backs_ended;

@@ -7,6 +7,7 @@
  */
 #include "sched/sched.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -196,8 +197,9 @@ static void run_on_pool(sched *s, loop *l)
 
     pthread_mutex_lock(&s->lock);
     loop **at = &s->loops;
-    while (*at != l)
+    while (*at && *at != l)
         at = &(*at)->link;
+    assert(*at == l);
     *at = l->link;
     pthread_mutex_unlock(&s->lock);
     loop_wait(s, l);
@@ -284,6 +286,7 @@ static void *background_main(void *arg)
             s->idle_jobs--;
             continue;
         }
+        assert(s->queued);
         s->first = j->link;
         s->queued--;
         if (!s->first)
@@ -412,6 +415,7 @@ void persia_sched_destroy(sched *s)
     pthread_cond_broadcast(&s->work);
     for (unsigned i = 0; i < s->workers; i++)
         persia_thread_join(s->worker[i]);
+    assert(!s->first && !s->loops);
     pthread_cond_destroy(&s->job_added);
     pthread_cond_destroy(&s->work);
     pthread_mutex_destroy(&s->job_lock);
@@ -501,6 +505,7 @@ void persia_future_destroy(future *f)
 void persia_future_complete(future *f, int result)
 {
     pthread_mutex_lock(&f->lock);
+    assert(!persia_future_done(f));
     f->result = result;
     if (result != PERSIA_OK)
         f->text = strdup(persia_err_text());
