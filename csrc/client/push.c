@@ -1,7 +1,6 @@
 /* push.c: an update, summed per id here, to all shards. */
 #include "client/private.h"
 
-#include <stdio.h>
 #include <string.h>
 
 /* One push: its units are its jobs. */
@@ -267,14 +266,8 @@ static int accept_push(void *ctx, request *q)
     }
     if (q->to == r->servers[0])
         note_updates(r, m->updates);
-    if (p->units && !r->embedded) { /* servers do not count by table */
-        push_job *all = &p->jobs[0];
-        all->created += m->created;
-        all->refused += m->refused;
-        all->evicted += m->evicted;
-        all->nonfinite += m->nonfinite;
-        all->touched += m->touched;
-    }
+    if (p->units && !r->embedded) /* servers do not count by table */
+        UPDATE_COUNTS_ADD(&p->jobs[0], m);
     return PERSIA_OK;
 }
 
@@ -392,10 +385,10 @@ static int send_empty(pushing *p)
 /* The same because of an error. */
 static int refuse(pushing *p, int rc)
 {
-    char text[FAN_TEXT];
-    snprintf(text, sizeof text, "%s", persia_err_text());
+    err_kept error;
+    persia_err_keep(&error, rc);
     (void)send_empty(p);
-    return persia_err_set(rc, "%s", text);
+    return persia_err_again(&error);
 }
 
 /* The t of an update; the lock is held.  Numbers that are sent again, before

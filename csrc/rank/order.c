@@ -111,6 +111,7 @@ static int settle_batch(rank_taken *t)
     while (!is_cancelled(t)) {
         rank_taken *u = r->takes;
         int before = 0;
+        assert(u && t->state == TAKING_HOLDS);
         while (u != t && u->state != TAKING_WANTS && u->state != TAKING_ENDS) {
             before |= !is_cancelled(u);
             u = u->takes_next;

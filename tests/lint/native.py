@@ -90,11 +90,15 @@ BANNED = {
 #: What rooms of the core take from base/system.h and from ckpt_places, so
 #: that a simulation can put its own in their place.
 SIMULATED = frozenset(
-    ("sched", "table", "shard", "server", "client", "batch", "loop")
+    (
+        *("sched", "table", "shard", "server", "client", "batch", "loop"),
+        *("link", "embedding_worker", "loader", "rank"),
+    )
 )
 MACHINE = re.compile(
     r"(?<![\w.>])(clock_gettime|nanosleep|time|pthread_cond_(?:timed)?wait|"
-    r"pthread_create|pthread_join|getrandom|getentropy|open|openat|fopen)"
+    r"gettimeofday|timespec_get|sched_yield|pthread_create|pthread_join|"
+    r"pthread_detach|getrandom|getentropy|open|openat|fopen)"
     r"\s*\("
 )
 
