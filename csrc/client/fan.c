@@ -250,9 +250,9 @@ static void request_judge(const fan *f, request *q, uint64_t *deadline)
         persia_shard_release(&q->reply);
     }
     if (rc == PERSIA_ESTALE && !f->fresh && q->repairs < REPAIRS) {
-        q->repairs++;
         rc = server_repair(r, q->to, q->caller.boot, *deadline);
         if (!rc) {
+            q->repairs++;
             q->state = REQUEST_READY;
             q->rc = PERSIA_OK;
             q->tries = 0;

@@ -16,12 +16,16 @@ void order_enter(rank_taken *t)
 {
     rank_taker *r = t->r;
     pthread_mutex_lock(&r->lock);
-    rank_taken **end = &r->takes;
-    while (*end)
-        end = &(*end)->takes_next;
-    *end = t;
-    t->takes_next = NULL;
-    t->is_listed = 1;
+    if (!t->turn)
+        t->turn = ++r->turns;
+    if (!t->is_listed) {
+        rank_taken **at = &r->takes;
+        while (*at && (*at)->turn < t->turn)
+            at = &(*at)->takes_next;
+        t->takes_next = *at;
+        *at = t;
+        t->is_listed = 1;
+    }
     pthread_mutex_unlock(&r->lock);
 }
 

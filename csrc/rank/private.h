@@ -64,6 +64,7 @@ struct rank_taker {
     at_link *at;              /* [links] */
     rank_taken *held;         /* whose gradients workers wait for */
     rank_taken *takes;        /* that are not answered, in order */
+    uint64_t turns;           /* that were given */
     pthread_cond_t turned;    /* one of them has another state */
 };
 
@@ -88,6 +89,7 @@ struct rank_taken {
     _Atomic(int) undone; /* the loop ended early, and has not trained it */
     /* The rank's lock guards these: */
     int is_held, is_listed; /* it is in `held`, `takes` */
+    uint64_t turn;          /* its place among `takes`; 0: none yet */
     rank_taken *held_next, *takes_next;
     enum take_state state;
 };
@@ -146,7 +148,7 @@ void pass_drop(rank_taken *t);
 
 /* ---- order.c ---- */
 
-/* It is behind those that wait. */
+/* It is behind those that wait; again: where it was. */
 void order_enter(rank_taken *t);
 void order_leave(rank_taken *t);
 /* A worker has answered; waits for the Takes before it.  Whether it is done:
