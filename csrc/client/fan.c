@@ -252,9 +252,9 @@ static enum request_event request_judge(const fan *f, request *q,
         persia_shard_release(&q->reply);
     }
     if (rc == PERSIA_ESTALE && !f->fresh && q->repairs < REPAIRS) {
-        q->repairs++;
         rc = server_repair(r, q->to, q->caller.boot, *deadline);
         if (!rc) {
+            q->repairs++;
             q->rc = PERSIA_OK;
             q->tries = 0;
             return REQUEST_GREET;

@@ -189,7 +189,8 @@ static void note_number(server *from, uint64_t number, uint64_t settled)
 }
 
 /* PERSIA_ESTALE: the server was started again since it answered, and this
- * life of it has not the update. */
+ * life of it has not the update.  PERSIA_EREPLACED: the rows that had it were
+ * replaced since. */
 static int note_acked(const request *q)
 {
     ps_client *r = q->call->r;
@@ -199,7 +200,8 @@ static int note_acked(const request *q)
     uint64_t settled = r->settled.w.watermark;
     pthread_mutex_unlock(&r->lock);
     pthread_mutex_lock(&from->lock);
-    int there = from->boot == q->caller.boot;
+    const int same_life = from->boot == q->caller.boot;
+    int there = same_life && from->lineage == q->caller.lineage;
     if (there) {
         note_number(from, number, settled);
         note_step(from, q->call->step);
@@ -207,11 +209,14 @@ static int note_acked(const request *q)
         there = window_has(&from->acked.w, number);
     }
     pthread_mutex_unlock(&from->lock);
-    return there ? PERSIA_OK
-                 : persia_err_set(PERSIA_ESTALE,
-                                  "%s was started again and has lost "
-                                  "update %llu",
-                                  from->address, (unsigned long long)number);
+    if (there)
+        return PERSIA_OK;
+    return same_life
+               ? PERSIA_EREPLACED
+               : persia_err_set(PERSIA_ESTALE,
+                                "%s was started again and has lost update "
+                                "%llu",
+                                from->address, (unsigned long long)number);
 }
 
 /* Notes what a reply acknowledges; see note_acked(). */
@@ -237,6 +242,10 @@ static int accept_push(void *ctx, request *q)
     ps_client *r = p->r;
     const wire_push_reply *m = q->reply.message;
     int rc = read_reply(q);
+    if (rc == PERSIA_EREPLACED) { /* dropped, as where that was sooner */
+        r->counts.stale++;
+        return PERSIA_OK;
+    }
     if (rc) /* PERSIA_ESTALE: it is sent again */
         return rc;
     sync_note_left(r, p->moves, m);
@@ -286,9 +295,12 @@ static void push_ended(call *k)
     ps_client *r = k->r;
     for (size_t i = 0; i < k->requests_n; i++) {
         request *q = &k->requests[i];
-        if (q->state == REQUEST_CAME && !q->rc &&
-            read_reply(q) == PERSIA_ESTALE)
-            client_note_lost(r, q->to, 1); /* no server has it any more */
+        if (q->state != REQUEST_CAME || q->rc)
+            continue;
+        const int rc = read_reply(q);
+        if (rc == PERSIA_ESTALE) /* no server has it any more */
+            client_note_lost(r, q->to, 1);
+        r->counts.stale += rc == PERSIA_EREPLACED;
     }
     if (!r->shared || persia_client_has(r, k->number))
         settle(r, k->number);

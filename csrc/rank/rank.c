@@ -548,6 +548,7 @@ static int take_in_order(rank_taken *t)
     pthread_mutex_unlock(&r->lock);
     int rc = ordered ? persia_turn_take(&r->in_order) : PERSIA_OK;
     if (!rc) {
+        order_enter(t); /* it has left where it reported a loss before */
         rc = take(t);
         if (ordered)
             persia_turn_give(&r->in_order);
