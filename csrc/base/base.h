@@ -67,6 +67,8 @@ PERSIA_API int persia_err_set(int code, const char *format, ...)
 PERSIA_API const char *persia_err_text(void);
 /* "OutOfMemory", ...; "InternalError" for a number that is no code. */
 PERSIA_API const char *persia_err_name(int code);
+/* The reverse; PERSIA_EINTERNAL for another text. */
+PERSIA_API int persia_err_code(const char *name);
 /* The general message of a code, for use without persia_err_set(). */
 PERSIA_API const char *persia_err_message(int code);
 
