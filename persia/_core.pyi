@@ -297,6 +297,7 @@ class Channel:
         security: dict[str, Any],
         message_limit: int,
         timeout: float,
+        shard: int = -1,
     ) -> None: ...
     def hello(self, namespace: str, stream: int, /) -> dict[str, Any]: ...
     def declare(self, **config: Any) -> tuple[int, bool]: ...
@@ -347,6 +348,8 @@ class Server:
         checkpoints: str | None,
         lines: int = 0,
         log: tuple[str, int, int, int] | None = None,
+        beside: Server | None = None,
+        others: int = 0,
     ) -> None: ...
     def start(
         self,
@@ -356,6 +359,7 @@ class Server:
         connections: int,
         message_limit: int,
         security: dict[str, Any],
+        beside: list[Server] | None = None,
     ) -> int: ...
     def connections(self) -> tuple[int, int, int]: ...
     def health(self, serving: bool, /) -> None: ...

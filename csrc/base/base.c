@@ -57,6 +57,14 @@ const char *persia_err_name(int code)
     return error_names[error_index(code)];
 }
 
+int persia_err_code(const char *name)
+{
+    int code = PERSIA_OK + 1;
+    while (code < PERSIA_ERROR_COUNT && strcmp(error_names[code], name) != 0)
+        code++;
+    return code < PERSIA_ERROR_COUNT ? code : PERSIA_EINTERNAL;
+}
+
 const char *persia_err_message(int code)
 {
     return error_messages[error_index(code)];

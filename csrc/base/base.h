@@ -77,6 +77,8 @@ PERSIA_API void persia_err_keep(err_kept *out, int code);
 PERSIA_API int persia_err_again(const err_kept *k);
 /* "OutOfMemory", ...; "InternalError" for a number that is no code. */
 PERSIA_API const char *persia_err_name(int code);
+/* The reverse; PERSIA_EINTERNAL for another text. */
+PERSIA_API int persia_err_code(const char *name);
 /* The general message of a code, for use without persia_err_set(). */
 PERSIA_API const char *persia_err_message(int code);
 

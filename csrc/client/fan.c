@@ -16,7 +16,10 @@
 /* Then a call waits for long. */
 #define HELD_NS (1000 * MS)
 
-enum { REPAIRS = 8 /* of one request: then it is a bug */ };
+enum {
+    REPAIRS = 8, /* of one request: then it is a bug */
+    TOGETHER_BYTES = 2 << 20 /* of replies that arrive together, about */
+};
 
 /* ---- calls ---- */
 
@@ -125,6 +128,7 @@ int fan_prepare(call *k, server *const *to, size_t n)
         q->call = k;
         q->to = to ? to[i] : k->r->servers[i];
         q->index = i;
+        q->expects = 0;
         q->state = REQUEST_READY;
         q->rc = PERSIA_OK;
         q->tries = q->repairs = 0;
@@ -175,7 +179,8 @@ static void request_came(void *ctx, int rc, shard_reply *reply)
         call_end(k);
 }
 
-static void request_start(const fan *f, request *q, uint64_t deadline)
+/* Bytes of its reply, about.  It may end at any time, once it has begun. */
+static uint64_t request_start(const fan *f, request *q, uint64_t deadline)
 {
     call *k = q->call;
     if (q->tries == 0)
@@ -184,11 +189,13 @@ static void request_start(const fan *f, request *q, uint64_t deadline)
     q->tries++;
     q->method = f->method;
     f->fill(f->ctx, q);
+    const uint64_t expects = q->expects;
     pthread_mutex_lock(&k->errand.lock);
     request_event(q, REQUEST_SEND);
     persia_errand_start(&k->errand);
     pthread_mutex_unlock(&k->errand.lock);
-    shard_begin(q->to->ref, f->method, &q->args, deadline, request_came, q);
+    shard_queue(q->to->ref, f->method, &q->args, deadline, request_came, q);
+    return expects;
 }
 
 /* Seconds that a request has. */
@@ -282,10 +289,12 @@ static void judge_all(call *k, const fan *f, uint64_t *deadline)
 }
 
 /* Sends what is due.  The shard of this process is the last: it works on this
- * very thread. */
+ * very thread.  Requests to shards of one server leave together, up to
+ * TOGETHER_BYTES of replies: the first of them are put in their places while
+ * others are on their way. */
 static void start_due(call *k, const fan *f, uint64_t deadline)
 {
-    uint64_t now = persia_clock_ns();
+    uint64_t now = persia_clock_ns(), expected = 0;
     for (int direct = 0; direct < 2; direct++) {
         for (size_t i = 0; i < k->requests_n; i++) {
             request *q = &k->requests[i];
@@ -296,8 +305,14 @@ static void start_due(call *k, const fan *f, uint64_t deadline)
             pthread_mutex_unlock(&k->errand.lock);
             if (state == REQUEST_READY ||
                 (state == REQUEST_PAUSED && q->at <= now))
-                request_start(f, q, deadline);
+                expected += request_start(f, q, deadline);
+            if (expected >= TOGETHER_BYTES) {
+                shard_flush(q->to->ref);
+                expected = 0;
+            }
         }
+        for (size_t i = 0; i < k->requests_n; i++)
+            shard_flush(k->requests[i].to->ref);
     }
 }
 

@@ -8,7 +8,8 @@
  *   restores.c  rows that others replaced; mixtures
  *   fan.c       requests to several shards at once, tried again
  *   wait.c      a call of one shard
- *   rpc_shard.c   a shard behind a channel
+ *   rpc_shard.c   a shard behind messages
+ *   peer.c      the way to one server, for its shards
  *   sums.c      gradients of a batch, summed by its index
  *   members.c   which ranks take part in the steps
  *   tables.c, pull.c, push.c, rows.c
@@ -120,6 +121,7 @@ typedef struct request {
     struct call *call;
     server *to;
     size_t index;
+    uint64_t expects; /* bytes of its reply, about; 0: few */
     enum request_state state;
     uint32_t method;
     int rc;
@@ -340,7 +342,7 @@ enum claim { CLAIM_LOOK, CLAIM_STREAM };
 wire_hello make_hello(const ps_client *r, enum claim claim);
 int check_hello(const ps_client *r, const server *from,
                 const wire_hello_reply *m);
-/* Without what ends with the reply: tables and slots. */
+/* Without what ends with the reply: tables, slots and shards. */
 void hello_copy(wire_hello_reply *to, const wire_hello_reply *from);
 /* Takes on what a Hello said; the server's lock is held. */
 void server_learn(server *to, const wire_hello_reply *m);
@@ -352,7 +354,11 @@ void greeting_end(server *to);
 
 /* ---- shards ---- */
 
-/* Calls a method by its number; see persia_shard_wait(). */
+/* Calls a method by its number, see persia_shard_wait(): once shard_flush()
+ * follows, with others that were queued; or at once. */
+void shard_queue(shard_ref *to, uint32_t method, const void *arguments,
+                 uint64_t deadline, shard_done done, void *ctx);
+void shard_flush(shard_ref *to);
 void shard_begin(shard_ref *to, uint32_t method, const void *arguments,
                  uint64_t deadline, shard_done done, void *ctx);
 /* Of the struct of a method's reply. */

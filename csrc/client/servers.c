@@ -276,6 +276,8 @@ void hello_copy(wire_hello_reply *to, const wire_hello_reply *from)
     to->tables_n = 0;
     to->slots = NULL;
     to->slots_n = 0;
+    to->here = NULL;
+    to->here_n = 0;
 }
 
 static int send_hello(const ps_client *r, server *to, const wire_hello *m,

@@ -8,7 +8,7 @@
  * for. */
 #define LATE_NS ((uint64_t)1000000000)
 
-void shard_begin(shard_ref *to, uint32_t method, const void *arguments,
+void shard_queue(shard_ref *to, uint32_t method, const void *arguments,
                  uint64_t deadline, shard_done done, void *ctx)
 {
     switch (method) {
@@ -19,6 +19,19 @@ void shard_begin(shard_ref *to, uint32_t method, const void *arguments,
         SHARD_OPS(SHARD_OP)
 #undef SHARD_OP
     }
+}
+
+void shard_flush(shard_ref *to)
+{
+    if (to->ops->flush)
+        to->ops->flush(to);
+}
+
+void shard_begin(shard_ref *to, uint32_t method, const void *arguments,
+                 uint64_t deadline, shard_done done, void *ctx)
+{
+    shard_queue(to, method, arguments, deadline, done, ctx);
+    shard_flush(to);
 }
 
 /* A call that is waited for.  A thread that is interrupted leaves it

@@ -58,7 +58,7 @@ static const struct {
     int (*start)(request *r);
     int (*put)(wire_out *o, const void *reply);
     int flags;
-} methods[WIRE_METHODS_N] = {
+} methods[WIRE_METHODS_N] = { /* Many is a host's */
 #define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
     [WIRE_##upper] = {start_##name, put_##name, flags},
     SHARD_OPS(SHARD_OP)
@@ -206,7 +206,7 @@ static int check_call(ps_service *s, rpc_call *call)
     const int flags = method < WIRE_METHODS_N ? methods[method].flags : 0;
     if (atomic_load(&s->closed) && !(flags & OP_STAYS))
         return persia_err_set(PERSIA_EUNAVAILABLE, "the server is stopping");
-    if (method >= WIRE_METHODS_N)
+    if (method >= WIRE_METHODS_N || !methods[method].start)
         return persia_err_set(PERSIA_EPROTOCOL, "there is no method %u",
                               method);
     if (flags & OP_ADMIN && !call->admin) {

@@ -9,8 +9,9 @@ from persia.base.options import validated
 from persia.cli.flags import with_flags
 from persia.cli.options import DryRun
 from persia.cli.shared import Commands, begin
-from persia.distributed.server import ServeConfig, find_shard
-from persia.distributed.server import serve as run
+from persia.distributed.server import ServeConfig, find_shards
+from persia.distributed.shards import serve as run
+from persia.distributed.shards import these
 from persia.distributed.worker import WorkerConfig, serve_worker
 
 commands = Commands(no_args_is_help=True)
@@ -47,7 +48,7 @@ _WORKER_PANELS = {
 @commands.command()
 @with_flags(ServeConfig, _PANELS)
 def ps(dry_run: DryRun = False, **flags: Any) -> None:
-    """Serve one shard of the tables of a job.
+    """Serve one shard of the tables of a job, or several.
 
     It prints a line "serving shard 0 of 2 on 127.0.0.1:8888" when it is
     ready. At SIGTERM it finishes the requests that have arrived, saves its
@@ -57,13 +58,10 @@ def ps(dry_run: DryRun = False, **flags: Any) -> None:
     """
     config = validated(ServeConfig, flags)
     begin(config.model_dump())
-    shard, shards = find_shard(config.shard, config.shards)
+    which = these(*find_shards(config))
     config.security(config.admin_token_file)  # its files can be read
     if dry_run:
-        say(
-            f"would serve shard {shard} of {shards} on "
-            f"{config.host}:{config.port}"
-        )
+        say(f"would serve {which} on {config.host}:{config.port}")
         return
     run(config)
 
