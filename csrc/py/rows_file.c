@@ -189,6 +189,28 @@ static PyObject *file_look_up(PyObject *self, PyObject *args)
     return rc ? py_raise(rc) : PyLong_FromUnsignedLongLong(absent);
 }
 
+static PyObject *file_contains(PyObject *self, PyObject *args)
+{
+    const rows_file *f = ((file_object *)self)->file;
+    PyObject *ids_object, *out_object;
+    array ids, out;
+    if (!PyArg_ParseTuple(args, "OO", &ids_object, &out_object) ||
+        array_take(ids_object, "ids", 0, 0, &ids))
+        return NULL;
+    const size_t n = (size_t)ids.view.len / sizeof(uint64_t);
+    const int took = array_take(out_object, "out", 1, n, &out);
+    if (!took) {
+        Py_BEGIN_ALLOW_THREADS
+        persia_rows_file_contains(f, n, ids.view.buf, out.view.buf);
+        Py_END_ALLOW_THREADS
+        array_drop(&out);
+    }
+    array_drop(&ids);
+    if (took)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyObject *file_read(PyObject *self, PyObject *args)
 {
     const rows_file *f = ((file_object *)self)->file;
@@ -240,6 +262,9 @@ static PyMethodDef file_methods[] = {
     {"look_up", file_look_up, METH_VARARGS,
      "look_up(ids, out)\n--\n\nThe vectors of ids, uint64 [n], into float32 "
      "[n, dim]; how many of the ids have no row."},
+    {"contains", file_contains, METH_VARARGS,
+     "contains(ids, out)\n--\n\nWhich of ids, uint64 [n], have a row, into "
+     "uint8 [n]."},
     {"read", file_read, METH_VARARGS,
      "read(first, ids, vectors)\n--\n\nRows from a number on, in the order "
      "of the file, into uint64 [n] and float32 [n, dim]."},

@@ -192,6 +192,16 @@ static void find_group(const rows_file *f, size_t n, const uint64_t *ids,
         rows[i] = find(f, ids[i], place[i]);
 }
 
+/* As a lookup in the table has it. */
+static int absent_vector(const rows_file *f, const uint64_t *id, float *to)
+{
+    if (persia_table_get_config(f->absent)->missing == MISSING_ZEROS) {
+        memset(to, 0, f->config.dim * sizeof *to);
+        return PERSIA_OK;
+    }
+    return persia_table_get(f->absent, 1, id, to, NULL, NULL);
+}
+
 int persia_rows_file_look_up(const rows_file *f, size_t n, const uint64_t *ids,
                              float *out, size_t stride, uint64_t *absent)
 {
@@ -207,13 +217,25 @@ int persia_rows_file_look_up(const rows_file *f, size_t n, const uint64_t *ids,
                 continue;
             }
             ++*absent;
-            const int code = persia_table_get(f->absent, 1, ids + at + i, to,
-                                              NULL, NULL);
+            const int code = absent_vector(f, ids + at + i, to);
             if (code)
                 return code;
         }
     }
     return PERSIA_OK;
+}
+
+void persia_rows_file_contains(const rows_file *f, size_t n,
+                               const uint64_t *ids, uint8_t *found)
+{
+    const char *rows[GROUP];
+
+    for (size_t at = 0; at < n; at += GROUP) {
+        const size_t some = n - at < GROUP ? n - at : GROUP;
+        find_group(f, some, ids + at, rows);
+        for (size_t i = 0; i < some; i++)
+            found[at + i] = rows[i] != NULL;
+    }
 }
 
 /* ---- all rows ----------------------------------------------------------- */

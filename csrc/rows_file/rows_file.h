@@ -9,9 +9,9 @@
  *   rows   U8 [n, stride]     id u64 | scale fp32 (integers) | values | zeros
  *
  * Data begins at a multiple of 4096 and the index stands first, so that
- * buckets are cache lines.  A row of integers has one scale: a value is the scale
- * times the integer.  Integers of four bits lie two a byte, the lower half
- * first; the lowest integer of each width is not used.
+ * buckets are cache lines.  A row of integers has one scale: a value is the
+ * scale times the integer.  Integers of four bits lie two a byte, the lower
+ * half first; the lowest integer of each width is not used.
  *
  * A writer belongs to one thread.  A file may be searched by any number of
  * threads; nothing of it changes.  Bytes may come from anywhere: headers are
@@ -77,6 +77,9 @@ PERSIA_API uint32_t persia_rows_file_dim(const rows_file *f);
 PERSIA_API int persia_rows_file_look_up(const rows_file *f, size_t n,
                                         const uint64_t *ids, float *out,
                                         size_t stride, uint64_t *absent);
+/* found[i] is 1 if ids[i] has a row. */
+PERSIA_API void persia_rows_file_contains(const rows_file *f, size_t n,
+                                          const uint64_t *ids, uint8_t *found);
 /* Rows first..first + n in the order of the file: ids [n] and vectors
  * [n, dim], either may be NULL. */
 PERSIA_API int persia_rows_file_read(const rows_file *f, uint64_t first,

@@ -34,6 +34,7 @@ COMMANDS = {
     "evaluate": "Score a saved model: AUC, log loss, calibration.",
     "predict": "Write the probability of a click for each sample.",
     "report": "Write an HTML file about a saved model.",
+    "export": "Make a saved model ready to be served.",
     "schema": "Print a schema, to edit and pass to persia train --schema.",
     "prepare": "Sort a log by its timestamps, in bounded memory.",
     "data": "Check files of samples.",

@@ -1,6 +1,7 @@
 /* Files of rows that are served: each row is found, others are not, values
  * are within half a scale, pooled batches have the bits of
- * persia_pool_forward(), and damaged files are refused or searched within their bounds. */
+ * persia_pool_forward(), and damaged files are refused, or searched within
+ * their bounds. */
 #include <fcntl.h>
 #include <math.h>
 #include <setjmp.h>
@@ -152,7 +153,7 @@ static void test_every_row_is_found(void **state)
 static void test_absent_ids_have_initial_vectors(void **state)
 {
     const rows_config c = {ROWS_INT8, 16, KEY};
-    const table_config config = absent_of(16);
+    table_config config = absent_of(16);
     uint64_t ids[100], others[300], absent = 0;
     float vectors[100 * 16], found[300 * 16], wanted[300 * 16];
     table *t;
@@ -168,8 +169,21 @@ static void test_absent_ids_have_initial_vectors(void **state)
         persia_rows_file_look_up(f, 300, others, found, 16, &absent),
         PERSIA_OK);
     assert_int_equal(absent, 300);
+    uint8_t has[400];
+    persia_rows_file_contains(f, 300, others, has);
+    persia_rows_file_contains(f, 100, ids, has + 300);
+    for (size_t i = 0; i < 400; i++)
+        assert_int_equal(has[i], i >= 300);
     assert_memory_equal(found, wanted, sizeof found);
     persia_table_destroy(t);
+    persia_rows_file_close(f);
+    config.missing = MISSING_ZEROS;
+    assert_int_equal(persia_rows_file_open(folder, "rows", &c, &config, &f),
+                     PERSIA_OK);
+    assert_int_equal(
+        persia_rows_file_look_up(f, 1, others, found, 16, &absent), PERSIA_OK);
+    for (size_t j = 0; j < 16; j++)
+        assert_true(found[j] == 0);
     persia_rows_file_close(f);
 }
 
