@@ -213,7 +213,7 @@ int persia_rows_file_look_up(const rows_file *f, size_t n, const uint64_t *ids,
         for (size_t i = 0; i < some; i++) {
             float *to = out + (at + i) * stride;
             if (rows[i]) {
-                rows_widen(&f->config, rows[i], to);
+                persia_rows_widen(&f->config, rows[i], to);
                 continue;
             }
             ++*absent;
@@ -252,7 +252,7 @@ int persia_rows_file_read(const rows_file *f, uint64_t first, size_t n,
         if (ids)
             ids[i] = rows_id(row);
         if (vectors)
-            rows_widen(&f->config, row, vectors + i * f->config.dim);
+            persia_rows_widen(&f->config, row, vectors + i * f->config.dim);
     }
     return PERSIA_OK;
 }

@@ -12,7 +12,7 @@ enum { ROWS_ID = 8, ROWS_ALIGN = 4096, ROWS_BUCKET = 64 };
 int rows_narrow(const rows_config *c, uint32_t stride, uint64_t id,
                 const float *vector, char *row);
 /* The reverse. */
-void rows_widen(const rows_config *c, const char *row, float *out);
+void persia_rows_widen(const rows_config *c, const char *row, float *out);
 
 /* persia_rows_file_open() of a file that is open and has `bytes` bytes; the
  * descriptor stays the caller's. */

@@ -92,7 +92,8 @@ int rows_narrow(const rows_config *c, uint32_t stride, uint64_t id,
     return 1;
 }
 
-HOT void rows_widen(const rows_config *c, const char *row, float *restrict out)
+HOT void persia_rows_widen(const rows_config *c, const char *row,
+                           float *restrict out)
 {
     const char *from = row + ROWS_ID;
     float scale;

@@ -20,12 +20,15 @@ def command(
     ],
     rows: Annotated[
         Literal["fp32", "fp16", "int8", "int4"],
-        typer.Option(help="How vectors are kept; integers have a scale a row"),
+        typer.Option(help="Type of the vectors; integers have a scale a row."),
     ] = "fp32",
     step: Step = None,
     keep: Annotated[
         int | None,
-        typer.Option(min=1, help="Versions that stay (default: all)."),
+        typer.Option(
+            min=1,
+            help="How many versions stay, the newest; none: all.",
+        ),
     ] = None,
     min_count: Annotated[
         float | None,

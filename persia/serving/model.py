@@ -218,6 +218,14 @@ class ExportedModel(nn.Module):
             file.read(first, ids, vectors)
             yield ids, vectors
 
+    def vectors(self, table: str, ids: Tensor) -> Tensor:
+        """The vectors of ids [n], int64, in a table: float32 [n, dim]; ids
+        without a row have what they had in the training."""
+        dims = {t.options.name: t.options.dim for t in self.manifest.tables}
+        out = torch.empty(len(ids), dims[table])
+        self._tables[table].look_up(ids.contiguous().numpy(), out.numpy())
+        return out
+
     def check_rows(self) -> None:
         """Searches for each row of each table; raises CorruptFile."""
         for file in self._tables.values():
