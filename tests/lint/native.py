@@ -30,14 +30,14 @@ from tests.lint.words import WORDS
 #: The rooms in their order: the list of docs/dev/rooms.md.
 ROOMS = (
     *("base", "simd", "data", "spec", "mem", "sched", "ids", "pool", "cuda"),
-    *("optim", "evict", "admit", "table", "ckpt", "log"),
+    *("optim", "evict", "admit", "table", "ckpt", "rows_file", "log"),
     *("wire", "rpc", "shard"),
     *("client", "server", "batch", "loop", "link", "loader", "rank"),
     *("embedding_worker", "py", "torch"),
 )
 
 #: Public headers of a room beside `<room>.h`.
-MORE = {"mem": {"device.h"}}
+MORE = {"mem": {"device.h"}, "ckpt": {"files.h", "safetensors.h"}}
 
 #: Rooms that may include fewer than all above them.
 ONLY = {
