@@ -184,38 +184,78 @@ _TABLE_COUNTERS = {
 }
 
 
+# What a process has once, whatever the number of its shards.
+_SHARED = {"updates", "step", "memory_used", "memory_limit", "uptime_ns"}
+_SHARED |= {"recovers", "log_failed"}
+
+
+def _merged(shards: list[dict[str, Any]]) -> dict[str, Any]:
+    """The counters of a process of those of its shards."""
+    merged: dict[str, Any] = {}
+    tables: dict[str, dict[str, Any]] = {}
+    for stats in shards:
+        for name in (*_COUNTERS, *_GAUGES, "uptime_ns"):
+            known, value = merged.get(name, 0), stats[name]
+            merged[name] = (
+                max(known, value) if name in _SHARED else known + value
+            )
+        for table in stats["tables"]:
+            known = tables.setdefault(table["name"], {})
+            for name in (*_TABLE_GAUGES, *_TABLE_COUNTERS):
+                pair = known.get(name, 0), table[name]
+                known[name] = max(pair) if name == "pushes" else sum(pair)
+    merged["tables"] = [{"name": name} | one for name, one in tables.items()]
+    return merged
+
+
 class ServerCollector:
     """The counters of a server, read when Prometheus asks.
 
     Args:
-        stats: gives them, as ``persia.distributed.server.Server.stats``.
-        namespace, shard, shards: of the server.
+        stats: gives those of each of its shards, as
+            ``persia.distributed.server.Server.stats``.
+        namespace, shards: of the job.
+        numbers: of the server's shards.
     """
 
     def __init__(
         self,
-        stats: Callable[[], dict[str, Any]],
+        stats: list[Callable[[], dict[str, Any]]],
         namespace: str,
-        shard: int,
+        numbers: list[int],
         shards: int,
     ) -> None:
         self._stats = stats
-        self._shard = {
-            "namespace": namespace,
-            "shard": str(shard),
-            "shards": str(shards),
+        self._labels = [
+            {"namespace": namespace, "shard": str(i), "shards": str(shards)}
+            for i in numbers
+        ]
+
+    def _of_shards(self, shards: list[dict[str, Any]]) -> Iterator[Metric]:
+        """What is known of each shard."""
+        names = list(self._labels[0])
+        info = GaugeMetricFamily("persia_shard", "Which.", labels=names)
+        families = {
+            name: GaugeMetricFamily(
+                f"persia_shard_{name}",
+                f"{text[:-1]} of a shard.",
+                labels=names,
+            )
+            for name, text in _TABLE_GAUGES.items()
         }
+        for labels, stats in zip(self._labels, shards):
+            info.add_metric(list(labels.values()), 1)
+            for name, family in families.items():
+                value = sum(table[name] for table in stats["tables"])
+                family.add_metric(list(labels.values()), value)
+        yield info
+        yield from families.values()
 
     def collect(self) -> Iterator[Metric]:
         """All metrics."""
-        stats, shard = self._stats(), self._shard
-        info = GaugeMetricFamily(
-            "persia_shard",
-            "Which shard this server has, in its labels.",
-            labels=list(shard),
-        )
-        info.add_metric(list(shard.values()), 1)
-        yield info
+        shards = [stats() for stats in self._stats]
+        stats = _merged(shards)
+        yield from self._of_shards(shards)
         uptime = stats["uptime_ns"] / 1e9
         text = "Seconds since the start."
         yield GaugeMetricFamily("persia_uptime_seconds", text, value=uptime)

@@ -60,7 +60,7 @@ typedef struct client_config {
     enum client_lost lost;
     rpc_security security;
 } client_config;
-/* Says Hello to all: PERSIA_EMISMATCH unless they are shards 0..N-1 of N of
+/* Says Hello to all: PERSIA_EMISMATCH unless they have shards 0..N-1 of N of
  * one namespace, naming those that are missing or twice. */
 PERSIA_API int persia_client_create(const client_config *config,
                                     ps_client **out);
@@ -313,6 +313,13 @@ PERSIA_API int persia_shard_connect(const rpc_channel_config *config,
 /* The shard behind a channel, which is taken over, also on failure. */
 PERSIA_API int persia_shard_over(rpc_channel *channel, const char *address,
                                  shard_ref **out);
+/* Of a server with several shards: the ref is that of this one from now on.
+ * PERSIA_EARG for a ref without messages. */
+PERSIA_API int persia_shard_name(shard_ref *ref, uint32_t shard);
+/* Another one of the same server, over the same connection.  The first of them
+ * that is closed ends the calls of all. */
+PERSIA_API int persia_shard_beside(shard_ref *ref, uint32_t shard,
+                                   shard_ref **out);
 /* Calls a method (enum wire_method; arguments: its struct of ops.h) and waits
  * for the answer: polls persia_interrupt_poll().  *reply: its struct, until
  * persia_shard_release().  A thread that is interrupted, or not answered for a

@@ -26,8 +26,16 @@ static int choose_client(uint64_t *out)
 typedef struct greeting {
     ps_client *r;
     enum claim claim;
-    wire_hello_reply *replies; /* [servers] */
+    wire_hello_reply *replies; /* [servers]; `here` is of its own memory */
+    size_t room;               /* of them */
 } greeting;
+
+static void replies_free(wire_hello_reply *replies, size_t n)
+{
+    for (size_t i = 0; replies && i < n; i++)
+        free(replies[i].here);
+    free(replies);
+}
 
 static void fill_hello(void *ctx, request *q)
 {
@@ -38,8 +46,19 @@ static void fill_hello(void *ctx, request *q)
 static int accept_hello(void *ctx, request *q)
 {
     greeting *g = ctx;
-    hello_copy(&g->replies[q->index], q->reply.message);
-    return check_hello(g->r, q->to, q->reply.message);
+    const wire_hello_reply *from = q->reply.message;
+    wire_hello_reply *to = &g->replies[q->index];
+    uint64_t *here = malloc((from->here_n + 1) * sizeof *here);
+    if (!here)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for %zu shards",
+                              from->here_n);
+    if (from->here_n)
+        memcpy(here, from->here, from->here_n * sizeof *here);
+    free(to->here);
+    hello_copy(to, from);
+    to->here = here;
+    to->here_n = from->here_n;
+    return check_hello(g->r, q->to, from);
 }
 
 /* The numbers of shards that no server has, as text. */
@@ -58,7 +77,7 @@ static void list_missing(const greeting *g, uint32_t shards, char *out,
     }
 }
 
-/* The servers must be shards 0 .. N-1 of N. */
+/* The servers must have shards 0 .. N-1 of N. */
 static int check_shards(const greeting *g)
 {
     const ps_client *r = g->r;
@@ -143,15 +162,85 @@ static int claim_all(greeting *g, call *k)
     return ask_all(g, k, CLAIM_STREAM);
 }
 
+/* `ref` is taken over in any case. */
+static int open_server(ps_client *r, const char *address, shard_ref *ref);
+
+/* Shards that addresses have beside the one that has answered. */
+static int more_shards(const greeting *g, size_t *out)
+{
+    *out = 0;
+    for (uint32_t i = 0; i < g->r->servers_n; i++) {
+        const wire_hello_reply *m = &g->replies[i];
+        int there = !m->here_n;
+        for (size_t k = 0; k < m->here_n; k++)
+            there |= m->here[k] == m->shard;
+        if (!there)
+            return server_bad_reply(g->r->servers[i],
+                                    "its Hello leaves out its own shard");
+        *out += m->here_n ? m->here_n - 1 : 0;
+    }
+    return g->r->servers_n + *out <= IDS_SHARDS_MAX
+               ? PERSIA_OK
+               : persia_err_set(PERSIA_EMISMATCH,
+                                "the servers have more than %d shards",
+                                IDS_SHARDS_MAX);
+}
+
+/* Opens the other shards of one address. */
+static int open_beside(const greeting *g, uint32_t i)
+{
+    ps_client *r = g->r;
+    const wire_hello_reply *m = &g->replies[i];
+    server *first = r->servers[i];
+    int rc = m->here_n > 1 ? persia_shard_name(first->ref, m->shard)
+                           : PERSIA_OK;
+    for (size_t k = 0; k < m->here_n && !rc; k++) {
+        shard_ref *ref;
+        if (m->here[k] == m->shard)
+            continue;
+        rc = persia_shard_beside(first->ref, (uint32_t)m->here[k], &ref);
+        if (!rc)
+            rc = open_server(r, first->address, ref);
+    }
+    return rc;
+}
+
+/* Where servers have several shards, opens and asks all of them. */
+static int greet_beside(greeting *g, call *k)
+{
+    ps_client *r = g->r;
+    const uint32_t n = r->servers_n;
+    size_t more;
+    int rc = more_shards(g, &more);
+    if (rc || !more)
+        return rc;
+    server **servers = realloc(r->servers, (n + more) * sizeof(server *));
+    if (servers)
+        r->servers = servers;
+    wire_hello_reply *replies = calloc(n + more, sizeof *replies);
+    if (!servers || !replies) {
+        free(replies);
+        return persia_err_set(PERSIA_ENOMEM, "no memory for %zu shards", more);
+    }
+    for (uint32_t i = 0; i < n && !rc; i++)
+        rc = open_beside(g, i);
+    replies_free(g->replies, n);
+    g->replies = replies;
+    g->room = n + more;
+    return rc ? rc : ask_all(g, k, CLAIM_LOOK);
+}
+
 static int greet_all(ps_client *r)
 {
-    greeting g = {.r = r,
+    greeting g = {.r = r, .room = r->servers_n,
                   .replies = calloc(r->servers_n, sizeof *g.replies)};
     call *k = call_take(r);
     int rc = !k ? PERSIA_ENOMEM
              : !g.replies
                  ? persia_err_set(PERSIA_ENOMEM, "no memory for a store")
                  : ask_all(&g, k, CLAIM_LOOK);
+    if (!rc)
+        rc = greet_beside(&g, k);
     if (!rc)
         rc = check_shards(&g);
     if (!rc && atomic_load(&r->stream))
@@ -160,7 +249,7 @@ static int greet_all(ps_client *r)
         rc = arrange(&g);
     /* Callbacks of a Hello that was given up use the call alone. */
     call_give(k);
-    free(g.replies);
+    replies_free(g.replies, g.room);
     return rc;
 }
 
@@ -182,18 +271,15 @@ static void close_ref(shard_ref *ref)
         ref->ops->close(ref);
 }
 
-/* `ref` is taken over in any case; NULL: it is to be opened. */
-static int open_server(ps_client *r, const client_config *config, size_t i,
-                       shard_ref *ref)
+static int open_server(ps_client *r, const char *address, shard_ref *ref)
 {
     server *to = calloc(1, sizeof *to);
     if (!to) {
         close_ref(ref);
-        return persia_err_set(PERSIA_ENOMEM, "no memory for %zu servers",
-                              config->addresses_n);
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a server");
     }
     to->ref = ref;
-    to->address = strdup(config->addresses[i]);
+    to->address = strdup(address);
     to->numbers = calloc(TABLES_MAX, sizeof *to->numbers);
     pthread_mutex_init(&to->lock, NULL);
     persia_cond_init(&to->greeted);
@@ -202,9 +288,8 @@ static int open_server(ps_client *r, const client_config *config, size_t i,
     numbers_init(&to->first, 0);
     r->servers[r->servers_n++] = to; /* from here on it is to be freed */
     if (!to->address || !to->numbers)
-        return persia_err_set(PERSIA_ENOMEM, "no memory for %zu servers",
-                              config->addresses_n);
-    return ref ? PERSIA_OK : open_ref(config, i, &to->ref);
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a server");
+    return PERSIA_OK;
 }
 
 static int check_config(const client_config *config)
@@ -289,7 +374,10 @@ static int create(const client_config *config, embedded *own,
         embedded_destroy(own);
     size_t n = rc ? 0 : config->addresses_n;
     for (size_t i = 0; i < n; i++) {
-        int code = open_server(r, config, i, refs ? refs[i] : NULL);
+        shard_ref *ref = refs ? refs[i] : NULL;
+        int code = ref ? PERSIA_OK : open_ref(config, i, &ref);
+        if (!code)
+            code = open_server(r, config->addresses[i], ref);
         rc = rc ? rc : code;
     }
     if (rc && refs) /* those not taken over yet */

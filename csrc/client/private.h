@@ -8,7 +8,8 @@
  *   restores.c  rows that others replaced; mixtures
  *   fan.c       requests to several shards at once, tried again
  *   wait.c      a call of one shard
- *   rpc_shard.c   a shard behind a channel
+ *   rpc_shard.c   a shard behind messages
+ *   peer.c      the way to one server, for its shards
  *   sums.c      gradients of a batch, summed by its index
  *   members.c   which ranks take part in the steps
  *   tables.c, pull.c, push.c, rows.c
@@ -63,13 +64,33 @@ typedef struct server {
 
 enum { FAN_TEXT = 640 };
 
-/* How a call's request to one server stands. */
+/* A call's request to one server is in one state at a time.  Its events, and
+ * the state that each leads to (a blank: it cannot occur there):
+ *
+ *          SEND    ANSWER  PAUSE   GREET  END
+ *  READY   FLYING                         DONE
+ *  FLYING          CAME
+ *  CAME                    PAUSED  READY  DONE
+ *  PAUSED  FLYING                         DONE
+ *
+ * A deadline, or a caller that is interrupted, leaves the states as they are.
+ */
 enum request_state {
     REQUEST_READY,
-    REQUEST_FLYING, /* until its callback; changes under the call's lock */
+    REQUEST_FLYING, /* until its callback; changes under the errand's lock */
     REQUEST_CAME,
     REQUEST_PAUSED, /* to be tried again at `at` */
-    REQUEST_DONE
+    REQUEST_DONE,
+    REQUEST_STATES
+};
+
+enum request_event {
+    REQUEST_SEND,
+    REQUEST_ANSWER,
+    REQUEST_PAUSE, /* the server cannot be reached: it is sent again */
+    REQUEST_GREET, /* the server is in another life: it was greeted */
+    REQUEST_END,   /* accepted, refused, or another one has failed */
+    REQUEST_EVENTS
 };
 
 /* The arguments of its call, at the address of the union. */
@@ -100,6 +121,7 @@ typedef struct request {
     struct call *call;
     server *to;
     size_t index;
+    uint64_t expects; /* bytes of its reply, about; 0: few */
     enum request_state state;
     uint32_t method;
     int rc;
@@ -120,10 +142,7 @@ typedef struct request {
 typedef struct call {
     struct call *next;
     ps_client *r;
-    pthread_mutex_t lock; /* guards flying, left and the states FLYING */
-    pthread_cond_t came;  /* and CAME */
-    size_t flying;
-    int left;             /* the caller has gone */
+    errand errand; /* its lock guards the states FLYING and CAME, too */
     /* Called once at the end of the call, by the caller or, if it has gone,
      * by the last callback; NULL: nothing. */
     void (*ended)(struct call *k);
@@ -323,7 +342,7 @@ enum claim { CLAIM_LOOK, CLAIM_STREAM };
 wire_hello make_hello(const ps_client *r, enum claim claim);
 int check_hello(const ps_client *r, const server *from,
                 const wire_hello_reply *m);
-/* Without what ends with the reply: tables and slots. */
+/* Without what ends with the reply: tables, slots and shards. */
 void hello_copy(wire_hello_reply *to, const wire_hello_reply *from);
 /* Takes on what a Hello said; the server's lock is held. */
 void server_learn(server *to, const wire_hello_reply *m);
@@ -335,7 +354,11 @@ void greeting_end(server *to);
 
 /* ---- shards ---- */
 
-/* Calls a method by its number; see persia_shard_wait(). */
+/* Calls a method by its number, see persia_shard_wait(): once shard_flush()
+ * follows, with others that were queued; or at once. */
+void shard_queue(shard_ref *to, uint32_t method, const void *arguments,
+                 uint64_t deadline, shard_done done, void *ctx);
+void shard_flush(shard_ref *to);
 void shard_begin(shard_ref *to, uint32_t method, const void *arguments,
                  uint64_t deadline, shard_done done, void *ctx);
 /* Of the struct of a method's reply. */

@@ -170,6 +170,7 @@ static void fill_pull(void *ctx, request *q)
         m->after = p->after;
     }
     q->args.pull.args = (shard_pull){.m = m};
+    q->expects = one->bytes;
 }
 
 static int put_piece(pulling *p, const piece *one);

@@ -334,8 +334,10 @@ static int accept_stats(void *ctx, request *q)
 {
     adding *a = ctx;
     const wire_stats_reply *m = q->reply.message;
-    a->used += m->memory_used;
-    a->limit += m->memory_limit;
+    if (!m->beside) {
+        a->used += m->memory_used;
+        a->limit += m->memory_limit;
+    }
     a->unlimited |= m->memory_limit == 0;
     for (size_t i = 0; a->name && i < m->tables_n; i++)
         if (strcmp(m->tables[i].name, a->name) == 0)

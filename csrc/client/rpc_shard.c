@@ -1,15 +1,18 @@
 /* rpc_shard.c: the body of a shard_ref behind messages: a call's struct leaves
- * as a message of the channel, and the reply's message is read into a struct.
+ * as a message to its server, and the reply's message is read into a struct.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/peer.h"
 #include "client/private.h"
 
 typedef struct rpc_shard {
     shard_ref ref; /* first */
-    rpc_channel *channel;
+    peer *peer;
+    int named; /* its server has several; this one's number: */
+    uint32_t no;
     char *address;
 } rpc_shard;
 
@@ -20,7 +23,7 @@ typedef struct rpc_shard {
     {                                                                         \
         return persia_wire_put_##message(o, OP_MESSAGE(name, args, a));       \
     }                                                                         \
-    static int get_##name(const rpc_reply *from, wire_memory *memory,         \
+    static int get_##name(const peer_reply *from, wire_memory *memory,        \
                           void *out)                                          \
     {                                                                         \
         return persia_wire_get_##reply(from->data, from->n, memory, out);     \
@@ -30,7 +33,7 @@ SHARD_OPS(SHARD_OP)
 
 static const struct {
     int (*put)(wire_out *o, const void *arguments);
-    int (*get)(const rpc_reply *from, wire_memory *memory, void *out);
+    int (*get)(const peer_reply *from, wire_memory *memory, void *out);
     size_t reply_size; /* of the struct */
 } methods[WIRE_METHODS_N] = {
 #define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
@@ -48,18 +51,18 @@ size_t shard_reply_bytes(uint32_t method)
 
 /* A call, and then what its reply points into. */
 typedef struct calling {
+    peer_call call; /* first */
     rpc_shard *to;
-    uint32_t method;
     shard_done done;
     void *ctx;
-    rpc_reply bytes;
+    peer_reply bytes;
     wire_memory memory;
     _Alignas(max_align_t) unsigned char message[];
 } calling;
 
 static void calling_free(calling *c)
 {
-    persia_rpc_reply_free(&c->bytes);
+    peer_reply_free(&c->bytes);
     persia_wire_memory_free(&c->memory);
     free(c);
 }
@@ -77,9 +80,9 @@ static void fail(calling *c, int rc)
     calling_free(c);
 }
 
-static void answered(void *ctx, int rc, rpc_reply *bytes)
+static void answered(peer_call *call, int rc, peer_reply *bytes)
 {
-    calling *c = ctx;
+    calling *c = (calling *)call;
     rpc_shard *to = c->to;
     if (rc) {
         fail(c, rc);
@@ -87,14 +90,14 @@ static void answered(void *ctx, int rc, rpc_reply *bytes)
     }
     c->bytes = *bytes;
     to->ref.bytes_in += bytes->n;
-    rc = methods[c->method].get(&c->bytes, &c->memory, c->message);
+    rc = methods[c->call.method].get(&c->bytes, &c->memory, c->message);
     if (rc) {
         char text[256];
         snprintf(text, sizeof text, "%s", persia_err_text());
         fail(c, persia_err_set(PERSIA_EPROTOCOL, "%s: %s", to->address, text));
         return;
     }
-    if (c->method == WIRE_HELLO)
+    if (c->call.method == WIRE_HELLO)
         to->ref.message_limit =
             ((const wire_hello_reply *)(const void *)c->message)
                 ->message_limit;
@@ -114,19 +117,10 @@ int shard_check_size(const shard_ref *to, size_t bytes)
         to->address, bytes, (unsigned long long)limit);
 }
 
-/* Takes o over. */
-static int send(calling *c, wire_out *o, uint64_t deadline)
-{
-    const uint64_t now = persia_clock_ns();
-    rpc_shard *to = c->to;
-    to->ref.bytes_out += o->bytes;
-    return persia_rpc_start(to->channel, c->method, o,
-                            deadline > now ? deadline - now : 1, answered, c);
-}
-
 static void begin(shard_ref *ref, uint32_t method, const void *arguments,
                   uint64_t deadline, shard_done done, void *ctx)
 {
+    rpc_shard *to = (rpc_shard *)ref;
     calling *c = malloc(sizeof *c + methods[method].reply_size);
     if (!c) {
         shard_reply none = {0};
@@ -134,20 +128,31 @@ static void begin(shard_ref *ref, uint32_t method, const void *arguments,
              &none);
         return;
     }
-    *c = (calling){.to = (rpc_shard *)ref, .method = method, .done = done,
-                   .ctx = ctx};
+    *c = (calling){.call = {.shard = to->no, .method = method,
+                            .deadline = deadline, .done = answered},
+                   .to = to, .done = done, .ctx = ctx};
     persia_wire_memory_init(&c->memory);
-    wire_out o;
-    persia_wire_out_init(&o);
-    int rc = methods[method].put(&o, arguments);
+    persia_wire_out_init(&c->call.out);
+    int rc = methods[method].put(&c->call.out, arguments);
     if (!rc)
-        rc = shard_check_size(ref, o.bytes);
-    if (rc)
-        persia_wire_out_free(&o);
-    else
-        rc = send(c, &o, deadline);
-    if (rc)
+        rc = shard_check_size(ref, c->call.out.bytes);
+    if (rc) {
+        persia_wire_out_free(&c->call.out);
         fail(c, rc);
+        return;
+    }
+    ref->bytes_out += c->call.out.bytes;
+    if (to->named)
+        peer_queue(to->peer, &c->call, ref->message_limit / 2);
+    else
+        peer_send(to->peer, &c->call);
+}
+
+static void flush(shard_ref *ref)
+{
+    const rpc_shard *s = (rpc_shard *)ref;
+    if (s->named)
+        peer_flush(s->peer);
 }
 
 #define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
@@ -167,7 +172,8 @@ static void close_(shard_ref *ref)
     rpc_shard *s = (rpc_shard *)ref;
     if (persia_fork_check("a server"))
         return;
-    persia_rpc_channel_close(s->channel);
+    peer_close(s->peer);
+    peer_drop(s->peer);
     free(s->address);
     free(s);
 }
@@ -177,26 +183,62 @@ static const shard_ops ops = {
     .name = begin_##name,
     SHARD_OPS(SHARD_OP)
 #undef SHARD_OP
+    .flush = flush,
     .close = close_,
 };
+
+/* The peer is taken over, also on failure. */
+static int make(peer *of, const char *address, shard_ref **out)
+{
+    rpc_shard *s = calloc(1, sizeof *s);
+    char *text = strdup(address);
+    if (!s || !text) {
+        free(s);
+        free(text);
+        peer_drop(of);
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a server");
+    }
+    s->ref = (shard_ref){.ops = &ops, .address = text};
+    s->peer = of;
+    s->address = text;
+    *out = &s->ref;
+    return PERSIA_OK;
+}
 
 int persia_shard_over(rpc_channel *channel, const char *address,
                       shard_ref **out)
 {
-    rpc_shard *s = calloc(1, sizeof *s);
-    char *text = strdup(address);
+    peer *of;
     *out = NULL;
-    if (!s || !text) {
-        free(s);
-        free(text);
-        persia_rpc_channel_close(channel);
-        return persia_err_set(PERSIA_ENOMEM, "no memory for a server");
-    }
-    s->ref = (shard_ref){.ops = &ops, .address = text};
-    s->channel = channel;
-    s->address = text;
-    *out = &s->ref;
+    int rc = peer_open(channel, &of);
+    return rc ? rc : make(of, address, out);
+}
+
+static rpc_shard *rpc_shard_of(shard_ref *ref)
+{
+    if (ref->ops == &ops)
+        return (rpc_shard *)ref;
+    (void)persia_err_set(PERSIA_EARG, "%s is no server with several shards",
+                         ref->address);
+    return NULL;
+}
+
+int persia_shard_name(shard_ref *ref, uint32_t shard)
+{
+    rpc_shard *s = rpc_shard_of(ref);
+    if (!s)
+        return PERSIA_EARG;
+    s->named = 1;
+    s->no = shard;
     return PERSIA_OK;
+}
+
+int persia_shard_beside(shard_ref *ref, uint32_t shard, shard_ref **out)
+{
+    const rpc_shard *s = rpc_shard_of(ref);
+    *out = NULL;
+    int rc = s ? make(peer_get(s->peer), s->address, out) : PERSIA_EARG;
+    return rc ? rc : persia_shard_name(*out, shard);
 }
 
 int persia_shard_connect(const rpc_channel_config *config, shard_ref **out)

@@ -137,17 +137,22 @@ int jobs_drop(embedding_worker *s)
 
 /* ---- the end of a job ---- */
 
+static void rank_drop(embedding_worker *s, worker_rank **at)
+{
+    worker_rank *r = *at;
+    *at = r->next;
+    free(r->held);
+    free(r);
+    s->stats.ranks--;
+}
+
 static void forget_ranks(embedding_worker *s, const worker_job *j)
 {
-    for (worker_rank **at = &s->ranks, *r; (r = *at);) {
-        if (r->job != j) {
-            at = &r->next;
-            continue;
-        }
-        *at = r->next;
-        free(r->held);
-        free(r);
-        s->stats.ranks--;
+    for (worker_rank **at = &s->ranks; *at;) {
+        if ((*at)->job == j)
+            rank_drop(s, at);
+        else
+            at = &(*at)->next;
     }
 }
 
@@ -382,6 +387,20 @@ static void give_back(embedding_worker *s, uint64_t client)
     }
 }
 
+/* The job has fewer ranks now. */
+static void drop_beyond(embedding_worker *s, const wire_hello *m)
+{
+    for (worker_rank **at = &s->ranks; *at;) {
+        worker_rank *r = *at;
+        if (r->named != m->job || r->rank < m->world) {
+            at = &r->next;
+            continue;
+        }
+        give_back(s, r->client);
+        rank_drop(s, at);
+    }
+}
+
 int rank_hello(embedding_worker *s, const wire_hello *m)
 {
     if (m->world > WIRE_PARTS_MAX) /* the rank is below the world */
@@ -392,6 +411,7 @@ int rank_hello(embedding_worker *s, const wire_hello *m)
         r = r->next;
     if (r && (r->client == m->caller.client || m->stays))
         return PERSIA_OK;
+    drop_beyond(s, m);
     if (r) {
         give_back(s, r->client);
         r->former = r->client;

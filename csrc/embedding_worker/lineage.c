@@ -7,7 +7,6 @@
  * the servers' ledgers then, and gradients of the rows before are refused.
  */
 #include <stdlib.h>
-#include <time.h>
 
 #include "embedding_worker/private.h"
 
@@ -93,11 +92,10 @@ int lineage_look(embedding_worker *s)
 int lineage_settle(embedding_worker *s)
 {
     const uint64_t until = persia_clock_ns() + WORKER_SETTLE_NS;
-    const struct timespec pause = {.tv_nsec = 10000000};
     int rc;
     while ((rc = lineage_look(s)) == PERSIA_EINCOMPLETE &&
            persia_clock_ns() < until)
-        (void)nanosleep(&pause, NULL);
+        persia_pause(10000000);
     return rc;
 }
 

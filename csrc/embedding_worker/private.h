@@ -260,8 +260,7 @@ typedef struct asking {
     offer *o;
     uint64_t until;  /* of its wait */
     /* How it is answered: an error, or a status. */
-    int rc;
-    char text[512];
+    err_kept error;
     uint32_t status;
     void (*job)(void *asking); /* that answers it; or NULL */
     int waits;       /* the job waits for those of others */
@@ -291,6 +290,7 @@ struct embedding_worker {
     ps_client *look; /* to see the servers' tables; pushes nothing */
     sched *jobs;
     sched *waiting; /* of jobs that wait for each other */
+    persia_timer timer;
     pthread_mutex_t declaring; /* one Declare at a time */
     pthread_mutex_t looking;   /* one look at the servers at a time */
 
@@ -318,9 +318,6 @@ struct embedding_worker {
     uint64_t ring[WORKER_LEASES / 64];
     uint64_t starved, blocked; /* since when it is so; 0: it is not */
     embedding_worker_stats stats; /* bytes, counters */
-    pthread_cond_t wake;       /* of the timer */
-    pthread_t timer;
-    int timer_runs;
 };
 
 /* ---- service.c ---- */

@@ -1,5 +1,6 @@
 /* queue.c: which Take gets which batch; Return.
  * The lock is held in all of it. */
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,8 +23,7 @@ void service_leave(embedding_worker *s)
     while (a) {
         asking *next = a->next;
         if (!a->job)
-            asking_answer(a, a->rc ? persia_err_set(a->rc, "%s", a->text)
-                                   : PERSIA_OK);
+            asking_answer(a, persia_err_again(&a->error));
         else if (persia_sched_submit(a->waits ? s->waiting : s->jobs, a->job,
                                      a))
             a->job(a); /* there is no memory for a job */
@@ -43,8 +43,7 @@ static void ready(asking *a)
 /* With this thread's text. */
 static void ready_error(asking *a, int rc)
 {
-    a->rc = rc;
-    snprintf(a->text, sizeof a->text, "%s", persia_err_text());
+    persia_err_keep(&a->error, rc);
     ready(a);
 }
 
@@ -143,6 +142,7 @@ static int has_room(embedding_worker *s, const worker_stream *t,
 
 static void enqueue(embedding_worker *s, worker_stream *t, offer *o)
 {
+    assert(!o->stream && o->state == OFFER_QUEUED && t->state != STREAM_OLD);
     (void)window_add(&t->came, o->m.number);
     o->stream = t;
     t->offers++;
@@ -288,6 +288,7 @@ static int may_have(const worker_rank *r, const offer *o)
 static void lease_to(asking *a, offer *o, uint64_t client, uint64_t request)
 {
     embedding_worker *s = a->s;
+    assert(o->state == OFFER_QUEUED || o->state == OFFER_LEASED);
     if (o->state == OFFER_QUEUED) {
         offers_remove(&s->queue, o);
         offers_insert(&s->leased, o);

@@ -142,8 +142,9 @@ int stream_find(embedding_worker *s, uint64_t name, uint64_t job,
 void stream_end(embedding_worker *s, worker_stream *t)
 {
     worker_stream **at = &s->streams;
-    while (*at != t)
+    while (*at && *at != t)
         at = &(*at)->next;
+    assert(*at == t && s->stats.streams);
     *at = t->next;
     s->stats.streams--;
     /* Jobs may have some of its batches, and end them. */

@@ -1,6 +1,5 @@
 /* work.c: what jobs do: tables at the servers, lookups, updates. */
 #include <assert.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -384,13 +383,13 @@ void work_take(void *ctx)
     asking *a = ctx;
     embedding_worker *s = a->s;
     offer *o = a->o;
-    char text[512];
+    err_kept error;
     int bad, rc = look_up(a, &bad);
-    snprintf(text, sizeof text, "%s", rc ? persia_err_text() : "");
+    persia_err_keep(&error, rc);
     if (rc && is_replaced(s, o->stream, rc))
         rc = PERSIA_EUNAVAILABLE; /* its loader sends it again */
     service_enter(s);
-    end_lookup(a, rc, bad, text);
+    end_lookup(a, rc, bad, error.text);
     if (bad) { /* the loader's error: the rank asks for another one */
         rc = PERSIA_OK;
         a->status = TAKE_EMPTY;
@@ -402,7 +401,7 @@ void work_take(void *ctx)
     }
     service_match(s);
     service_leave(s);
-    asking_answer(a, rc ? persia_err_set(rc, "%s", text) : PERSIA_OK);
+    asking_answer(a, rc ? persia_err_set(rc, "%s", error.text) : PERSIA_OK);
 }
 
 /* ---- updates ---- */
@@ -708,9 +707,9 @@ void work_return(void *ctx)
     asking *a = ctx;
     embedding_worker *s = a->s;
     offer *o = a->o;
-    char text[512];
+    err_kept error;
     int rc = with_grads(a, push);
-    snprintf(text, sizeof text, "%s", rc ? persia_err_text() : "");
+    persia_err_keep(&error, rc);
     const int gone = is_replaced(s, o->stream, rc);
     if (gone || client_is_loss(rc)) /* of earlier updates: see forward() */
         rc = PERSIA_OK;
@@ -721,28 +720,28 @@ void work_return(void *ctx)
         s->stats.late++;
         offer_end(s, o);
     } else {
-        end_update(s, o, rc, text);
+        end_update(s, o, rc, error.text);
     }
     a->o = NULL;
     offer_release(s, o);
     service_match(s);
     service_leave(s);
     a->status = gone ? RETURNED_GONE : RETURNED_DONE;
-    asking_answer(a, rc ? persia_err_set(rc, "%s", text) : PERSIA_OK);
+    asking_answer(a, rc ? persia_err_set(rc, "%s", error.text) : PERSIA_OK);
 }
 
 void work_sums(void *ctx)
 {
     asking *a = ctx;
     embedding_worker *s = a->s;
-    char text[512];
+    err_kept error;
     int rc = with_grads(a, put_sums);
-    snprintf(text, sizeof text, "%s", rc ? persia_err_text() : "");
+    persia_err_keep(&error, rc);
     service_enter(s);
     (void)offer_found(s, a->o);
     offer_release(s, a->o);
     a->o = NULL;
     service_match(s);
     service_leave(s);
-    asking_answer(a, rc ? persia_err_set(rc, "%s", text) : PERSIA_OK);
+    asking_answer(a, rc ? persia_err_set(rc, "%s", error.text) : PERSIA_OK);
 }

@@ -96,11 +96,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t n = 0;
     tables *p;
     ps_service *s;
+    ps_host *h;
     tables_config config = {.threads = 1, .memory_limit = 64 << 20};
     service_config service = {.name_space = "fuzz", .shards = 1,
                               .message_limit = 1 << 20};
     if (persia_tables_create(&config, &p) ||
-        persia_service_create(p, &service, &s))
+        persia_service_create(p, &service, &s) ||
+        persia_host_create(&s, 1, &h))
         abort();
     embedding_worker *w = start_worker(s);
     while (n < CALLS && next_call(&data, &size, &calls[n], &memory[n])) {
@@ -108,10 +110,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (c->to_worker)
             persia_embedding_worker_handle(w, &c->call);
         else
-            persia_service_handle(s, &c->call);
+            persia_host_handle(h, &c->call);
     }
     persia_embedding_worker_destroy(w);
     persia_service_destroy(s);
+    persia_host_destroy(h);
     persia_tables_destroy(p);
     for (size_t i = 0; i < n; i++) {
         if (calls[i].answers != 1)

@@ -216,8 +216,9 @@ void batch_append(batch **list, batch *b)
 
 void batch_remove(batch **list, batch *b)
 {
-    while (*list != b)
+    while (*list && *list != b)
         list = &(*list)->next;
+    assert(*list == b);
     *list = b->next;
 }
 

@@ -1,5 +1,7 @@
 /* forwards.c: forwards and the lookups of their batches: which of them they
  * take, and how stale it is. */
+#include <assert.h>
+
 #include "client/client.h"
 #include "loop/prefetch_private.h"
 
@@ -86,6 +88,7 @@ int persia_loop_batch_take(loop *s, uint64_t number, uint32_t plan,
         rc = wait_for_updates(p, b);
         note_staleness(p, b, batches_missed_now(&p->all, b));
     }
+    assert(!b || b->users);
     if (b)
         b->users--;
     if (l && rc == PERSIA_OK) {
@@ -133,6 +136,7 @@ int prefetch_taken(prefetch *p, uint64_t number, int reads,
             *index = persia_batch_index_get(*l->want.index);
         if (!rc && !*l->want.index)
             note_end(p, b);
+        assert(b->users);
         b->users--;
         p->stats.prefetched += (uint64_t)reads;
         pthread_cond_broadcast(&p->moved);

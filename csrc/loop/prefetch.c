@@ -7,6 +7,7 @@
  */
 #include "loop/prefetch_private.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 #include "client/client.h"
@@ -43,6 +44,7 @@ void prefetch_leave(prefetch *p)
 
 static void batch_free(prefetch *p, batch *b)
 {
+    assert(b->state == BATCH_DONE && !b->users && b->pass->batches);
     while (b->lookups) {
         lookup *l = b->lookups;
         b->lookups = l->next;
@@ -78,6 +80,7 @@ static void sweep(prefetch *p)
         if (t->number || t->batches || t->waiters) {
             at = &t->next;
         } else {
+            assert(!t->queue);
             *at = t->next;
             free(t);
             atomic_fetch_sub(&p->passes, 1);
@@ -148,6 +151,7 @@ void prefetch_run(prefetch *p, batch *b, lookup *l)
         rc = loop_look_up(p->s, &l->want, after);
     }
     pthread_mutex_lock(&p->lock);
+    assert(b->users && l->state != LOOKUP_WAITS);
     b->users--; /* before the loop can end the batch */
     persia_future_complete(l->done, rc);
     pthread_cond_broadcast(&p->moved);
@@ -426,6 +430,7 @@ unsigned prefetch_owed(prefetch *p)
 void prefetch_paid(prefetch *p)
 {
     pthread_mutex_lock(&p->lock);
+    assert(p->all.paying);
     p->all.paying--;
     advance(p);
     pthread_mutex_unlock(&p->lock);
@@ -489,6 +494,7 @@ void persia_loop_pass_close(loop *s, uint64_t number)
         while (persia_loop_is_embedded(s) &&
                in_use(p, t))
             persia_cond_wait(&p->moved, &p->lock);
+        assert(t->waiters && !t->number);
         t->waiters--;
     }
     prefetch_end(p);
@@ -507,6 +513,7 @@ void prefetch_destroy(prefetch *p)
     persia_sched_destroy(p->jobs); /* its jobs find nothing any more */
     pthread_mutex_lock(&p->lock);
     prefetch_end(p);
+    assert(!p->all.taken && !p->all.passes);
     pthread_cond_destroy(&p->moved);
     pthread_mutex_destroy(&p->lock);
     free(p);

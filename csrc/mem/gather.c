@@ -27,6 +27,23 @@ void persia_wire_out_copy(const wire_out *o, void *to)
     }
 }
 
+/* Room for n spans more. */
+static int spans_need(wire_out *o, size_t n)
+{
+    size_t room = o->spans_room;
+    if (o->spans_n + n <= room)
+        return PERSIA_OK;
+    while (room < o->spans_n + n)
+        room = room ? 2 * room : 16;
+    wire_span *spans = realloc(o->spans, room * sizeof *spans);
+    if (!spans)
+        return persia_err_set(PERSIA_ENOMEM,
+                              "no memory for %zu spans of a message", room);
+    o->spans = spans;
+    o->spans_room = room;
+    return PERSIA_OK;
+}
+
 /* Adds a span, or makes the last one longer where the new one continues it.
  * `bytes` is not 0. */
 static int add_span(wire_out *o, const void *data, size_t bytes)
@@ -35,17 +52,9 @@ static int add_span(wire_out *o, const void *data, size_t bytes)
     if (last && (const char *)last->data + last->n == data) {
         last->n += bytes;
     } else {
-        if (o->spans_n == o->spans_room) {
-            size_t room = o->spans_room ? 2 * o->spans_room : 16;
-            wire_span *spans = realloc(o->spans, room * sizeof *spans);
-            if (!spans)
-                return persia_err_set(PERSIA_ENOMEM,
-                                      "no memory for %zu spans of a "
-                                      "message",
-                                      room);
-            o->spans = spans;
-            o->spans_room = room;
-        }
+        int rc = spans_need(o, 1);
+        if (rc)
+            return rc;
         o->spans[o->spans_n++] = (wire_span){ data, bytes };
     }
     o->bytes += bytes;
@@ -69,4 +78,20 @@ int persia_wire_out_refer(wire_out *o, const void *data, size_t bytes)
         return persia_wire_out_add(o, data, bytes);
     o->referred += bytes;
     return add_span(o, data, bytes);
+}
+
+int persia_wire_out_append(wire_out *o, wire_out *more)
+{
+    int rc = spans_need(o, more->spans_n);
+    if (rc)
+        return rc;
+    if (more->spans_n)
+        memcpy(o->spans + o->spans_n, more->spans,
+               more->spans_n * sizeof *more->spans);
+    o->spans_n += more->spans_n;
+    o->bytes += more->bytes;
+    o->referred += more->referred;
+    chunks_join(&o->chunks, &more->chunks);
+    persia_wire_out_free(more);
+    return PERSIA_OK;
 }

@@ -35,6 +35,10 @@ PERSIA_API int persia_wire_out_add(wire_out *o, const void *data,
 PERSIA_API int persia_wire_out_refer(wire_out *o, const void *data,
                                      size_t bytes);
 
+/* Appends a message and what it owns; `more` is empty then, and unchanged
+ * after an error. */
+PERSIA_API int persia_wire_out_append(wire_out *o, wire_out *more);
+
 /* Memory of decoded messages: many pieces, freed at once. */
 typedef struct wire_memory {
     struct wire_chunk *chunks;
@@ -49,6 +53,8 @@ PERSIA_API void *persia_wire_memory_take(wire_memory *m, size_t bytes);
  * their chunk lasts.  NULL with the error set. */
 void *chunks_take(struct wire_chunk **chunks, size_t bytes, size_t align);
 void chunks_free(struct wire_chunk **chunks);
+/* Those of `more` go behind the others. */
+void chunks_join(struct wire_chunk **chunks, struct wire_chunk **more);
 
 #ifdef __cplusplus
 }

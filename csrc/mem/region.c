@@ -71,6 +71,15 @@ void chunks_free(struct wire_chunk **chunks)
     }
 }
 
+void chunks_join(struct wire_chunk **chunks, struct wire_chunk **more)
+{
+    struct wire_chunk **end = chunks;
+    while (*end)
+        end = &(*end)->next;
+    *end = *more;
+    *more = NULL;
+}
+
 void persia_wire_memory_init(wire_memory *m)
 {
     *m = (wire_memory){ 0 };

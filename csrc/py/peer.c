@@ -185,6 +185,21 @@ static PyObject *specs_to_list(const table_spec *tables, size_t n)
     return list;
 }
 
+/* Of a server that says none: its own. */
+static PyObject *here_to_list(const wire_hello_reply *r)
+{
+    const uint64_t own = r->shard;
+    const uint64_t *here = r->here_n ? r->here : &own;
+    const size_t n = r->here_n ? r->here_n : 1;
+    PyObject *list = PyList_New((Py_ssize_t)n);
+    for (size_t i = 0; list && i < n; i++) {
+        PyObject *one = PyLong_FromUnsignedLongLong(here[i]);
+        if (!one || PyList_SetItem(list, (Py_ssize_t)i, one))
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
 PyObject *py_peer_hello(const py_peer *p, PyObject *args)
 {
     const char *name_space;
@@ -206,7 +221,7 @@ PyObject *py_peer_hello(const py_peer *p, PyObject *args)
     if (!r)
         return NULL;
     PyObject *out = Py_BuildValue(
-        "{sI sI sI ss sK sK sK sK sK sK sN sN}", "version", r->version,
+        "{sI sI sI ss sK sK sK sK sK sK sN sN sN}", "version", r->version,
         "shard", r->shard, "shards", r->shards,
         "namespace", r->name_space, "boot",
         (unsigned long long)r->boot, "lineage",
@@ -216,7 +231,7 @@ PyObject *py_peer_hello(const py_peer *p, PyObject *args)
         "message_limit",
         (unsigned long long)r->message_limit, "ledger",
         ledger_to_tuple(&r->ledger), "tables",
-        specs_to_list(r->tables, r->tables_n));
+        specs_to_list(r->tables, r->tables_n), "here", here_to_list(r));
     persia_shard_release(&reply);
     return out;
 }
@@ -261,7 +276,8 @@ static PyObject *stats_to_dict(const wire_stats_reply *r)
     if (!tables)
         return NULL;
     return Py_BuildValue(
-        "{sO sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK sN}", "recovers",
+        "{sO sO sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK sN}", "beside",
+        r->beside ? Py_True : Py_False, "recovers",
         r->recovers ? Py_True : Py_False, "done", (unsigned long long)r->done,
         "total", (unsigned long long)r->total, "boot",
         (unsigned long long)r->boot, "lineage",

@@ -150,15 +150,16 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args,
                              PyObject *kwargs)
 {
     static char *words[] = {"address", "security", "message_limit",
-                            "timeout", NULL};
+                            "timeout", "shard", NULL};
     rpc_channel_config config = {.methods = &persia_shard_methods};
     unsigned long long limit;
+    int shard = -1;
     double timeout;
     uint64_t timeout_ns;
     PyObject *security;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sOKd", words,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sOKd|i", words,
                                      &config.address, &security, &limit,
-                                     &timeout) ||
+                                     &timeout, &shard) ||
         py_security(security, &config.security) ||
         nanoseconds(timeout, &timeout_ns))
         return NULL;
@@ -169,6 +170,8 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args,
         return NULL;
     self->timeout_ns = timeout_ns;
     int rc = persia_shard_connect(&config, &self->shard);
+    if (!rc && shard >= 0)
+        rc = persia_shard_name(self->shard, (uint32_t)shard);
     if (rc) {
         self->shard = NULL;
         self->closed = 1;
@@ -206,8 +209,9 @@ static PyType_Slot channel_slots[] = {
     {Py_tp_dealloc, (void *)channel_dealloc},
     {Py_tp_methods, channel_methods},
     {Py_tp_getset, channel_getset},
-    {Py_tp_doc, (void *)"Channel(address, security, message_limit, timeout)"
-                        "\n--\n\nThe way to one server; seconds, bytes."},
+    {Py_tp_doc, (void *)"Channel(address, security, message_limit, timeout, "
+                        "shard=-1)\n--\n\nThe way to one server, or to one "
+                        "of its several shards; seconds, bytes."},
     {0, NULL},
 };
 
@@ -249,10 +253,14 @@ typedef struct server_object {
     PyObject_HEAD
     py_served *served;  /* NULL: closed */
     rpc_server *rpc;    /* NULL: not listening */
+    ps_host *host;      /* while it listens */
+    py_served **all;    /* [all_n] it has references to what it serves */
+    size_t all_n;
     int busy;           /* a thread is in stop(); guarded by the GIL */
 } server_object;
 
-py_served *py_server_served(PyObject *server, struct ps_service **service)
+/* A reference to what a Server serves, or NULL with an exception set. */
+static py_served *served_of(PyObject *server)
 {
     PyObject *core = PyImport_ImportModule("persia._core");
     PyObject *type = core ? PyObject_GetAttrString(core, "Server") : NULL;
@@ -269,14 +277,21 @@ py_served *py_server_served(PyObject *server, struct ps_service **service)
         return NULL;
     }
     atomic_fetch_add(&s->users, 1);
-    *service = s->service;
+    return s;
+}
+
+py_served *py_server_served(PyObject *server, struct ps_service **service)
+{
+    py_served *s = served_of(server);
+    if (s)
+        *service = s->service;
     return s;
 }
 
 /* config->log is its own, unless it fails. */
-static int served_create(const tables_config *shard, service_config *config,
-                         const char *checkpoints, const char *log,
-                         py_served **out)
+static int served_create(const tables_config *shard, const py_served *beside,
+                         service_config *config, const char *checkpoints,
+                         const char *log, py_served **out)
 {
     py_served *s = calloc(1, sizeof *s);
     if (!s)
@@ -287,7 +302,8 @@ static int served_create(const tables_config *shard, service_config *config,
     if (!rc && log)
         rc = persia_ckpt_root_set_log(s->root, log);
     if (!rc)
-        rc = persia_tables_create(shard, &s->p);
+        rc = beside ? persia_tables_beside(beside->p, &s->p)
+                    : persia_tables_create(shard, &s->p);
     if (rc)
         goto fail;
     config->files = persia_ckpt_root_places(s->root);
@@ -313,17 +329,18 @@ static PyObject *server_new(PyTypeObject *type, PyObject *args,
     static char *words[] = {"namespace",     "shard",       "shards",
                             "threads",       "memory_limit", "lineage",
                             "message_limit", "checkpoints", "lines",
-                            "log",           NULL};
+                            "log",           "beside",      "others",
+                            NULL};
     const char *name_space, *checkpoints, *path = NULL;
-    PyObject *log = Py_None;
+    PyObject *log = Py_None, *beside = Py_None;
     tables_config shard = {0};
     service_config config = {0};
     unsigned long long memory, lineage, message;
     int ignored;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "sIIIKKKz|iO", words, &name_space, &config.shard,
+            args, kwargs, "sIIIKKKz|iOOI", words, &name_space, &config.shard,
             &config.shards, &shard.threads, &memory, &lineage, &message,
-            &checkpoints, &config.lines, &log))
+            &checkpoints, &config.lines, &log, &beside, &shard.beside))
         return NULL;
     size_t length = strlen(name_space);
     if (length >= sizeof config.name_space)
@@ -340,11 +357,22 @@ static PyObject *server_new(PyTypeObject *type, PyObject *args,
         (log != Py_None && !PyArg_ParseTuple(log, "s|iKK", &path, &ignored,
                                              &memory, &message)))
         return NULL;
+    py_served *first = NULL;
+    if (beside != Py_None && !(first = served_of(beside))) {
+        persia_log_close(config.log);
+        return NULL;
+    }
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     server_object *self = (server_object *)alloc(type, 0);
-    if (!self)
+    if (!self) {
+        if (first)
+            py_served_drop(first);
         return NULL;
-    int rc = served_create(&shard, &config, checkpoints, path, &self->served);
+    }
+    int rc = served_create(&shard, first, &config, checkpoints, path,
+                           &self->served);
+    if (first)
+        py_served_drop(first);
     if (rc) {
         self->served = NULL;
         persia_log_close(config.log);
@@ -365,35 +393,91 @@ static server_object *server_open(PyObject *self)
     return NULL;
 }
 
+/* Takes references to what is served: of the server and of those in `beside`,
+ * a list of Server objects. -1 with an exception set. */
+static int server_gather(server_object *s, PyObject *beside)
+{
+    const Py_ssize_t more = PyList_Check(beside) ? PyList_Size(beside) : 0;
+    s->all = calloc((size_t)more + 1, sizeof(py_served *));
+    if (!s->all) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    atomic_fetch_add(&s->served->users, 1);
+    s->all[s->all_n++] = s->served;
+    for (Py_ssize_t i = 0; i < more; i++) {
+        py_served *one = served_of(PyList_GetItem(beside, i));
+        if (!one)
+            return -1;
+        s->all[s->all_n++] = one;
+    }
+    return 0;
+}
+
+/* Gives them back; nothing is listening. */
+static void server_scatter(server_object *s)
+{
+    persia_host_destroy(s->host);
+    s->host = NULL;
+    for (size_t i = 0; i < s->all_n; i++)
+        py_served_drop(s->all[i]);
+    free(s->all);
+    s->all = NULL;
+    s->all_n = 0;
+}
+
+static int server_host(server_object *s, uint32_t calls)
+{
+    ps_service **services = calloc(s->all_n, sizeof(ps_service *));
+    if (!services)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for %zu shards",
+                              s->all_n);
+    for (size_t i = 0; i < s->all_n; i++) {
+        services[i] = s->all[i]->service;
+        persia_service_set_calls(services[i], calls);
+    }
+    int rc = persia_host_create(services, s->all_n, &s->host);
+    free(services);
+    return rc;
+}
+
 static PyObject *server_start(PyObject *self, PyObject *args,
                               PyObject *kwargs)
 {
     static char *words[] = {"address",     "threads",       "calls",
                             "connections", "message_limit", "security",
-                            NULL};
+                            "beside",      NULL};
     server_object *s = server_open(self);
     rpc_server_config config = {.methods = &persia_shard_methods,
-                                .handler = persia_service_handle,
-                                .denied = persia_service_denied};
+                                .handler = persia_host_handle,
+                                .denied = persia_host_denied};
     unsigned long long message;
-    PyObject *security;
+    PyObject *security, *beside = Py_None;
     if (!s || !PyArg_ParseTupleAndKeywords(
-                  args, kwargs, "sIIIKO", words, &config.address,
+                  args, kwargs, "sIIIKO|O", words, &config.address,
                   &config.threads, &config.calls_max, &config.connections_max,
-                  &message, &security) ||
+                  &message, &security, &beside) ||
         py_security(security, &config.security))
         return NULL;
     if (s->rpc) {
         PyErr_SetString(PyExc_RuntimeError, "the server listens already");
         return NULL;
     }
+    if (server_gather(s, beside)) {
+        server_scatter(s);
+        return NULL;
+    }
+    /* Each shard has so many of its own. */
+    int rc = server_host(s, config.calls_max);
+    config.calls_max *= (uint32_t)s->all_n;
     config.message_limit = message;
-    config.ctx = s->served->service;
+    config.ctx = s->host;
     config.s = persia_tables_sched(s->served->p);
-    persia_service_set_calls(s->served->service, config.calls_max);
-    int rc = persia_rpc_server_start(&config, &s->rpc);
+    if (!rc)
+        rc = persia_rpc_server_start(&config, &s->rpc);
     if (rc) {
         s->rpc = NULL;
+        server_scatter(s);
         return py_raise(rc);
     }
     return PyLong_FromLong(persia_rpc_server_port(s->rpc));
@@ -424,6 +508,24 @@ static PyObject *server_connections(PyObject *self, PyObject *unused)
                          (unsigned long long)n.denied);
 }
 
+static void service_end(ps_service *s)
+{
+    persia_service_close(s);
+    persia_service_end_snapshot(s);
+}
+
+/* It listens no more. */
+static void server_end(server_object *s, rpc_server *rpc, uint64_t grace)
+{
+    /* Calls that wait for other ranks would outlast any grace. */
+    for (size_t i = 0; i < s->all_n; i++)
+        persia_service_close(s->all[i]->service);
+    persia_rpc_server_stop(rpc, grace);
+    for (size_t i = 0; i < s->all_n; i++)
+        persia_service_end_snapshot(s->all[i]->service);
+    server_scatter(s);
+}
+
 static PyObject *server_stop(PyObject *self, PyObject *arg)
 {
     server_object *s = server_open(self);
@@ -435,11 +537,10 @@ static PyObject *server_stop(PyObject *self, PyObject *arg)
     s->rpc = NULL;
     s->busy = 1;
     Py_BEGIN_ALLOW_THREADS
-        /* Calls that wait for other ranks would outlast any grace. */
-        persia_service_close(s->served->service);
     if (rpc)
-        persia_rpc_server_stop(rpc, grace);
-    persia_service_end_snapshot(s->served->service);
+        server_end(s, rpc, grace);
+    else
+        service_end(s->served->service);
     Py_END_ALLOW_THREADS
     s->busy = 0;
     Py_RETURN_NONE;
@@ -455,10 +556,8 @@ static void server_free(server_object *s)
     s->served = NULL;
     s->rpc = NULL;
     Py_BEGIN_ALLOW_THREADS
-    if (rpc && persia_fork_check("a server") == PERSIA_OK) {
-        persia_service_close(served->service);
-        persia_rpc_server_stop(rpc, 0);
-    }
+    if (rpc && persia_fork_check("a server") == PERSIA_OK)
+        server_end(s, rpc, 0);
     py_served_drop(served);
     Py_END_ALLOW_THREADS
 }
@@ -613,8 +712,8 @@ static PyObject *server_port(PyObject *self, void *unused)
 static PyMethodDef server_methods[] = {
     {"start", (PyCFunction)(void (*)(void))server_start,
      METH_VARARGS | METH_KEYWORDS,
-     "start(address, threads, calls, connections, message_limit, security) "
-     "-> port"},
+     "start(address, threads, calls, connections, message_limit, security, "
+     "beside=None) -> port; beside: a list of Servers with further shards"},
     {"connections", server_connections, METH_NOARGS,
      "connections()\n--\n\nHow many are open, how many were closed for the "
      "limit, and how many calls had no right token."},

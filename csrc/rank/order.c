@@ -30,17 +30,19 @@ static const unsigned char next[TAKING_STATES][TAKING_EVENTS] = {
                      TAKING_SETTLED, NEVER},
     [TAKING_SETTLED] = {NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, NEVER,
                         NEVER, TAKING_LEFT},
-    [TAKING_LEFT] = {NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, NEVER,
-                     TAKING_LEFT},
+    [TAKING_LEFT] = {TAKING_QUEUED, NEVER, NEVER, NEVER, NEVER, NEVER, NEVER,
+                     NEVER, TAKING_LEFT},
 };
 
 static void list(rank_taken *t)
 {
-    rank_taken **end = &t->r->takes;
-    while (*end)
-        end = &(*end)->takes_next;
-    *end = t;
-    t->takes_next = NULL;
+    rank_taken **at = &t->r->takes;
+    if (!t->turn)
+        t->turn = ++t->r->turns;
+    while (*at && (*at)->turn < t->turn)
+        at = &(*at)->takes_next;
+    t->takes_next = *at;
+    *at = t;
 }
 
 static void unlist(rank_taken *t)
@@ -72,7 +74,8 @@ void taking_event(rank_taken *t, enum taking_event event)
 void order_enter(rank_taken *t)
 {
     pthread_mutex_lock(&t->r->lock);
-    taking_event(t, TAKING_ENTER);
+    if (!is_listed(t->state))
+        taking_event(t, TAKING_ENTER);
     pthread_mutex_unlock(&t->r->lock);
 }
 
@@ -111,6 +114,7 @@ static int settle_batch(rank_taken *t)
     while (!is_cancelled(t)) {
         rank_taken *u = r->takes;
         int before = 0;
+        assert(u && t->state == TAKING_HOLDS);
         while (u != t && u->state != TAKING_WANTS && u->state != TAKING_ENDS) {
             before |= !is_cancelled(u);
             u = u->takes_next;

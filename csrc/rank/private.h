@@ -35,7 +35,7 @@ typedef struct at_link {
  *  WANTS           ASKS                      HOLDS
  *  ENDS                                      HOLDS        SETTLED
  *  SETTLED                                                        LEFT
- *  LEFT                                                           LEFT
+ *  LEFT    QUEUED                                                 LEFT
  */
 enum taking_state {
     TAKING_MADE,    /* of the thread that made it */
@@ -50,7 +50,8 @@ enum taking_state {
 };
 
 enum taking_event {
-    TAKING_ENTER,  /* behind those that wait */
+    TAKING_ENTER,  /* behind those that wait; its lookup is made again:
+                      where it was */
     TAKING_ASK,    /* a worker is chosen; or none gave a batch away */
     TAKING_FIND,   /* a worker had a batch */
     TAKING_WANT,   /* it had none */
@@ -127,6 +128,7 @@ struct rank_taker {
     at_link *at;              /* [links] */
     rank_taken *held;         /* whose gradients workers wait for */
     rank_taken *takes;        /* that are not answered, in order */
+    uint64_t turns;           /* that were given */
     pthread_cond_t turned;    /* one of them has another state */
 };
 
@@ -149,6 +151,7 @@ struct rank_taken {
     /* The rank's lock guards these: */
     enum taking_state state;
     enum held_state held;
+    uint64_t turn; /* its place among `takes`; 0: none yet */
     rank_taken *held_next, *takes_next;
 };
 
@@ -217,7 +220,7 @@ void pass_move(rank_taken *t, rank_taken *u);
 /* The only place that changes a Take's state, and with it the list of those
  * that wait.  The rank's lock is held. */
 void taking_event(rank_taken *t, enum taking_event event);
-/* It is behind those that wait. */
+/* It is behind those that wait; again: where it was. */
 void order_enter(rank_taken *t);
 void order_leave(rank_taken *t);
 /* A worker has answered; waits for the Takes before it.  Whether it is done:

@@ -9,10 +9,8 @@
  * the others.
  */
 #include <assert.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "rank/private.h"
 
@@ -25,6 +23,7 @@
 
 static void rank_free(rank_taker *r)
 {
+    assert(!r->held && !r->takes && !r->backs);
     for (size_t i = 0; i < r->c.links_n && r->at; i++)
         free(r->at[i].parts);
     if (r->c.links)
@@ -367,6 +366,7 @@ static int ask(rank_taken *t)
                    .dtype = r->dtype};
     wire_out o;
     pthread_mutex_lock(&r->lock);
+    assert(t->state == TAKING_ASKS && t->held == HELD_NONE);
     m.held = pass_held(r, &m.held_n);
     m.job = t->job = r->job;
     t->backs_ended = r->backs_ended;
@@ -395,12 +395,6 @@ static int closed(void)
 {
     return persia_err_set(PERSIA_ECLOSED,
                           "this pass of the data loader has ended");
-}
-
-static void pause_a_little(void)
-{
-    const struct timespec pause = {.tv_nsec = (long)AGAIN_NS};
-    nanosleep(&pause, NULL);
 }
 
 static void gave_back(void *ctx)
@@ -475,7 +469,7 @@ static int take_again(rank_taker *r)
                             "%s cannot be reached, nor another embedding "
                             "worker",
                             r->c.links[0].address);
-    return rc ? rc : link_pause(MISSING_NS);
+    return rc ? rc : persia_pause_poll(MISSING_NS);
 }
 
 /* One Take; *taken: its answer is for order_settle(). */
@@ -519,7 +513,7 @@ static int take_once(rank_taken *t, int *taken)
     if (t->m.status == TAKE_DONE)
         pass_over(t);
     else if (t->m.status == TAKE_EMPTY)
-        pause_a_little();
+        persia_pause(AGAIN_NS);
     return PERSIA_OK;
 }
 
@@ -554,6 +548,7 @@ static int take_in_order(rank_taken *t)
     pthread_mutex_unlock(&r->lock);
     int rc = ordered ? persia_turn_take(&r->in_order) : PERSIA_OK;
     if (!rc) {
+        order_enter(t); /* it has left where it reported a loss before */
         rc = take(t);
         if (ordered)
             persia_turn_give(&r->in_order);

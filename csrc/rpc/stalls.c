@@ -36,12 +36,9 @@ struct stalls {
     void *ctx;
     kind health, other;
     late *late; /* [slots_n] the thread's own: what a look found */
-    pthread_t thread;
-    int started;
+    persia_timer timer;
 
     pthread_mutex_t lock; /* guards what follows */
-    pthread_cond_t changed;
-    int stop;
     watched *slots; /* [slots_n] */
 };
 
@@ -173,24 +170,16 @@ static void send_away(stalls *w, const late *l)
     grpc_call_unref(l->call);
 }
 
-static void *stalls_main(void *arg)
+static uint64_t stalls_tick(void *ctx)
 {
-    stalls *w = arg;
+    stalls *w = ctx;
+    const uint64_t now = persia_clock_ns();
     pthread_mutex_lock(&w->lock);
-    while (!w->stop) {
-        uint64_t now = persia_clock_ns();
-        size_t n = look(w, &w->other, now, look(w, &w->health, now, 0));
-        pthread_mutex_unlock(&w->lock);
-        for (size_t i = 0; i < n; i++)
-            send_away(w, &w->late[i]);
-        uint64_t next = persia_clock_ns() + (uint64_t)LOOK_MS * 1000000u;
-        pthread_mutex_lock(&w->lock);
-        while (!w->stop &&
-               persia_cond_wait_until(&w->changed, &w->lock, next) == 0)
-            ;
-    }
+    size_t n = look(w, &w->other, now, look(w, &w->health, now, 0));
     pthread_mutex_unlock(&w->lock);
-    return NULL;
+    for (size_t i = 0; i < n; i++)
+        send_away(w, &w->late[i]);
+    return persia_clock_ns() + (uint64_t)LOOK_MS * 1000000u;
 }
 
 /* ---- life --------------------------------------------------------------- */
@@ -216,7 +205,7 @@ int stalls_watch(size_t slots_n, size_t health_n,
         return persia_err_set(PERSIA_ENOMEM,
                               "out of memory: a server's slots");
     pthread_mutex_init(&w->lock, NULL);
-    persia_cond_init(&w->changed);
+    persia_timer_init(&w->timer);
     w->refuse = refuse;
     w->ctx = ctx;
     /* No request of health is large. */
@@ -230,35 +219,27 @@ int stalls_watch(size_t slots_n, size_t health_n,
         code = persia_err_set(PERSIA_ENOMEM,
                               "out of memory: a server of %zu slots", slots_n);
     if (code == PERSIA_OK)
-        code = persia_thread_start(&w->thread, stalls_main, w,
-                                   "persia-rpc-late");
+        code = persia_timer_start(&w->timer, stalls_tick, w,
+                                  "persia-rpc-late");
     if (code != PERSIA_OK) {
         stalls_free(w);
         return code;
     }
-    w->started = 1;
     *out = w;
     return PERSIA_OK;
 }
 
 void stalls_stop(stalls *w)
 {
-    if (!w || !w->started)
-        return;
-    pthread_mutex_lock(&w->lock);
-    w->stop = 1;
-    pthread_cond_signal(&w->changed);
-    pthread_mutex_unlock(&w->lock);
-    pthread_join(w->thread, NULL);
-    w->started = 0;
+    if (w)
+        persia_timer_stop(&w->timer);
 }
 
 void stalls_free(stalls *w)
 {
     if (!w)
         return;
-    stalls_stop(w);
-    pthread_cond_destroy(&w->changed);
+    persia_timer_free(&w->timer);
     pthread_mutex_destroy(&w->lock);
     free(w->slots);
     free(w->late);

@@ -58,7 +58,7 @@ static const struct {
     int (*start)(request *r);
     int (*put)(wire_out *o, const void *reply);
     int flags;
-} methods[WIRE_METHODS_N] = {
+} methods[WIRE_METHODS_N] = { /* Many is a host's */
 #define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
     [WIRE_##upper] = {start_##name, put_##name, flags},
     SHARD_OPS(SHARD_OP)
@@ -165,10 +165,10 @@ static void request_sent(void *owner)
 
 static void fail(ps_service *s, rpc_call *call, int rc)
 {
-    char text[1024];
-    snprintf(text, sizeof text, "%s", persia_err_text());
+    err_kept error;
+    persia_err_keep(&error, rc);
     persia_shard_count_failed(s->shard);
-    call->fail(call, rc, text);
+    call->fail(call, rc, error.text);
 }
 
 static void answered(void *ctx, int rc, shard_reply *reply)
@@ -206,7 +206,7 @@ static int check_call(ps_service *s, rpc_call *call)
     const int flags = method < WIRE_METHODS_N ? methods[method].flags : 0;
     if (atomic_load(&s->closed) && !(flags & OP_STAYS))
         return persia_err_set(PERSIA_EUNAVAILABLE, "the server is stopping");
-    if (method >= WIRE_METHODS_N)
+    if (method >= WIRE_METHODS_N || !methods[method].start)
         return persia_err_set(PERSIA_EPROTOCOL, "there is no method %u",
                               method);
     if (flags & OP_ADMIN && !call->admin) {

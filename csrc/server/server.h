@@ -59,6 +59,34 @@ PERSIA_API void persia_service_handle(void *service, rpc_call *call);
 PERSIA_API void persia_service_denied(void *service, const char *method,
                                       const char *peer);
 
+/* ---- several shards -----------------------------------------------------
+ *
+ * A host is the shards of a process behind one address: it finds the one that
+ * a request is for.  `Many` names it for each of its calls: they are handed to
+ * their shards one after the other, and answered together when the last one
+ * is.  Any other call is for the first shard, which says in its Hello which
+ * others there are.
+ *
+ * Shards are put in before the first call, and all but the first may be taken
+ * out later: calls of them fail from then on (PERSIA_EUNAVAILABLE). */
+
+typedef struct ps_host ps_host;
+
+/* The shards of these services, which must outlive the host; of one job, in
+ * the order of their numbers (else PERSIA_EARG). */
+PERSIA_API int persia_host_create(ps_service *const *services, size_t n,
+                                  ps_host **out);
+/* After the last call. */
+PERSIA_API void persia_host_destroy(ps_host *h);
+/* Takes a shard out, not the first.  Its calls that are parked are its
+ * service's to end. */
+PERSIA_API int persia_host_remove(ps_host *h, uint32_t shard);
+/* Answers the call, now or later: an rpc_handler. */
+PERSIA_API void persia_host_handle(void *host, rpc_call *call);
+/* persia_service_denied() */
+PERSIA_API void persia_host_denied(void *host, const char *method,
+                                   const char *peer);
+
 #ifdef __cplusplus
 }
 #endif

@@ -2,6 +2,7 @@
 #include "shard/private.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "ids/ids.h"
@@ -135,6 +136,55 @@ static int list_slots(const shard *s, wire_memory *memory,
     return PERSIA_OK;
 }
 
+uint32_t persia_shard_no(const shard *s)
+{
+    return s->no;
+}
+
+uint32_t persia_shard_count(const shard *s)
+{
+    return s->shards;
+}
+
+int persia_shard_set_here(shard *s, const uint64_t *here, size_t n)
+{
+    uint64_t *copy = malloc((n + 1) * sizeof *copy);
+    if (!copy)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for %zu shards", n);
+    memcpy(copy, here, n * sizeof *copy);
+    pthread_mutex_lock(&s->here_lock);
+    uint64_t *old = s->here;
+    s->here = copy;
+    s->here_n = n;
+    pthread_mutex_unlock(&s->here_lock);
+    free(old);
+    return PERSIA_OK;
+}
+
+/* The shards at its address. */
+static int list_here(shard *s, wire_memory *memory, wire_hello_reply *out)
+{
+    int rc = PERSIA_OK;
+    pthread_mutex_lock(&s->here_lock);
+    const size_t n = s->here_n;
+    out->here = n ? persia_wire_memory_take(memory, n * sizeof *out->here)
+                  : NULL;
+    if (out->here)
+        memcpy(out->here, s->here, (out->here_n = n) * sizeof *out->here);
+    else if (n)
+        rc = PERSIA_ENOMEM;
+    pthread_mutex_unlock(&s->here_lock);
+    return rc;
+}
+
+static uint32_t is_beside(shard *s)
+{
+    pthread_mutex_lock(&s->here_lock);
+    const uint32_t beside = s->here_n && s->here[0] != s->no;
+    pthread_mutex_unlock(&s->here_lock);
+    return beside;
+}
+
 int hello_answer(shard *s, const wire_hello *m, wire_memory *memory,
                  wire_hello_reply *out)
 {
@@ -175,6 +225,8 @@ int hello_answer(shard *s, const wire_hello *m, wire_memory *memory,
         rc = wait_open(s, m, out);
     if (!rc)
         rc = list_slots(s, memory, out);
+    if (!rc)
+        rc = list_here(s, memory, out);
     return rc ? rc : specs(s, (uint32_t)out->tables_n, memory, &out->tables);
 }
 
@@ -203,6 +255,7 @@ int stats_answer(shard *s, const wire_stats *m, wire_memory *memory,
                                                       __ATOMIC_RELAXED),
                               .total = __atomic_load_n(&s->replayed.total,
                                                        __ATOMIC_RELAXED),
+                              .beside = is_beside(s),
                               .tables_n = n};
     int rc = specs(s, n, memory, &out->tables);
     if (rc)

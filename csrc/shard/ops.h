@@ -94,6 +94,9 @@ typedef struct shard_ops {
                  uint64_t deadline, shard_done done, void *ctx);
     SHARD_OPS(SHARD_OP)
 #undef SHARD_OP
+    /* Sends calls that were begun and wait for others, to leave together;
+     * NULL: none does. */
+    void (*flush)(shard_ref *to);
     /* Calls that wait end (PERSIA_ECLOSED); returns when all are done, and
      * frees the body.  The last call. */
     void (*close)(shard_ref *to);

@@ -125,6 +125,9 @@ struct shard {
     ledger *ledger;
     buffers *buffers;
     _Atomic(uint32_t) calls; /* see persia_shard_set_calls() */
+    pthread_mutex_t here_lock; /* guards: */
+    uint64_t *here;            /* [here_n] see persia_shard_set_here() */
+    size_t here_n;
     _Atomic(uint64_t) pulls, pushes, duplicates, failed;
 
     updates_log *log; /* or NULL */

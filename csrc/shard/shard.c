@@ -62,6 +62,7 @@ int persia_shard_create(tables *tables, const shard_config *config,
     s->wake_at = UINT64_MAX;
     sync_init(&s->sync);
     pthread_mutex_init(&s->declare_lock, NULL);
+    pthread_mutex_init(&s->here_lock, NULL);
     pthread_mutex_init(&s->late_lock, NULL);
     pthread_mutex_init(&s->wait_lock, NULL);
     jobs_init(&s->jobs);
@@ -85,6 +86,8 @@ void persia_shard_destroy(shard *s)
     sync_free(&s->sync);
     groups_free(s);
     pthread_mutex_destroy(&s->declare_lock);
+    pthread_mutex_destroy(&s->here_lock);
+    free(s->here);
     pthread_mutex_destroy(&s->late_lock);
     pthread_mutex_destroy(&s->wait_lock);
     jobs_free(&s->jobs);

@@ -84,6 +84,11 @@ PERSIA_API int persia_shard_create(tables *tables, const shard_config *config,
 /* When all its refs are closed, and persia_shard_end_jobs() has returned 0. */
 PERSIA_API void persia_shard_destroy(shard *s);
 PERSIA_API tables *persia_shard_tables(const shard *s);
+/* Its number, and of how many. */
+PERSIA_API uint32_t persia_shard_no(const shard *s);
+PERSIA_API uint32_t persia_shard_count(const shard *s);
+/* Its Hello says that these shards [n] are at its address (none: itself). */
+PERSIA_API int persia_shard_set_here(shard *s, const uint64_t *here, size_t n);
 
 /* The direct body: calls run on the caller's thread, without encoding and
  * copies.  Each ref ends its own calls in close(), which frees it. */

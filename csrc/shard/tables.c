@@ -6,10 +6,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct tables {
+/* What tables of several shards have in common. */
+typedef struct common {
+    _Atomic(uint32_t) users;
     sched *s;
     mem_limit limit;
-    tables_config config;
+    uint32_t beside; /* of a shard */
+} common;
+
+struct tables {
+    common *of;
     pthread_mutex_t declaring; /* one declaration at a time */
     /* Slots below `tables_n` never change; so readers need no lock. */
     table *tables[TABLES_MAX];
@@ -20,38 +26,75 @@ struct tables {
     _Atomic(uint64_t) t;       /* the highest of an update */
 };
 
+static int common_make(const tables_config *config, common **out)
+{
+    common *c = calloc(1, sizeof *c);
+    if (!c)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a store");
+    int rc = persia_sched_create(config->threads, &c->s);
+    if (rc) {
+        free(c);
+        return rc;
+    }
+    persia_mem_limit_init(&c->limit, config->memory_limit);
+    c->beside = config->beside;
+    *out = c;
+    return PERSIA_OK;
+}
+
+static void common_drop(common *c)
+{
+    if (atomic_fetch_sub(&c->users, 1) != 1)
+        return;
+    persia_sched_destroy(c->s);
+    persia_mem_limit_free(&c->limit);
+    free(c);
+}
+
+static int tables_make(common *of, tables **out)
+{
+    tables *p = calloc(1, sizeof *p);
+    if (!p)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a store");
+    atomic_fetch_add(&of->users, 1);
+    p->of = of;
+    pthread_mutex_init(&p->declaring, NULL);
+    persia_fair_lock_init(&p->gate);
+    *out = p;
+    return PERSIA_OK;
+}
+
 int persia_tables_create(const tables_config *config, tables **out)
 {
+    common *of = NULL;
     *out = NULL;
     if (config->threads < 1 || config->threads > 1024)
         return persia_err_set(PERSIA_EARG, "threads is %u, need 1 .. 1024",
                               config->threads);
-    tables *p = calloc(1, sizeof *p);
-    if (!p)
-        return persia_err_set(PERSIA_ENOMEM, "no memory for a store");
-    int rc = persia_sched_create(config->threads, &p->s);
-    if (rc) {
-        free(p);
+    int rc = common_make(config, &of);
+    if (rc)
         return rc;
-    }
-    pthread_mutex_init(&p->declaring, NULL);
-    persia_fair_lock_init(&p->gate);
-    persia_mem_limit_init(&p->limit, config->memory_limit);
-    p->config = *config;
-    *out = p;
-    return PERSIA_OK;
+    atomic_init(&of->users, 1);
+    rc = tables_make(of, out);
+    common_drop(of);
+    return rc;
+}
+
+int persia_tables_beside(tables *p, tables **out)
+{
+    *out = NULL;
+    return tables_make(p->of, out);
 }
 
 void persia_tables_destroy(tables *p)
 {
     if (!p)
         return;
-    persia_sched_destroy(p->s); /* first: its jobs use the tables */
     for (uint32_t i = 0; i < p->tables_n; i++)
         persia_table_destroy(p->tables[i]);
     pthread_mutex_destroy(&p->declaring);
     pthread_rwlock_destroy(&p->gate);
-    persia_mem_limit_free(&p->limit);
+    common_drop(p->of);
     free(p);
 }
 
@@ -91,7 +134,8 @@ static int declare_locked(tables *p, const table_config *config, uint32_t *no,
                               "tables; let features share tables",
                               config->name, TABLES_MAX);
     table_config own = *config;
-    own.limit = &p->limit;
+    own.limit = &p->of->limit;
+    own.beside = p->of->beside;
     int rc = persia_table_create(&own, &p->tables[n]);
     if (rc)
         return rc;
@@ -139,17 +183,17 @@ int persia_tables_dropped(const tables *p, uint32_t no)
 
 sched *persia_tables_sched(const tables *p)
 {
-    return p->s;
+    return p->of->s;
 }
 
 const mem_limit *persia_tables_limit(const tables *p)
 {
-    return &p->limit;
+    return &p->of->limit;
 }
 
 int persia_tables_pull(tables *p, pull_job *jobs, size_t jobs_n)
 {
-    return persia_table_pull(p->s, jobs, jobs_n);
+    return persia_table_pull(p->of->s, jobs, jobs_n);
 }
 
 /* Whether the push began to change rows before it failed. */
@@ -166,7 +210,7 @@ int persia_tables_push_noted(tables *p, push_job *jobs, size_t jobs_n,
     pthread_rwlock_rdlock(&p->gate);
     int rc = note ? note->before(note->ctx) : PERSIA_OK;
     if (!rc)
-        rc = persia_table_push_ready(p->s, jobs, jobs_n,
+        rc = persia_table_push_ready(p->of->s, jobs, jobs_n,
                                      note ? note->ready : NULL,
                                      note ? note->ctx : NULL);
     if (!rc || push_started(jobs, jobs_n)) {

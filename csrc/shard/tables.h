@@ -1,5 +1,6 @@
 /* tables.h: the tables of a shard, by name; they share threads, a memory
- * limit and a count of updates.
+ * limit and a count of updates.  Shards of one process may share the first
+ * two, too.
  *
  * Its callers use jobs of ids, rows and gradients only, so a shard in another
  * process is another body behind the same calls.
@@ -23,9 +24,14 @@ typedef struct tables tables;
 typedef struct tables_config {
     unsigned threads;      /* of loops, the caller included; at least 1 */
     uint64_t memory_limit; /* bytes of all tables; 0: no limit */
+    uint32_t beside;       /* shards that will be beside this one */
 } tables_config;
 
 PERSIA_API int persia_tables_create(const tables_config *config, tables **out);
+/* Tables of another shard of this process, which share the threads and the
+ * memory limit of these. */
+PERSIA_API int persia_tables_beside(tables *p, tables **out);
+/* Its rows' bytes go back to the limit, and to the system. */
 PERSIA_API void persia_tables_destroy(tables *p);
 
 /* Makes a table, or finds the one of that name (*created is 0 then).

@@ -64,6 +64,8 @@ static int config_check(const table_config *c)
 static uint32_t stripes_of(const table_config *c, const admitter *admit)
 {
     uint32_t stripes = c->stripes ? c->stripes : STRIPES_DEFAULT;
+    for (uint32_t n = 1; !c->stripes && stripes > 1 && n <= c->beside; n *= 2)
+        stripes /= 2;
 
     if (!c->stripes && c->capacity && c->capacity < ONE_STRIPE_CAPACITY)
         stripes = 1;

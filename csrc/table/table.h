@@ -41,6 +41,8 @@ typedef struct table_config {
         };
     };
     uint32_t stripes;      /* power of two up to 256; 0: chosen */
+    uint32_t beside;       /* other tables that share its load, shards of one
+                              name in a process: fewer stripes are chosen */
     mem_limit *limit;      /* NULL: none */
     evict_score_fn score;  /* of FULL_EVICT_SCORE without an expression */
     void *score_ctx;

@@ -7,7 +7,8 @@ const char *const persia_wire_paths[] = {
     "/persia.v1.ParameterServer/Leave", "/persia.v1.ParameterServer/GetRows",
     "/persia.v1.ParameterServer/PutRows",
     "/persia.v1.ParameterServer/Snapshot",
-    "/persia.v1.ParameterServer/Restore", "/persia.v1.ParameterServer/Stats"
+    "/persia.v1.ParameterServer/Restore", "/persia.v1.ParameterServer/Stats",
+    "/persia.v1.ParameterServer/Many"
 };
 
 const char *const persia_worker_paths[] = {
@@ -133,6 +134,8 @@ static const wire_field hello_reply_fields[] = {
     [15] = F(wire_hello_reply, version_min, U32, "version_min",
         .limit = UINT32_MAX),
     [16] = F(wire_hello_reply, features, U64, "features"),
+    [17] = F(wire_hello_reply, here, NUMBERS, "here",
+        COUNT(wire_hello_reply, here_n), .limit = 4096),
     [14] = F(wire_hello_reply, restore, FIXED64, "restore"),
     [18] = F(wire_hello_reply, taken, U32, "taken", .limit = 1),
     [19] = F(wire_hello_reply, first, U64, "first"),
@@ -464,10 +467,52 @@ static const wire_field stats_reply_fields[] = {
     [16] = F(wire_stats_reply, recovers, U32, "recovers", .limit = 1),
     [17] = F(wire_stats_reply, done, U64, "done"),
     [18] = F(wire_stats_reply, total, U64, "total"),
+    [19] = F(wire_stats_reply, beside, U32, "beside", .limit = 1),
 };
 static const wire_type stats_reply_type = {
     .name = "StatsReply", .size = sizeof(wire_stats_reply),
-    .fields = stats_reply_fields, .fields_n = 18
+    .fields = stats_reply_fields, .fields_n = 19
+};
+
+static const wire_field part_fields[] = {
+    [1] = F(wire_part, shard, U32, "shard", .limit = 4095),
+    [2] = F(wire_part, method, U32, "method", .limit = 30),
+    [3] = F(wire_part, message, BULK, "message", COUNT(wire_part, n),
+        .item = 1),
+};
+static const wire_type part_type = {
+    .name = "Part", .size = sizeof(wire_part), .fields = part_fields,
+    .fields_n = 3, .leader = 3
+};
+
+static const wire_field many_fields[] = {
+    [1] = F(wire_many, parts, MESSAGES, "parts", COUNT(wire_many, parts_n),
+        .limit = 4096, .type = &part_type),
+};
+static const wire_type many_type = {
+    .name = "ManyRequest", .size = sizeof(wire_many), .fields = many_fields,
+    .fields_n = 1
+};
+
+static const wire_field result_fields[] = {
+    [1] = F(wire_result, error, NAME, "error", .limit = 256),
+    [2] = F(wire_result, text, NAME, "text", .limit = 512),
+    [3] = F(wire_result, message, BULK, "message", COUNT(wire_result, n),
+        .item = 1),
+};
+static const wire_type result_type = {
+    .name = "Result", .size = sizeof(wire_result), .fields = result_fields,
+    .fields_n = 3, .leader = 3
+};
+
+static const wire_field many_reply_fields[] = {
+    [1] = F(wire_many_reply, results, MESSAGES, "results",
+        COUNT(wire_many_reply, results_n), .limit = 4096,
+        .type = &result_type),
+};
+static const wire_type many_reply_type = {
+    .name = "ManyReply", .size = sizeof(wire_many_reply),
+    .fields = many_reply_fields, .fields_n = 1
 };
 
 static const wire_field plan_feature_fields[] = {

@@ -31,11 +31,11 @@ enum {
 #define WIRE_METHODS(X)                                                       \
     X(HELLO, Hello) X(DECLARE, Declare) X(PULL, Pull) X(PUSH, Push)           \
     X(LEAVE, Leave) X(GET_ROWS, GetRows) X(PUT_ROWS, PutRows)                 \
-    X(SNAPSHOT, Snapshot) X(RESTORE, Restore) X(STATS, Stats)
+    X(SNAPSHOT, Snapshot) X(RESTORE, Restore) X(STATS, Stats) X(MANY, Many)
 
 #define WIRE_SERVICE "persia.v1.ParameterServer"
 /* Of the methods. */
-extern PERSIA_API const char *const persia_wire_paths[10];
+extern PERSIA_API const char *const persia_wire_paths[11];
 
 /* Numbers of the methods; X(METHOD, Name). */
 #define WORKER_METHODS(X)                                                     \
@@ -51,9 +51,9 @@ extern PERSIA_API const char *const persia_worker_paths[8];
     X(hello) X(hello_reply) X(declare) X(declare_reply) X(pull) X(pull_reply) \
     X(push) X(push_reply) X(leave) X(leave_reply) X(rows) X(snapshot)         \
     X(snapshot_reply) X(restore) X(restore_reply) X(stats) X(stats_reply)     \
-    X(plan) X(plan_reply) X(submit) X(heartbeat) X(submit_reply) X(take)      \
-    X(take_reply) X(sums_reply) X(return) X(return_reply)                     \
-    X(worker_stats_reply)
+    X(many) X(many_reply) X(plan) X(plan_reply) X(submit) X(heartbeat)        \
+    X(submit_reply) X(take) X(take_reply) X(sums_reply) X(return)             \
+    X(return_reply) X(worker_stats_reply)
 
 /* Messages that types.c checks. */
 #define WIRE_CHECKED(X)                                                       \
@@ -228,6 +228,10 @@ typedef struct wire_hello_reply {
     size_t slots_n;
     uint32_t version_min; /* see HelloRequest */
     uint64_t features;
+    /* Shards that the server has, in order. One that answers for a single
+     * shard may leave it out. */
+    uint64_t *here;
+    size_t here_n;
     /* Of the Restore that the rows stem from: a later one has a greater id. 0:
      * of none. Servers with different ones hold a mixture. */
     uint64_t restore;
@@ -478,7 +482,35 @@ typedef struct wire_stats_reply {
     uint32_t recovers;
     uint64_t done; /* rows, and bytes of the log, so far */
     uint64_t total; /* bytes of the log */
+    /* Another shard of the server has said its memory: they share it. */
+    uint32_t beside;
 } wire_stats_reply;
+
+/* One call. */
+typedef struct wire_part {
+    uint32_t shard;
+    uint32_t method; /* its place in ParameterServer, from 0 */
+    size_t n;
+    const uint8_t *message; /* its request */
+} wire_part;
+
+typedef struct wire_many {
+    wire_part *parts;
+    size_t parts_n;
+} wire_many;
+
+/* The answer of one call: an error, or a message. */
+typedef struct wire_result {
+    char error[256]; /* name of a class of persia.errors; "": none */
+    char text[512]; /* of the error */
+    size_t n;
+    const uint8_t *message; /* its reply */
+} wire_result;
+
+typedef struct wire_many_reply {
+    wire_result *results; /* one a part, in the same order */
+    size_t results_n;
+} wire_many_reply;
 
 /* What is looked up: a feature by a table. */
 typedef struct wire_plan_feature {

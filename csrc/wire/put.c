@@ -261,3 +261,75 @@ int message_put(wire_out *o, const wire_type *t, const void *m)
     put_type(&p, &(wire_at){ .type = t, .code = PERSIA_EARG }, m, 0);
     return p.rc;
 }
+
+/* ---- calls within a call ------------------------------------------------ */
+
+enum { MESSAGE_FIELD = 3, PARTS_FIELD = 1 };
+
+static void put_part_fields(put *p, const wire_part *m)
+{
+    const uint32_t values[] = { m->shard, m->method };
+    for (uint32_t no = 1; no <= 2; no++) {
+        put_tag(p, no, CODING_VARINT);
+        put_varint(p, values[no - 1]);
+    }
+}
+
+/* Bytes of a text without what does not fit, whole characters. */
+static size_t text_bytes(const char *text, size_t most)
+{
+    size_t n = strnlen(text, most + 1);
+    if (n <= most)
+        return n;
+    for (n = most; n && ((unsigned char)text[n] & 0xC0) == 0x80;)
+        n--;
+    return n;
+}
+
+static void put_result_fields(put *p, const wire_result *m)
+{
+    if (m->error[0])
+        put_string(p, 1, m->error, text_bytes(m->error, WIRE_NAME_MAX));
+    if (m->text[0])
+        put_string(p, 2, m->text, text_bytes(m->text, WIRE_TEXT_MAX));
+}
+
+/* One of the two. */
+static void put_enclosing(put *p, const wire_part *part,
+                          const wire_result *result, size_t n)
+{
+    if (part)
+        put_part_fields(p, part);
+    else
+        put_result_fields(p, result);
+    put_pad(p, MESSAGE_FIELD, n);
+    put_tag(p, MESSAGE_FIELD, CODING_BYTES);
+    put_varint(p, n);
+}
+
+static int put_enclosed(wire_out *o, const wire_part *part,
+                        const wire_result *result, wire_out *message)
+{
+    put count = { 0 }, outer = { .out = o, .bytes = o->bytes },
+        body = { .out = o };
+    put_enclosing(&count, part, result, message->bytes);
+    const size_t bytes = count.bytes + message->bytes;
+    put_pad(&outer, PARTS_FIELD, bytes);
+    put_tag(&outer, PARTS_FIELD, CODING_BYTES);
+    put_varint(&outer, bytes);
+    if (outer.rc)
+        return outer.rc;
+    put_enclosing(&body, part, result, message->bytes);
+    return body.rc ? body.rc : persia_wire_out_append(o, message);
+}
+
+int persia_wire_put_part(wire_out *o, const wire_part *m, wire_out *message)
+{
+    return put_enclosed(o, m, NULL, message);
+}
+
+int persia_wire_put_result(wire_out *o, const wire_result *m,
+                           wire_out *message)
+{
+    return put_enclosed(o, NULL, m, message);
+}

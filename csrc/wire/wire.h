@@ -78,6 +78,15 @@ static inline size_t wire_dtype_bytes(uint32_t dtype)
 WIRE_MESSAGES(WIRE_DECLARE)
 #undef WIRE_DECLARE
 
+/* A `many` is written part by part, and its reply result by result: appends
+ * the next one with its message, which is taken over unless that fails (then
+ * `o` is of no use).  m->message and m->n are not read; of texts that are too
+ * long the end is left out. */
+PERSIA_API int persia_wire_put_part(wire_out *o, const wire_part *m,
+                                    wire_out *message);
+PERSIA_API int persia_wire_put_result(wire_out *o, const wire_result *m,
+                                      wire_out *message);
+
 /* ---- values ------------------------------------------------------------- */
 
 /* Narrows n rows of dim floats, `stride` apart, to packed wire values; scales

@@ -202,16 +202,6 @@ def machine(
     return svg(width, height, title, [*lines, *labels, *boxes], -head)
 
 
-REQUEST: Edges = {  # csrc/client/fan.c
-    ("READY", "FLYING"): "send",
-    ("FLYING", "CAME"): "answer",
-    ("CAME", "DONE"): "accept, refuse",
-    ("CAME", "PAUSED"): "unreachable",
-    ("PAUSED", "FLYING"): "send again",
-    ("CAME", "READY"): "other boot: greet it",
-}
-
-
 def partition() -> Edges:
     """The table of Python of a Kafka partition that is read."""
     sys.path.insert(0, str(ROOT))
@@ -333,6 +323,7 @@ def small_machines() -> dict[str, str]:
 
 def machines() -> dict[str, str]:
     job = matrix("csrc/shard/job.h")
+    requests = table("csrc/client/private.h", "SEND")
     words = {
         ("STARTING", "RUNNING"): "files open",
         ("RUNNING", "DONE"): "all written, staged",
@@ -418,7 +409,7 @@ def machines() -> dict[str, str]:
         ),
         "request": machine(
             "The states of a request to one server",
-            REQUEST,
+            requests,
             {
                 "READY": (0, 1),
                 "FLYING": (1.2, 1),
@@ -428,6 +419,7 @@ def machines() -> dict[str, str]:
             },
             {"DONE"},
             bends={("CAME", "READY"): 40.0},
+            only=set(requests) - {("READY", "DONE")},
             head=36.0,
             note="A deadline, or a server that refuses, ends all requests "
             "of the call.",

@@ -220,6 +220,15 @@ def _is_ours(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).startswith("persia.")
 
 
+def constant_sizes(tensor: Tensor) -> list[int | None]:
+    """The sizes of a tensor of a graph; None: one that may change."""
+    try:
+        from torch.fx.experimental.symbolic_shapes import is_concrete_int
+    except ImportError:
+        return [s if isinstance(s, int) else None for s in tensor.shape]
+    return [int(s) if is_concrete_int(s) else None for s in tensor.shape]
+
+
 def version_of(tensor: Tensor) -> int:
     """A number that grows with each in-place change of a tensor."""
     return tensor._version

@@ -235,8 +235,15 @@ def encode_manifest(document: dict[str, Any]) -> bytes:
     return (text + "\n").encode()
 
 
-def decode_manifest(raw: bytes, path: Path | str) -> Manifest:
-    """The reverse; `path` is for messages."""
+def decode_document(
+    raw: bytes, path: Path | str, format: str, versions: Sequence[int]
+) -> dict[str, Any]:
+    """The reverse, of a document of this format; `path` is for messages.
+
+    Raises:
+        CorruptFile: it is not what was written.
+        SchemaMismatch: it is of another format, or version.
+    """
     try:
         document = json.loads(raw)
         if not isinstance(document, dict) or encode_manifest(document) != raw:
@@ -245,14 +252,22 @@ def decode_manifest(raw: bytes, path: Path | str) -> Manifest:
     except (ValueError, KeyError, RecursionError) as error:
         raise CorruptFile(f"{path} is truncated or altered: {error}") from None
     version = document.get("version")
-    if document.get("format") != FORMAT or version not in (1, VERSION):
+    if document.get("format") != format or version not in versions:
+        known = " and ".join(map(str, versions))
         raise SchemaMismatch(
             f"{path} has format {document.get('format')!r}, version "
-            f"{version!r}; this Persia reads {FORMAT!r}, versions 1 and "
-            f"{VERSION}: load it with the Persia that wrote it"
+            f"{version!r}; this Persia reads {format!r}, version {known}: "
+            "load it with the Persia that wrote it"
         )
+    return document
+
+
+def decode_manifest(raw: bytes, path: Path | str) -> Manifest:
+    """The manifest of a checkpoint; errors are those of
+    :func:`decode_document`."""
+    document = decode_document(raw, path, FORMAT, (1, VERSION))
     try:
-        if version == 1:
+        if document["version"] == 1:
             document = _upgrade(document)
         return Manifest.model_validate(document)
     except (pydantic.ValidationError, KeyError, TypeError, ValueError) as e:

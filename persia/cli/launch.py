@@ -34,6 +34,16 @@ def command(
     ps: Annotated[
         int, typer.Option(min=1, max=4096, help="Number of parameter servers.")
     ] = 1,
+    shards: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=4096,
+            help="Shards of the tables, which the servers divide among them "
+            "(default: one for each server). Of a job whose number of servers "
+            "changes later it stays the same.",
+        ),
+    ] = None,
     embedding_workers: Annotated[
         int,
         typer.Option(
@@ -202,6 +212,7 @@ def command(
         command,
         ps,
         options,
+        shards=shards,
         checkpoints=checkpoints,
         metrics_port=metrics_port,
         tls=tls,

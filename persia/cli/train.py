@@ -174,6 +174,9 @@ def _train(
             if not finished:
                 raise
             failed = error  # the result is printed all the same
+    if finished and failed is None and run.config.export_to is not None:
+        ending.what = "all was saved, and nothing was exported"
+        told(f"exported to {run.export()}")
     for line in run.losses():
         told(line)
     ending.what = "all was saved; the scores were not computed"

@@ -33,6 +33,7 @@ from collections.abc import (
 from pathlib import Path
 from typing import NoReturn
 
+from persia.checkpoint.manifest import SHARDS_MAX
 from persia.distributed.autoscale import Autoscaler
 from persia.distributed.printer import Printer, Unprinted
 from persia.distributed.processes import (
@@ -48,7 +49,7 @@ from persia.distributed.security import VARIABLES
 from persia.errors import InvalidArgument, PersiaError, line_of
 
 _METRICS = re.compile(r"^metrics on http://\S+:(\d+)/metrics$")
-_SERVING = re.compile(r"serving (shard|an embedding worker) .* on ")
+_SERVING = re.compile(r"serving (shards?|an embedding worker) .* on ")
 _LINE_MAX = 1 << 16  # bytes that may wait for the end of their line
 _KILL_AFTER = 5.0  # seconds that what a command left has to end itself
 # Of the grace: until the command and loaders have ended, and the workers.
@@ -100,6 +101,8 @@ class Cluster:
     Args:
         command: and its arguments.
         servers: how many.
+        shards: of the tables, which the servers divide among them; None: one
+            for each server.
         options: of ``persia serve ps``, for each server.
         checkpoints: folder of the servers' checkpoints, which the command
             finds in PERSIA_CHECKPOINTS.
@@ -130,6 +133,7 @@ class Cluster:
         servers: int = 1,
         options: Sequence[str] = (),
         *,
+        shards: int | None = None,
         checkpoints: Path | None = None,
         metrics_port: int | None = None,
         tls: bool = False,
@@ -156,6 +160,11 @@ class Cluster:
             )
         if servers < 1:
             raise InvalidArgument(f"servers is {servers}, need at least 1")
+        if shards is not None and not servers <= shards <= SHARDS_MAX:
+            raise InvalidArgument(
+                f"shards is {shards}, need {servers} (one for each server) to "
+                f"{SHARDS_MAX}"
+            )
         if loaders and not embedding_workers:
             raise InvalidArgument(
                 "data loaders send batches to embedding workers: give "
@@ -184,6 +193,7 @@ class Cluster:
         self.parts = parts
         self.command = list(command)
         self.servers = servers
+        self.shards = shards
         self.options = list(options)
         self.variables: dict[str, str] = {}
         if checkpoints is not None:
@@ -203,14 +213,17 @@ class Cluster:
         self.grace = grace
 
     def server_command(
-        self, shard: int, port: int, options: Sequence[str]
+        self, server: int, port: int, options: Sequence[str]
     ) -> list[str]:
         """What starts a server."""
         command = [sys.executable, "-m", "persia", "serve", "ps"]
         command += ["--host", self.host, "--port", str(port)]
-        command += ["--shard", f"{shard}/{self.servers}"]
+        command += ["--shard", f"{server}/{self.servers}"]
+        if self.shards is not None:
+            command += ["--servers", str(self.servers)]
+            command += ["--shards", str(self.shards)]
         if self.metrics_port is not None:
-            command += ["--metrics-port", str(self.metrics_port + shard)]
+            command += ["--metrics-port", str(self.metrics_port + server)]
         command += ["--grace", str(min(self.grace, 86400))]
         return [*command, *self.options, *options]
 

@@ -1,8 +1,9 @@
-"""A parameter server: one shard of the tables of a job, in its own process.
+"""A shard of the tables of a job, in a server's process.
 
 :class:`Server` configures objects of the C core, which then serve without
-Python; what is left here is to begin with the rows of a checkpoint, to show
-metrics and to stop. ``persia serve ps`` is the way in.
+Python; what is left here is to begin with the rows of a checkpoint, and to
+save them. ``persia serve ps`` is the way in: :mod:`persia.distributed.shards`
+serves the shards of one process.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -30,12 +31,7 @@ from persia.checkpoint import manifest as manifests
 from persia.checkpoint.ledgers import Numbers
 from persia.checkpoint.snapshot import SNAPSHOT, Snapshot, save_rows
 from persia.distributed.durable import Log
-from persia.distributed.serving import (
-    Listening,
-    Signals,
-    Stopped,
-    warn_of,
-)
+from persia.distributed.serving import Listening
 from persia.errors import (
     InvalidArgument,
     PersiaError,
@@ -47,7 +43,7 @@ from persia.errors import (
 _LINES = 2  # the file of lines about denied calls and changes of rows
 _WAIT = 3600.0  # seconds that a call within the process may take
 _POLL = 0.02  # seconds between questions whether something is done
-_SAVE_SECONDS = 3.0  # that a save on exit has, whatever `grace` says
+SAVE_SECONDS = 3.0  # that a save on exit has, whatever `grace` says
 _NAME = "^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
 
 
@@ -60,9 +56,9 @@ class ServeConfig(Listening):
 
     shard: str = Field(
         "0/1",
-        description="Which shard of how many, such as 0/2; auto: the index "
-        "of the pod (PERSIA_SHARD, JOB_COMPLETION_INDEX, POD_NAME or the "
-        "host's name).",
+        description="Which shard of how many, such as 0/2, or which shards, "
+        "such as 0-3/8; auto: the index of the pod (PERSIA_SHARD, "
+        "JOB_COMPLETION_INDEX, POD_NAME or the host's name).",
     )
     shards: int | None = Field(
         None,
@@ -70,6 +66,13 @@ class ServeConfig(Listening):
         le=4096,
         description="Shards in all, where `shard` does not say it "
         "(default: PERSIA_SHARDS).",
+    )
+    servers: int | None = Field(
+        None,
+        ge=1,
+        le=4096,
+        description="Servers among which the shards are divided; `shard` "
+        "says which of them this is (default: one for each shard).",
     )
     memory_limit: pydantic.ByteSize | None = Field(
         None,
@@ -203,6 +206,54 @@ def find_shard(
     return int(index), int(count)
 
 
+def find_shards(
+    config: ServeConfig,
+    environment: Mapping[str, str] | None = None,
+    host: str | None = None,
+) -> tuple[range, int]:
+    """The shards that a process has, and how many there are in all.
+
+    Args:
+        config: its ``shard``, ``shards`` and ``servers``.
+        environment, host: see :func:`find_shard`.
+
+    Raises:
+        InvalidArgument: they do not say it, or there are no such shards.
+    """
+    several = re.fullmatch(r"(\d+)-(\d+)(/\d+)?", config.shard)
+    if several and config.servers is not None:
+        raise InvalidArgument(
+            f"`shard={config.shard}` names several shards, and `servers` "
+            "divides them; give one of both"
+        )
+    if several:
+        first, last, count = several[1], several[2], several[3] or ""
+        shards = config.shards
+        begin, n = find_shard(first + count, shards, environment, host)
+        end, n = find_shard(last + count, shards, environment, host)
+        if begin > end:
+            raise InvalidArgument(
+                f"`shard={config.shard}`: {begin} comes after {end}"
+            )
+        return range(begin, end + 1), n
+    if config.servers is None:
+        index, n = find_shard(config.shard, config.shards, environment, host)
+        return range(index, index + 1), n
+    index, servers = find_shard(
+        config.shard, config.servers, environment, host
+    )
+    text = config.shards or variable(
+        "PERSIA_SHARDS", os.environ if environment is None else environment
+    )
+    n = int(text) if text and str(text).isdecimal() else servers
+    if not servers <= n <= manifests.SHARDS_MAX:
+        raise InvalidArgument(
+            f"`servers={servers}`: there are {n} shards (`shards`); each "
+            f"server needs one, and there are at most {manifests.SHARDS_MAX}"
+        )
+    return range(index * n // servers, (index + 1) * n // servers), n
+
+
 def _auto_index(environment: Mapping[str, str], host: str) -> str:
     for name in ("PERSIA_SHARD", "JOB_COMPLETION_INDEX"):
         if value := variable(name, environment):
@@ -227,14 +278,29 @@ class Server:
     No client can reach it before :meth:`start`, and one of a server that has
     a log waits until :meth:`ready`.
 
+    Args:
+        config: of its process.
+        place: which shard, and of how many; None: as ``config`` says.
+        beside: the first shard of the process, whose threads and memory limit
+            it shares; None: it is the first.
+        others: how many shards will be beside it.
+
     Attributes:
         core: the shard.
         log: its log, or None.
     """
 
-    def __init__(self, config: ServeConfig) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        place: tuple[int, int] | None = None,
+        beside: Server | None = None,
+        others: int = 0,
+    ) -> None:
         self.config = config
-        self.shard, self.shards = find_shard(config.shard, config.shards)
+        self.shard, self.shards = place or find_shard(
+            config.shard, config.shards
+        )
         threads = config.threads or len(os.sched_getaffinity(0))
         self._threads = threads
         if config.checkpoints is not None:
@@ -252,7 +318,7 @@ class Server:
             if config.durable != "off"
             else None
         )
-        self.core = _core.Server(
+        self.core: _core.Server = _core.Server(
             namespace=config.namespace,
             shard=self.shard,
             shards=self.shards,
@@ -265,11 +331,17 @@ class Server:
             else None,
             lines=_LINES,
             log=self.log.arguments() if self.log is not None else None,
+            beside=None if beside is None else beside.core,
+            others=others,
         )
         self._channel = self.core.channel(_WAIT)
 
-    def start(self) -> str:
-        """Listens; the address. Without a log clients are answered."""
+    def start(self, beside: Sequence[Server] = ()) -> str:
+        """Listens; the address. Without a log clients are answered.
+
+        Args:
+            beside: further shards, which are reached at the same address.
+        """
         config = self.config
         host = f"[{config.host}]" if ":" in config.host else config.host
         port = self.core.start(
@@ -279,6 +351,7 @@ class Server:
             connections=config.connections,
             message_limit=config.message_limit,
             security=self._security.arguments(),
+            beside=[server.core for server in beside],
         )
         if self.log is None:
             self.ready()
@@ -310,15 +383,6 @@ class Server:
             "log_failed": int(log.get("failed", 0)),
         }
         return self._channel.stats() | counts
-
-    def show_metrics(self, port: int) -> int:
-        """Answers Prometheus from now on; the port."""
-        from persia import prometheus
-
-        collector = prometheus.ServerCollector(
-            self.stats, self.config.namespace, self.shard, self.shards
-        )
-        return prometheus.listen(collector, port, self.config.metrics_host)
 
     def stop(self, grace: float | None = None) -> None:
         """No more requests; those in flight have so many seconds (default: the
@@ -598,73 +662,3 @@ def _written(path: Path) -> int:
 # ---- what a shard has saved on exit ----------------------------------------
 
 _PROOF = ".proof"
-
-
-# ---- the process -----------------------------------------------------------
-
-
-def serve(config: ServeConfig) -> None:
-    """Serves until SIGTERM or SIGINT; a second one ends it at once.
-
-    One that arrives earlier, while rows are being restored, ends it without
-    ``save_on_exit``: the rows that it would write are not all there.
-    """
-    least = _SAVE_SECONDS if config.save_on_exit is not None else 0.0
-    with Signals(max(config.grace, least)) as signals:
-        try:
-            with contextlib.closing(Server(config)) as server:
-                address = _prepare(server)
-                signals.keep()
-                with server.cutting():
-                    _run(server, address, signals)
-        except Stopped:
-            say("stopping: nothing was served, nothing is saved")
-
-
-def _prepare(server: Server) -> str:
-    """Brings its rows back; the address. Clients of a server that replays its
-    log see how far it is."""
-    config = server.config
-    address = server.start() if config.log is not None else ""
-    if config.save_on_exit is not None:
-        server.check_save(config.save_on_exit)
-    if config.log is not None:
-        _show_metrics(server)
-    recovered = server.recover()
-    if config.restore is not None and not recovered:
-        rows = server.restore()
-        what = "none" if rows is None else f"{rows:,}"
-        say(f"restored {config.restore}: {what} rows")
-    if config.log is None:
-        _show_metrics(server)
-    return address or server.start()
-
-
-def _show_metrics(server: Server) -> None:
-    config = server.config
-    if config.metrics_port is not None:
-        port = server.show_metrics(config.metrics_port)
-        say(f"metrics on http://{config.metrics_host}:{port}/metrics")
-
-
-def _run(server: Server, address: str, signals: Signals) -> None:
-    config = server.config
-    server.ready()
-    warn_of(config)
-    say(f"serving shard {server.shard} of {server.shards} on {address}")
-    signals.wait()
-    name = config.save_on_exit
-    if name is not None:
-        signals.status = 1
-        signals.what = (
-            f"the rows were not saved into {config.checkpoints}/{name}; give "
-            "a longer `grace`, if its disk is only slow"
-        )
-    say("stopping")
-    # The save is to have half of the time at least.
-    most = config.grace * (0.9 if name is None else 0.5)
-    server.stop(min(most, signals.left))
-    if name is not None:
-        rows = server.save(name)
-        signals.status = 0
-        say(f"saved {name}: {rows:,} rows")

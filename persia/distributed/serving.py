@@ -138,7 +138,8 @@ def few_files(connections: int) -> str | None:
     )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -148,7 +149,7 @@ def _is_loopback(host: str) -> bool:
 def core_holes(config: Listening, holes: str) -> str | None:
     """What to tell where others than this machine reach a gRPC core with
     published holes: who shows no certificate can stop the server."""
-    if not holes or config.mutual_tls or _is_loopback(config.host):
+    if not holes or config.mutual_tls or is_loopback(config.host):
         return None
     return (
         f"gRPC's core {_core.GRPC} has published holes ({holes}): anyone who "

@@ -30,8 +30,9 @@ _EXAMPLE = "http://127.0.0.1:9100/metrics"
 
 @dataclasses.dataclass
 class ServerStatus:
-    """One server. ``stats`` are its counters at the second look, ``rates``
-    those that grow, a second; ``error`` where it could not be asked."""
+    """A shard of a server. ``stats`` are its counters at the second look,
+    ``rates`` those that grow, a second; ``error`` where its server could not
+    be asked."""
 
     address: str
     shard: int = -1
@@ -102,7 +103,32 @@ def ask(
         security = Security.from_environment()
     secret = security.arguments()
 
-    def one(address: str) -> ServerStatus:
+    def look(address: str, here: list[int]) -> list[ServerStatus]:
+        """Its shards, where it has several by their numbers."""
+        all_of = [ServerStatus(address, shard) for shard in here]
+        with contextlib.ExitStack() as stack:
+            channels = [
+                stack.enter_context(
+                    contextlib.closing(
+                        _core.Channel(
+                            address,
+                            secret,
+                            MESSAGE_LIMIT,
+                            timeout,
+                            shard if len(here) > 1 else -1,
+                        )
+                    )
+                )
+                for shard in here
+            ]
+            before = [channel.stats() for channel in channels]
+            time.sleep(interval)
+            for status, channel, earlier in zip(all_of, channels, before):
+                status.stats = channel.stats()
+                _add_rates(status, earlier)
+        return all_of
+
+    def one(address: str) -> list[ServerStatus]:
         status = ServerStatus(no_user(address))
         try:
             channel = _core.Channel(address, secret, MESSAGE_LIMIT, timeout)
@@ -111,18 +137,17 @@ def ask(
                     lambda: channel.hello(namespace, 0),
                     min(timeout, _START),
                 )
-                status.shard, status.shards = hello["shard"], hello["shards"]
-                before = channel.stats()
-                time.sleep(interval)
-                status.stats = channel.stats()
+            status.shard, status.shards = hello["shard"], hello["shards"]
+            found = look(address, hello["here"])
         except PersiaError as error:
             status.error = f"{type(error).__name__}: {error}"
-        else:
-            _add_rates(status, before)
-        return status
+            return [status]
+        for shard in found:
+            shard.shards = hello["shards"]
+        return found
 
     with ThreadPoolExecutor(min(len(addresses), 64)) as pool:
-        found = list(pool.map(one, addresses))
+        found = [s for some in pool.map(one, addresses) for s in some]
     return sorted(found, key=lambda s: (s.shard, s.address))
 
 

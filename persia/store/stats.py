@@ -81,9 +81,12 @@ class ClientStats(TypedDict):
 
 
 class ServerStats(TypedDict):
-    """Counters of a server or rank, for all its clients."""
+    """Counters of a shard of a server or rank, for all its clients."""
 
     address: str
+    beside: bool
+    """Its memory is that of an earlier shard of this list: one server has
+    both."""
     boot: int
     """A number that it drew at its start."""
     lineage: int
@@ -190,15 +193,11 @@ class Stats(HasEngine):
                 name: self._engine.core.stats(t.number) for name, t in tables
             }
             return mine, [], used
-        shards: Any = [
-            self._ask_stats(i)
-            for i in range(len(self._engine.connection.addresses))
-        ]
-        for shard, address in zip(
-            shards, _core.ckpt_shards(self._engine.handle), strict=True
-        ):
+        addresses = _core.ckpt_shards(self._engine.handle)
+        shards: Any = [self._ask_stats(i) for i in range(len(addresses))]
+        for shard, address in zip(shards, addresses, strict=True):
             shard["address"] = address
-        used = sum(s["memory_used"] for s in shards)
+        used = sum(s["memory_used"] for s in shards if not s["beside"])
         parts = [{t["name"]: t for t in s.pop("tables")} for s in shards]
         stats = {
             name: _sum_of([p[name] for p in parts if name in p])

@@ -231,6 +231,15 @@ class TrainConfig(pydantic.BaseModel):
         description="Checkpoint root, a folder or URI: a checkpoint is "
         "written there at the end and at Ctrl-C.",
     )
+    export_to: UrlText | None = Field(
+        None,
+        description="Folder of exports: at the end the model is a new version "
+        "there, for persia serve model. Needs `save`. A trial before the "
+        "first step shows whether the model can be exported.",
+    )
+    export_rows: Literal["fp32", "fp16", "int8", "int4"] = Field(
+        "fp32", description="How the rows of `export_to` are kept."
+    )
     save_every: int | None = Field(
         None,
         ge=1,

@@ -20,6 +20,8 @@ from persia.checkpoint import files, saving
 from persia.data import Dataset, Files, Kafka, Schema
 from persia.datasets import ClickStream, SyntheticCTR
 from persia.metrics import Scores
+from persia.serving.folder import versions_of
+from persia.serving.trained import check_apart, export_checkpoint, trial_of
 from persia.store.engine import engine_of
 from persia.train import position
 from persia.train.best import METRICS, Best
@@ -117,6 +119,8 @@ class Run:
         keys, dense = self.train.keys, self.train.dense_features
         tasks = self.train.tasks
         model = make_model(config, self.store, keys, dense, tasks)
+        if config.export_to is not None:  # it would fail after the training
+            check_export(self, model)
         ahead = True
         if config.threads is None:
             torch.set_num_threads(threads_of(model, config.batch_size))
@@ -480,6 +484,19 @@ class Run:
             place.commit()
         return folder
 
+    def export(self) -> Path | None:
+        """Exports what :meth:`save` has saved last, or the best of it; the
+        folder. None on all ranks but the first."""
+        config = self.config
+        assert config.save is not None and config.export_to is not None
+        if self.rank > 0:
+            return None
+        root = best_root(config.save) if config.keep_best else config.save
+        found = export_checkpoint(
+            root, config.export_to, rows=config.export_rows
+        )
+        return found.path
+
     def _save(
         self,
         root: str,
@@ -667,6 +684,27 @@ def backends_for(device: str) -> str:
     """The process group's backends: gloo, and NCCL for tensors on GPUs."""
     cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     return "cpu:gloo,cuda:nccl" if cuda else "gloo"
+
+
+def check_export(run: Run, model: torch.nn.Module) -> None:
+    """Makes the graph of an export, and throws it away.
+
+    Raises:
+        InvalidArgument: there is none, or no checkpoint to export.
+        StorageError: the export could not be written.
+    """
+    config = run.config
+    if config.save is None:
+        raise errors.InvalidArgument(
+            "`export_to` exports the last checkpoint: give `save`, too"
+        )
+    versions = versions_of(config.export_to or "")
+    check_apart(versions, files.root_of(config.save))
+    files.check(versions)
+    saved = schema_of(run.train)
+    schema = None if saved is None else Schema.of_checkpoint(saved)
+    train = run.train
+    trial_of(model, train.keys, train.dense_features, schema, train.tasks)
 
 
 def join_ranks(device: str = "cpu") -> tuple[int, int]:

@@ -31,6 +31,7 @@ MACHINES = [
         "next",
         "STREAM_",
     ),
+    ("client/private.h", "SEND", "client/fan.c", "next", "REQUEST_"),
     ("rank/private.h", "ENTER", "rank/order.c", "next", "TAKING_"),
     ("rank/private.h", "HOLD", "rank/passes.c", "next", "HELD_"),
     ("rpc/stalls.h", "READ", "rpc/stalls.c", "next", "SLOT_"),

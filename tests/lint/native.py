@@ -30,14 +30,14 @@ from tests.lint.words import WORDS
 #: The rooms in their order: the list of docs/dev/rooms.md.
 ROOMS = (
     *("base", "simd", "data", "spec", "mem", "sched", "ids", "pool", "cuda"),
-    *("optim", "evict", "admit", "table", "ckpt", "log"),
+    *("optim", "evict", "admit", "table", "ckpt", "rows_file", "log"),
     *("wire", "rpc", "shard"),
     *("client", "server", "batch", "loop", "link", "loader", "rank"),
     *("embedding_worker", "py", "torch"),
 )
 
 #: Public headers of a room beside `<room>.h`.
-MORE = {"mem": {"device.h"}}
+MORE = {"mem": {"device.h"}, "ckpt": {"files.h", "safetensors.h"}}
 
 #: Rooms that may include fewer than all above them.
 ONLY = {
@@ -90,11 +90,15 @@ BANNED = {
 #: What rooms of the core take from base/system.h and from ckpt_places, so
 #: that a simulation can put its own in their place.
 SIMULATED = frozenset(
-    ("sched", "table", "shard", "server", "client", "batch", "loop")
+    (
+        *("sched", "table", "shard", "server", "client", "batch", "loop"),
+        *("link", "embedding_worker", "loader", "rank"),
+    )
 )
 MACHINE = re.compile(
     r"(?<![\w.>])(clock_gettime|nanosleep|time|pthread_cond_(?:timed)?wait|"
-    r"pthread_create|pthread_join|getrandom|getentropy|open|openat|fopen)"
+    r"gettimeofday|timespec_get|sched_yield|pthread_create|pthread_join|"
+    r"pthread_detach|getrandom|getentropy|open|openat|fopen)"
     r"\s*\("
 )
 

@@ -30,6 +30,7 @@ PACKAGES = (
     ("store", "checkpoint", "prometheus"),
     ("nn", "metrics", "datasets"),
     ("models", "loop"),
+    ("serving",),
     ("train", "doctor", "torture"),
     ("cli",),
 )

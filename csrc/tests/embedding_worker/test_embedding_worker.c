@@ -208,6 +208,38 @@ static void a_batch_is_offered_again(void **state)
     assert_int_equal(s.ranks, 1);
 }
 
+/* torchrun starts all ranks again with another number of them. */
+static void a_rank_that_the_job_has_no_longer_gives_its_batch_back(
+    void **state)
+{
+    world *w = *state;
+    uint64_t of;
+    wire_hello m = {.version = WIRE_VERSION, .name_space = "test"};
+    hello(w, 1);
+    declare(w, "b");
+    m.caller.client = 2;
+    m.rank = 1;
+    m.world = 2;
+    hello_as(w, &m);
+    send_batch(w, 1);
+    lease_of(w, 2, 1, &of);
+    assert_int_equal(stats_of(w).ranks, 2);
+    m.caller.client = 3;
+    m.rank = 0;
+    m.world = 1;
+    hello_as(w, &m);
+    const embedding_worker_stats s = stats_of(w);
+    assert_int_equal(s.ranks, 1);
+    assert_int_equal(s.leased, 0);
+    assert_int_equal(s.queued, 1);
+    for (uint64_t i = 0; i < 8; i++) { /* more often than a fault may be */
+        lease_of(w, 3 + i, 1, &of);
+        assert_int_equal(of, 1);
+        m.caller.client = 4 + i;
+        hello_as(w, &m);
+    }
+}
+
 static void a_lease_ends_by_time(void **state)
 {
     world w;
@@ -450,6 +482,7 @@ int main(void)
         TEST(some_features_may_have_gradients),
         TEST(a_loader_hears_what_is_done),
         TEST(a_batch_is_offered_again),
+        TEST(a_rank_that_the_job_has_no_longer_gives_its_batch_back),
         cmocka_unit_test(a_lease_ends_by_time),
         cmocka_unit_test(a_full_queue_makes_loaders_wait),
         TEST(a_rank_that_waits_is_starved),

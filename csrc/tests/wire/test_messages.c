@@ -43,9 +43,10 @@ static wire_hello hello = {
 };
 static table_spec specs[] = { SPEC, { .name = "item", .dim = 4096 } };
 static wire_slot_run runs[] = { { 4095, 4096, 1 }, { 0, 5, 1u << 31 } };
+static uint64_t here[] = { 1, 4095 };
 static wire_hello_reply hello_reply = {
     1, "space", 1, 2, 3, 4, 5, 1 << 30, LEDGER(63), specs, 2,
-    1ull << 40, 8, runs, 2, 2, UINT64_MAX, 6, 1, 9, UINT64_MAX
+    1ull << 40, 8, runs, 2, 2, UINT64_MAX, here, 2, 6, 1, 9, UINT64_MAX
 };
 static wire_declare declare = { CALLER, SPEC };
 static wire_declare_reply declare_reply = { 4095, 1 };
@@ -101,7 +102,8 @@ static table_stats both_stats[] = {
     { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 }, { .rows = 1 }
 };
 static wire_stats_reply stats_reply = {
-    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, specs, 2, both_stats, 13, 1, 14, 15
+    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, specs, 2, both_stats, 13, 1, 14,
+    15, 1
 };
 
 static wire_plan_feature plan_features[] = {
@@ -154,10 +156,20 @@ static wire_worker_stats_reply worker_stats_reply = {
          20, 21, 22, 23, 24 }
 };
 
+static wire_part calls[] = {
+    { 4095, 30, 5, (const uint8_t *)"12345" }, { 0, 0, 0, NULL }
+};
+static wire_many many = { calls, 2 };
+static wire_result results[] = {
+    { "", "", 9, (const uint8_t *)"123456789" }, { "Closed", "text", 0, NULL }
+};
+static wire_many_reply many_reply = { results, 2 };
+
 static const void *const samples[MESSAGES_N] = {
     &hello, &hello_reply, &declare, &declare_reply, &pull, &pull_reply,
     &push, &push_reply, &leave, &leave_reply, &rows_all, &snapshot,
     &snapshot_reply, &restore, &restore_reply, &stats, &stats_reply,
+    &many, &many_reply,
     &plan, &plan_reply, &submit, &heartbeat, &submit_reply, &take, &take_reply,
     &sums_reply, &give_back, &return_reply, &worker_stats_reply
 };
@@ -440,7 +452,7 @@ static bytes pair_of(size_t i, bytes a, bytes b)
  * beside the later count. */
 static void a_part_given_twice_promises_what_it_has(void **state)
 {
-    enum { TAKE_REPLY = 23 };
+    enum { TAKE_REPLY = 25 };
     wire_take_reply little = take_reply, much = take_reply, got;
     static uint32_t many[20000];
     (void)state;

@@ -1,0 +1,3 @@
+"""The process of ``persia serve ps``: its shards behind one address."""
+
+from __future__ import annotations
