@@ -9,8 +9,6 @@ import typer
 from persia.base.logs import say
 from persia.cli.options import DryRun, Json, Root, Step, print_json
 
-__all__ = ["command"]
-
 
 def command(
     root: Root,

@@ -18,8 +18,6 @@ from persia.errors import CorruptFile, PersiaError
 if TYPE_CHECKING:
     from persia.serving.folder import ExportManifest
 
-__all__ = ["commands"]
-
 commands = Commands(no_args_is_help=True)
 console = Console(emoji=False, highlight=False, markup=False)
 

@@ -12,8 +12,6 @@ from torch import Tensor
 from persia.data.batches.ids import Ids
 from persia.store.configs import TableConfig
 
-__all__ = ["StandIn", "stand_in", "standing_in"]
-
 #: Takes the kind of a plan, its outputs (name, feature, table), ids and
 #: weights; gives what the lookup would give.
 StandIn = Callable[

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from persia.base.lazy import lazily
 
 if TYPE_CHECKING:
-    from persia.serving.exporting import Exported, export
-    from persia.serving.model import ExportedModel, load_model
+    from persia.serving.exporting import Exported
+    from persia.serving.model import ExportedModel
     from persia.serving.rows import Publish
 
-__all__ = ["Exported", "ExportedModel", "Publish", "export", "load_model"]
+__all__ = ["Exported", "ExportedModel", "Publish"]
 
 __getattr__, __dir__ = lazily(
     __name__,
@@ -22,7 +22,5 @@ __getattr__, __dir__ = lazily(
         "Exported": "exporting",
         "ExportedModel": "model",
         "Publish": "rows",
-        "export": "exporting",
-        "load_model": "model",
     },
 )

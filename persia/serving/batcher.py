@@ -27,8 +27,6 @@ from persia.errors import (
 from persia.serving.measures import Measures
 from persia.serving.model import ExportedModel
 
-__all__ = ["Batcher"]
-
 Outputs = tuple[Tensor, ...]
 
 

@@ -9,8 +9,6 @@ import torch
 
 from persia.serving.model import ExportedModel
 
-__all__ = ["compare"]
-
 
 def compare(one: ExportedModel, other: ExportedModel) -> list[dict[str, Any]]:
     """The rows of two versions, table by table.

@@ -11,8 +11,6 @@ from persia.distributed.security import Security
 from persia.distributed.serving import is_loopback
 from persia.errors import InvalidArgument
 
-__all__ = ["ModelConfig"]
-
 
 class ModelConfig(pydantic.BaseModel):
     """The options of ``persia serve model``; their names are those of the

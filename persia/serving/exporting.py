@@ -36,8 +36,6 @@ from persia.serving.rows import Publish, RowType, write_rows
 from persia.store import Store
 from persia.store.engine import engine_of
 
-__all__ = ["Exported", "Trial", "export", "publish_rows", "trace_model"]
-
 _DENSE, _SCHEMA = "dense.pt2", "schema.yaml"
 
 

@@ -33,19 +33,6 @@ from persia.serving.form import Form
 from persia.serving.graph import Lookup
 from persia.serving.rows import Publish, RowType
 
-__all__ = [
-    "CURRENT",
-    "MANIFEST",
-    "ExportManifest",
-    "ExportTable",
-    "Version",
-    "Versions",
-    "damage",
-    "find_version",
-    "is_export",
-    "versions_of",
-]
-
 CURRENT = "CURRENT"
 MANIFEST = "manifest.json"
 FORMAT = "persia.export"

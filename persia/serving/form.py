@@ -18,8 +18,6 @@ from persia.base.torch_private import constant_sizes
 from persia.data.batches.ids import unpack
 from persia.data.batches.jagged import PADDING, JaggedBatch
 
-__all__ = ["DATATYPES", "Form", "TensorForm"]
-
 #: Types of elements, by the names that the inference protocol has.
 DATATYPES = {
     "BOOL": torch.bool,

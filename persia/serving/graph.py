@@ -22,8 +22,6 @@ from persia.nn.standins import standing_in
 from persia.serving.form import Form
 from persia.store.configs import TableConfig, pooling_of
 
-__all__ = ["Graph", "Lookup", "Part", "bind", "read_graph", "trace"]
-
 _POOLING = {
     _core.POOL_SUM: "sum",
     _core.POOL_MEAN: "mean",

@@ -26,8 +26,6 @@ from persia.serving.model import ExportedModel
 from persia.serving.protocol import Request, decode, encode
 from persia.serving.repository import Model, Repository
 
-__all__ = ["Server", "make_app"]
-
 _HEADER = "Inference-Header-Content-Length"
 _EXTENSIONS = ["binary_tensor_data", "model_repository"]
 _PLATFORM = "persia_export"

@@ -23,8 +23,6 @@ from persia.serving.form import DATATYPES, TensorForm
 from persia.serving.model import ExportedModel
 from persia.serving.protocol import Array
 
-__all__ = ["inputs_of", "tensors_of"]
-
 LENGTHS = ".lengths"
 
 

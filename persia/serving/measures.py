@@ -8,8 +8,6 @@ from typing import Any
 from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.registry import CollectorRegistry
 
-__all__ = ["PHASES", "Measures"]
-
 #: Phases of a request, in their order.
 PHASES = {
     "decode": "From the body to tensors.",

@@ -20,8 +20,6 @@ from persia.serving.folder import Version, check_file, find_version
 from persia.serving.graph import Lookup, bind, read_graph
 from persia.serving.rows import open_rows
 
-__all__ = ["ExportedModel", "load_model"]
-
 _POOLING = {
     "sum": _core.POOL_SUM,
     "mean": _core.POOL_MEAN,

@@ -21,8 +21,6 @@ from persia.serving.config import ModelConfig
 from persia.serving.measures import Measures
 from persia.serving.repository import Repository, named_paths
 
-__all__ = ["Serving", "serve_model", "serving"]
-
 
 class Serving:
     """A server of models over HTTP, from the making to :meth:`close`.

@@ -23,8 +23,6 @@ from persia.errors import (
     ShapeError,
 )
 
-__all__ = ["Array", "Request", "decode", "encode"]
-
 Array = npt.NDArray[Any]
 
 _TYPES: dict[str, np.dtype[Any]] = {

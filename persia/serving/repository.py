@@ -20,8 +20,6 @@ from persia.serving.folder import (
 from persia.serving.form import DATATYPES
 from persia.serving.model import ExportedModel, load_model
 
-__all__ = ["Model", "Repository", "named_paths"]
-
 
 def named_paths(texts: tuple[str, ...]) -> dict[str, str]:
     """Models by name, of ``NAME=PATH`` or ``PATH``, whose last part is its

@@ -19,8 +19,6 @@ from persia.checkpoint.files import Found, Root
 from persia.checkpoint.manifest import Table
 from persia.checkpoint.rows import RowBlock, read_rows
 
-__all__ = ["TYPES", "Publish", "RowType", "open_rows", "write_rows"]
-
 RowType = Literal["fp32", "fp16", "int8", "int4"]
 #: Types of rows, by name.
 TYPES: dict[RowType, int] = {

@@ -22,8 +22,6 @@ from persia.serving.exporting import (
 from persia.serving.folder import Versions, versions_of
 from persia.serving.rows import Publish, RowType
 
-__all__ = ["check_checkpoint", "export_checkpoint", "trial_of"]
-
 
 def trial_of(
     model: nn.Module,
