@@ -96,7 +96,7 @@ def model(
 
     It prints a line "serving 1 models on 127.0.0.1:8080" when it is ready.
     A new version of an export answers as soon as it is current there. At
-    SIGTERM it answers the requests in hand, and exits.
+    SIGTERM it answers the requests in flight, and exits.
 
     persia serve model exported
 

@@ -233,7 +233,7 @@ def find_shards(
         end, n = find_shard(last + count, shards, environment, host)
         if begin > end:
             raise InvalidArgument(
-                f"`shard={config.shard}`: {begin} comes after {end}"
+                f"`shard={config.shard}`: {begin} follows {end}"
             )
         return range(begin, end + 1), n
     if config.servers is None:

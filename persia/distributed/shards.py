@@ -115,7 +115,7 @@ class Shards:
             return stack.pop_all()
 
     def stop(self, grace: float) -> None:
-        """No more requests; those in hand have so many seconds."""
+        """No more requests; those in flight have so many seconds."""
         for server in self.servers[1:]:
             if server.log is not None:
                 server.log.end_cuts()
@@ -134,7 +134,7 @@ class Shards:
 def serve(config: ServeConfig) -> None:
     """Serves until SIGTERM or SIGINT; a second one ends it at once.
 
-    One that comes earlier, while rows are being restored, ends it without
+    One that arrives earlier, while rows are being restored, ends it without
     ``save_on_exit``: the rows that it would write are not all there.
     """
     least = SAVE_SECONDS if config.save_on_exit is not None else 0.0

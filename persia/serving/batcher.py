@@ -1,8 +1,7 @@
 """Requests that wait become batches as soon as an executor is free.
 
-There is no timer: a request that comes alone is computed alone. What has come
-meanwhile is computed together, up to a number of samples.
-"""
+There is no timer: a request that arrives alone is computed alone. What has
+arrived meanwhile is computed together, up to a number of samples."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Form(pydantic.BaseModel):
             ``{"constant": value}``, ``{"batch": [[feature, values, lengths,
             weights], ...]}``, ``{"list": [...]}``, ``{"tuple": [...]}`` and
             ``{"dict": {...}}``.
-        outputs: the tensors that come out.
+        outputs: the tensors that it returns.
         result: the tree of these.
     """
 

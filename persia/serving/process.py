@@ -95,7 +95,7 @@ class Serving:
             time.sleep(0.01)
 
     def close(self) -> None:
-        """No more requests; those in hand are answered first."""
+        """No more requests; those in flight are answered first."""
         self._server.ready = False
         self._uvicorn.should_exit = True
         if self._thread.is_alive():
@@ -172,7 +172,7 @@ def serve_model(config: ModelConfig, models: tuple[str, ...]) -> None:
 
 def _run(one: Serving, config: ModelConfig, signals: Signals) -> None:
     if config.insecure:
-        say("`insecure`: whoever reaches this port may ask", "warning")
+        say("`insecure`: anyone who reaches this port may ask", "warning")
     if config.metrics_port is not None:
         from persia.prometheus import listen
 
@@ -183,7 +183,7 @@ def _run(one: Serving, config: ModelConfig, signals: Signals) -> None:
         say(f"model {name}: version {model.current.version} answers")
     say(f"serving {len(one.repository.models)} models on {one.address}")
     signals.wait()
-    signals.what = "requests in hand were not answered"
+    signals.what = "requests in flight were not answered"
     say("stopping")
     one.close()
     say("all requests were answered")

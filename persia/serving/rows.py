@@ -77,7 +77,7 @@ class Publish(pydantic.BaseModel):
             )
 
     def chosen(self, block: RowBlock, saved: float) -> _CHOSEN:
-        """Which rows of a block may be published, but for ``rows``."""
+        """Which rows of a block may be published, except ``rows``."""
         out = np.ones(len(block.ids), bool)
         if self.count is not None:
             out &= block.fields["count"] >= self.count
