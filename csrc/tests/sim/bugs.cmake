@@ -84,15 +84,17 @@ bug(synced_too_soon log/append.c
 # A push whose connection breaks counts as applied.
 bug(lost_request_acknowledged client/fan.c
 [==[    int rc = q->rc;
-    q->state = REQUEST_DONE;
+    if (!rc) {
+        rc = f->accept(f->ctx, q);
 ]==]
 [==[    int rc = q->rc;
-    q->state = REQUEST_DONE;
     if (rc == PERSIA_EUNAVAILABLE && f->method == WIRE_PUSH &&
         sim_bug("lost_request_acknowledged")) {
         q->rc = PERSIA_OK;
-        return;
+        return REQUEST_END;
     }
+    if (!rc) {
+        rc = f->accept(f->ctx, q);
 ]==])
 
 bug(lost_update_not_told client/servers.c
@@ -249,11 +251,12 @@ bug(answer_of_replaced_rows client/push.c
 
 # It was never trained.
 bug(batch_of_a_dead_rank_is_done embedding_worker/offers.c
-[==[    if (o->stream->old) {
+[==[    if (o->stream->state == STREAM_OLD) {
         offer_end(s, o);
         return;
 ]==]
-[==[    if (o->stream->old || (!failed && sim_bug("batch_of_a_dead_rank_is_done"))) {
+[==[    if (o->stream->state == STREAM_OLD ||
+        (!failed && sim_bug("batch_of_a_dead_rank_is_done"))) {
         offer_end(s, o);
         return;
 ]==])
