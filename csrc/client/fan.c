@@ -17,7 +17,7 @@
 /* Then a call waits for long. */
 #define HELD_NS (1000 * MS)
 
-enum { REPAIRS = 8 /* of one request: then it is a bug */ };
+enum { REPAIRS = 8 /* of one request at once: then it pauses */ };
 
 /* ---- calls ---- */
 
@@ -249,14 +249,19 @@ static void request_judge(const fan *f, request *q, uint64_t *deadline)
         request_fail(q, rc);
         persia_shard_release(&q->reply);
     }
-    if (rc == PERSIA_ESTALE && !f->fresh && q->repairs < REPAIRS) {
+    if (rc == PERSIA_ESTALE && !f->fresh) {
         rc = server_repair(r, q->to, q->caller.boot, *deadline);
-        if (!rc) {
-            q->repairs++;
+        if (!rc && q->repairs++ < REPAIRS) {
             q->state = REQUEST_READY;
             q->rc = PERSIA_OK;
             q->tries = 0;
             return;
+        }
+        if (!rc) {
+            q->caller = server_caller(r, q->to);
+            rc = persia_err_set(PERSIA_EUNAVAILABLE,
+                                "%s is started, or other rows are loaded into "
+                                "it, again and again", q->to->address);
         }
         request_fail(q, rc);
     }
