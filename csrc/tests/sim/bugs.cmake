@@ -130,10 +130,12 @@ bug(settled_too_far client/push.c
 
 # The server has been started again since it answered.
 bug(answer_of_a_former_life client/push.c
-[==[    const int same_life = from->boot == q->caller.boot;
+[==[    if (there) {
+        note_number(from, number, settled);
 ]==]
-[==[    const int same_life = from->boot == q->caller.boot ||
-                          sim_bug("answer_of_a_former_life");
+[==[    there |= sim_bug("answer_of_a_former_life");
+    if (there) {
+        note_number(from, number, settled);
 ]==])
 
 # A rank must not use numbers that any server has.

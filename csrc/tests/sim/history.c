@@ -33,11 +33,15 @@ static void plan(void)
     w.policy = sim_chance(500) ? LOST_RAISE : LOST_CONTINUE;
     if (sim_chance(600))
         w.durable = sim_chance(500) ? LOG_PROCESS : LOG_DISK;
-    w.saves = !w.four && sim_chance(500);
+    w.saves = !w.four && sim_chance(600);
     w.log_limit = w.saves ? sim_between(4096, 1 << 16) : 1 << 30;
     if (w.saves) {
         w.replaces = 0;
         w.restores = sim_chance(400);
+        if (sim_chance(700)) { /* others at servers of a job that loads */
+            w.servers_n = 2 + sim_random(SERVERS_MAX - 1);
+            w.ranks_n = 2 + sim_random(RANKS_MAX - 1);
+        }
         storage_begin();
     }
     sim_say("%u servers, %u ranks, staleness %llu, lost: %s, logs: %s%s%s",
@@ -255,7 +259,8 @@ static void one_fault(void)
     static void (*const saves[])(void) = {
         fault_kill_server, fault_kill_rank, fault_pause,   fault_cut,
         fault_slow,        fault_disk,      fault_reshard, fault_reshard,
-        fault_in_save,     fault_in_save,   fault_stale_client};
+        fault_in_save,     fault_in_save,   fault_stale_client,
+        fault_stale_client};
     if (w.saves)
         saves[sim_random(sizeof saves / sizeof *saves)]();
     else if (w.four)
@@ -299,6 +304,22 @@ static void count_lost(const rank_role *r, const update_bits has, uint32_t s,
     }
 }
 
+/* So many updates of this process a server lacks. */
+static uint64_t count_own(const rank_role *r, const update_bits has)
+{
+    uint64_t most = 0;
+    for (uint32_t s = 0; s < SERVERS_MAX; s++) {
+        uint64_t one = 0;
+        for (int k = 0; k < r->attempts_n; k++) {
+            const attempt *a = &r->attempts[k];
+            one += a->life == r->life->number && a->acked &&
+                   s < a->servers_n && !(has[r->index][k] >> s & 1);
+        }
+        most = one > most ? one : most;
+    }
+    return most;
+}
+
 static void check_told(const rank_role *r, const update_bits has)
 {
     uint64_t must = 0, may = 0;
@@ -328,6 +349,11 @@ static void check_told(const rank_role *r, const update_bits has)
     if (r->lives == 1 && told > may && !w.newest)
         sim_fail("rank %d was told of %llu lost updates, and only %llu are",
                  r->index, (unsigned long long)told, (unsigned long long)may);
+    const uint64_t own = count_own(r, has);
+    if (r->index && n.lost + n.stale < own)
+        sim_fail("rank %d has lost %llu of its own updates, and counts %llu",
+                 r->index, (unsigned long long)own,
+                 (unsigned long long)(n.lost + n.stale));
     /* A load reports nothing of what it gives up. */
     if (w.policy == LOST_RAISE && n.lost && !r->life->raised &&
         (r->index || !w.newest))
