@@ -37,7 +37,6 @@ from collections.abc import (
 from pathlib import Path
 from typing import IO, NoReturn
 
-from persia.checkpoint.manifest import SHARDS_MAX
 from persia.distributed.printer import Printer, Unprinted
 from persia.distributed.security import VARIABLES
 from persia.errors import InvalidArgument, PersiaError, line_of
@@ -156,10 +155,9 @@ class Cluster:
             )
         if servers < 1:
             raise InvalidArgument(f"servers is {servers}, need at least 1")
-        if shards is not None and not servers <= shards <= SHARDS_MAX:
+        if shards is not None and shards < servers:
             raise InvalidArgument(
-                f"shards is {shards}, need {servers} (one for each server) to "
-                f"{SHARDS_MAX}"
+                f"shards is {shards}, but each of {servers} servers needs one"
             )
         if loaders and not embedding_workers:
             raise InvalidArgument(
@@ -209,7 +207,7 @@ class Cluster:
         command += ["--host", self.host, "--port", str(port)]
         command += ["--shard", f"{server}/{self.servers}"]
         if self.shards is not None:
-            command += ["--servers", str(self.servers)]
+            command += ["--server-count", str(self.servers)]
             command += ["--shards", str(self.shards)]
         if self.metrics_port is not None:
             command += ["--metrics-port", str(self.metrics_port + server)]

@@ -37,7 +37,6 @@ typedef struct server_role {
     struct memory_disk *disk; /* of its log; NULL: it has none */
     int boots;                /* of its machine */
     int life;    /* 0: never started */
-    int running;
 } server_role;
 
 /* One process of a rank. */
@@ -73,6 +72,8 @@ typedef struct rank_role {
 /* A history. */
 typedef struct world {
     uint32_t servers_n, ranks_n;
+    uint32_t each;       /* shards of a process: each is a server by itself
+                            here, but they start and are killed together */
     uint64_t staleness, timeout, think;
     enum client_lost policy;
     int replaces;        /* processes that live are replaced; no server is
@@ -87,8 +88,15 @@ typedef struct world {
 } world;
 extern world w;
 
+/* Of the processes: their number, and that of a server. */
+uint32_t processes_n(void);
+static inline uint32_t process_of(uint32_t server)
+{
+    return server / w.each;
+}
 uint64_t own_row(int rank, int update, uint32_t server);
-/* Starts a server without rows; it is up when its node listens. */
+/* Starts the process of a server without rows; it is up when its node listens.
+ */
 void server_start(uint32_t i);
 void server_kill(uint32_t i);
 void rank_start(int i);
