@@ -30,7 +30,9 @@ def places(servers: int, shards: int) -> list[range]:
     """The shards that each of so many servers has."""
     return [
         find_shards(
-            ServeConfig(shard=f"{i}/{servers}", servers=servers, shards=shards)
+            ServeConfig(
+                shard=f"{i}/{servers}", server_count=servers, shards=shards
+            )
         )[0]
         for i in range(servers)
     ]
@@ -109,10 +111,10 @@ def check_places(servers: int, shards: int) -> None:
         {"shard": "0-8/8"},
         {"shard": "0-3"},
         {"shard": "0-3/8", "shards": 9},
-        {"shard": "0-3/8", "servers": 2},
-        {"shard": "2/2", "servers": 2, "shards": 8},
-        {"shard": "0/3", "servers": 3, "shards": 2},
-        {"shard": "0/3", "servers": 2, "shards": 8},
+        {"shard": "0-3/8", "server_count": 2},
+        {"shard": "2/2", "server_count": 2, "shards": 8},
+        {"shard": "0/3", "server_count": 3, "shards": 2},
+        {"shard": "0/3", "server_count": 2, "shards": 8},
     ],
 )
 def test_no_such_shards(options: dict[str, Any]) -> None:
@@ -121,7 +123,7 @@ def test_no_such_shards(options: dict[str, Any]) -> None:
 
 
 def test_a_pod_finds_its_shards() -> None:
-    config = ServeConfig(shard="auto", servers=3)
+    config = ServeConfig(shard="auto", server_count=3)
     found = find_shards(config, {"PERSIA_SHARDS": "8"}, host="ps-2")
     assert found == (range(5, 8), 8)
 

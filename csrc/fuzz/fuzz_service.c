@@ -10,6 +10,7 @@
 
 #include "client/client.h"
 #include "embedding_worker/embedding_worker.h"
+#include "link/link.h"
 #include "server/server.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

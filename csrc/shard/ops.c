@@ -7,5 +7,6 @@ const rpc_methods persia_shard_methods = {
     | ((flags) & OP_ADMIN ? 1u << WIRE_##upper : 0)
     SHARD_OPS(SHARD_OP)
 #undef SHARD_OP
+    | 1u << WIRE_MANY /* some of its calls may be */
 };
 _Static_assert(WIRE_METHODS_N <= 32, "a bit a method");

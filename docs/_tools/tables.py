@@ -301,7 +301,7 @@ def metrics() -> str:
     from persia import prometheus
 
     some = _Every(tables=[_Every(name="t")])
-    server = prometheus.ServerCollector(lambda: some, "default", 0, 1)
+    server = prometheus.ServerCollector([lambda: some], "default", [0], 1)
     with persia.Store(servers="embedded") as store:
         worker = list(prometheus.StoreCollector(store).collect())
     out = []

@@ -160,10 +160,9 @@ class Cluster:
             )
         if servers < 1:
             raise InvalidArgument(f"servers is {servers}, need at least 1")
-        if shards is not None and not servers <= shards <= SHARDS_MAX:
+        if shards is not None and shards < servers:
             raise InvalidArgument(
-                f"shards is {shards}, need {servers} (one for each server) to "
-                f"{SHARDS_MAX}"
+                f"shards is {shards}, but each of {servers} servers needs one"
             )
         if loaders and not embedding_workers:
             raise InvalidArgument(
@@ -220,7 +219,7 @@ class Cluster:
         command += ["--host", self.host, "--port", str(port)]
         command += ["--shard", f"{server}/{self.servers}"]
         if self.shards is not None:
-            command += ["--servers", str(self.servers)]
+            command += ["--server-count", str(self.servers)]
             command += ["--shards", str(self.shards)]
         if self.metrics_port is not None:
             command += ["--metrics-port", str(self.metrics_port + server)]

@@ -67,7 +67,7 @@ class ServeConfig(Listening):
         description="Shards in all, where `shard` does not say it "
         "(default: PERSIA_SHARDS).",
     )
-    servers: int | None = Field(
+    server_count: int | None = Field(
         None,
         ge=1,
         le=4096,
@@ -214,16 +214,16 @@ def find_shards(
     """The shards that a process has, and how many there are in all.
 
     Args:
-        config: its ``shard``, ``shards`` and ``servers``.
+        config: its ``shard``, ``shards`` and ``server_count``.
         environment, host: see :func:`find_shard`.
 
     Raises:
         InvalidArgument: they do not say it, or there are no such shards.
     """
     several = re.fullmatch(r"(\d+)-(\d+)(/\d+)?", config.shard)
-    if several and config.servers is not None:
+    if several and config.server_count is not None:
         raise InvalidArgument(
-            f"`shard={config.shard}` names several shards, and `servers` "
+            f"`shard={config.shard}` names several shards, and `server_count` "
             "divides them; give one of both"
         )
     if several:
@@ -236,11 +236,11 @@ def find_shards(
                 f"`shard={config.shard}`: {begin} follows {end}"
             )
         return range(begin, end + 1), n
-    if config.servers is None:
+    if config.server_count is None:
         index, n = find_shard(config.shard, config.shards, environment, host)
         return range(index, index + 1), n
     index, servers = find_shard(
-        config.shard, config.servers, environment, host
+        config.shard, config.server_count, environment, host
     )
     text = config.shards or variable(
         "PERSIA_SHARDS", os.environ if environment is None else environment
@@ -248,7 +248,7 @@ def find_shards(
     n = int(text) if text and str(text).isdecimal() else servers
     if not servers <= n <= manifests.SHARDS_MAX:
         raise InvalidArgument(
-            f"`servers={servers}`: there are {n} shards (`shards`); each "
+            f"`server_count={servers}`: there are {n} shards (`shards`); each "
             f"server needs one, and there are at most {manifests.SHARDS_MAX}"
         )
     return range(index * n // servers, (index + 1) * n // servers), n

@@ -85,8 +85,7 @@ class ServerStats(TypedDict):
 
     address: str
     beside: bool
-    """Its memory is that of an earlier shard of this list: one server has
-    both."""
+    """Its server has an earlier shard of the list, which says its memory."""
     boot: int
     """A number that it drew at its start."""
     lineage: int

@@ -16,6 +16,9 @@
 enum { SHARDS = 5, HOSTS = 2, FIRST = 2, IDS = 3000, DIM = 16, STEPS = 6 };
 #define SECOND ((uint64_t)1000000000)
 
+static const rpc_security security = {.token = "one-token",
+                                      .admin_token = "another-token"};
+
 /* The first one has shards 0 .. FIRST - 1. */
 typedef struct process {
     uint32_t from, n;
@@ -59,6 +62,7 @@ static void process_start(process *p, uint32_t from, uint32_t n, int port)
                                 .s = persia_tables_sched(p->tables[0]),
                                 .methods = &persia_shard_methods,
                                 .handler = count_and_handle,
+                                .security = security,
                                 .ctx = p};
     int rc = persia_rpc_server_start(&server, &p->server);
     if (rc)
@@ -85,7 +89,8 @@ static client_config far_config(const char *const *addresses, size_t n)
                            .addresses_n = n, .name_space = "hosted",
                            .world = 1, .stream = 3,
                            .timeout_ns = 30 * SECOND,
-                           .message_limit = 64 << 20, .lost = LOST_RAISE};
+                           .message_limit = 64 << 20, .lost = LOST_RAISE,
+                           .security = security};
 }
 
 static uint32_t declare(ps_client *c)
@@ -163,7 +168,7 @@ static void shards_of_two_servers(void **state)
     assert_int_equal(persia_client_stats(remote, b, &stats), PERSIA_OK);
     assert_int_equal(stats.rows, IDS / 4);
 
-    /* One is started again, without its rows: as the only shards of it. */
+    /* One is started again, without its rows. */
     int port = persia_rpc_server_port(p[1].server);
     process_stop(&p[1]);
     process_start(&p[1], FIRST, SHARDS - FIRST, port);

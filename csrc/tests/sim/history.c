@@ -44,8 +44,10 @@ static void plan(void)
         }
         storage_begin();
     }
-    sim_say("%u servers, %u ranks, staleness %llu, lost: %s, logs: %s%s%s",
-            w.servers_n, w.ranks_n, (unsigned long long)w.staleness,
+    w.each = !w.saves && sim_chance(300) ? 2 : 1;
+    sim_say("%u servers, %u a process, %u ranks, staleness %llu, lost: %s, "
+            "logs: %s%s%s",
+            w.servers_n, w.each, w.ranks_n, (unsigned long long)w.staleness,
             w.policy == LOST_RAISE ? "raise" : "continue",
             w.durable == LOG_DISK ? "disk" : w.durable ? "process" : "none",
             w.saves ? ", checkpoints" : "",
@@ -135,7 +137,7 @@ static void fault_pause(void)
 
 static void fault_cut(void)
 {
-    const int s = SLOT_SERVERS + (int)sim_random(w.servers_n);
+    const int s = SLOT_SERVERS + (int)sim_random(processes_n());
     const int r = w.four ? sim_node_slot(four_any(sim_random(w.ranks_n + 3)))
                          : SLOT_RANKS + (int)sim_random(w.ranks_n);
     const uint64_t until = sim_now() + sim_between(10 * SIM_MS, 30 * SIM_S);
@@ -437,7 +439,7 @@ static void await_end(void)
 void history_run(void)
 {
     plan();
-    for (uint32_t i = 0; i < w.servers_n; i++)
+    for (uint32_t i = 0; i < w.servers_n; i += w.each)
         server_start(i);
     if (w.four)
         four_begin();

@@ -79,58 +79,95 @@ static void recover(ps_service *service, updates_log *log, uint32_t i)
         storage_cuts(service, log, i);
 }
 
-static void *server_main(void *arg)
+uint32_t processes_n(void)
 {
-    server_role *s = arg;
-    const uint32_t i = (uint32_t)(s - w.servers);
-    const tables_config made = {.threads = 1};
+    return (w.servers_n + w.each - 1) / w.each;
+}
+
+/* The servers of a process: [from, end). */
+static uint32_t process_end(uint32_t from)
+{
+    const uint32_t end = from + w.each;
+    return end < w.servers_n ? end : w.servers_n;
+}
+
+/* *log: its log, or NULL. */
+static ps_service *make_service(uint32_t i, tables *p, updates_log **log)
+{
     service_config config = {.name_space = "sim", .shard = i,
                              .shards = w.servers_n,
                              .message_limit = 4 << 20,
-                             .log = open_log(s, i)};
-    tables *p;
+                             .log = open_log(&w.servers[i], i)};
     ps_service *service;
+    *log = config.log;
     if (w.saves)
         config.files = storage_places(i);
-    must(persia_tables_create(&made, &p), "tables");
     must(persia_service_create(p, &config, &service), "a server");
     persia_service_set_calls(service, 64);
     if (!config.log)
         recover(service, NULL, i);
-    net_listen(sim_node_self(), w.addresses[i], persia_service_handle, service,
-               method_of_server);
-    if (config.log)
-        recover(service, config.log, i);
-    s->running = 1;
-    sim_say("serves shard %u of %u", i, w.servers_n);
+    return service;
+}
+
+static void *process_main(void *arg)
+{
+    const uint32_t from = (uint32_t)((server_role *)arg - w.servers);
+    const uint32_t n = process_end(from) - from;
+    const tables_config made = {.threads = 1};
+    tables *p[SERVERS_MAX];
+    ps_service *services[SERVERS_MAX];
+    updates_log *logs[SERVERS_MAX];
+    ps_host *host;
+    must(persia_tables_create(&made, &p[0]), "tables");
+    for (uint32_t k = 1; k < n; k++)
+        must(persia_tables_beside(p[0], &p[k]), "tables");
+    for (uint32_t k = 0; k < n; k++)
+        services[k] = make_service(from + k, p[k], &logs[k]);
+    must(persia_host_create(services, n, &host), "a host");
+    net_listen(sim_node_self(), w.addresses[process_of(from)],
+               persia_host_handle, host, method_of_server);
+    for (uint32_t k = 0; k < n; k++) {
+        if (logs[k])
+            recover(services[k], logs[k], from + k);
+        w.servers[from + k].running = 1;
+    }
+    sim_say("serves %u shards of %u from %u on", n, w.servers_n, from);
     return NULL;
 }
 
 void server_start(uint32_t i)
 {
-    server_role *s = &w.servers[i];
-    char name[32];
-    s->life++;
-    snprintf(name, sizeof name, "ps%u.%d", i, s->life / 2 + 1);
-    snprintf(w.addresses[i], sizeof w.addresses[i], "ps%u", i);
-    s->node = sim_node_make(name, SLOT_SERVERS + (int)i);
+    const uint32_t process = process_of(i), from = process * w.each;
+    char name[32], *address = w.addresses[process];
+    for (uint32_t k = from; k < process_end(from); k++)
+        w.servers[k].life++;
+    snprintf(name, sizeof name, "ps%u.%d", process,
+             w.servers[from].life / 2 + 1);
+    snprintf(address, sizeof w.addresses[0], "ps%u", process);
+    sim_node *node = sim_node_make(name, SLOT_SERVERS + (int)process);
+    for (uint32_t k = from; k < process_end(from); k++)
+        w.servers[k].node = node;
     sim_say("start of %s", name);
-    sim_spawn(s->node, server_main, s, "main");
+    sim_spawn(node, process_main, &w.servers[from], "main");
 }
 
 void server_kill(uint32_t i)
 {
-    server_role *s = &w.servers[i];
-    sim_say("kill -9 of %s", sim_node_name(s->node));
-    sim_kill(s->node);
-    net_killed(s->node);
-    if (w.durable == LOG_DISK) {
-        s->boots++;
-        memory_disk_lose(s->disk, sim_random(1u << 30));
+    const uint32_t from = process_of(i) * w.each;
+    sim_node *node = w.servers[i].node;
+    sim_say("kill -9 of %s", sim_node_name(node));
+    sim_kill(node);
+    net_killed(node);
+    for (uint32_t k = from; k < process_end(from); k++) {
+        server_role *s = &w.servers[k];
+        if (w.durable == LOG_DISK) {
+            s->boots++;
+            memory_disk_lose(s->disk, sim_random(1u << 30));
+        }
+        s->running = 0;
+        s->rows++; /* what it had is gone from now on */
+        s->life++;
     }
-    s->running = 0;
-    s->rows++; /* what it had is gone from now on */
-    s->life++;
 }
 
 /* ---- rows ---- */
@@ -139,11 +176,11 @@ int open_client(uint64_t stream, uint32_t rank, ps_client **out,
                 uint32_t *table)
 {
     const char *addresses[SERVERS_MAX];
-    for (uint32_t i = 0; i < w.servers_n; i++)
+    for (uint32_t i = 0; i < processes_n(); i++)
         addresses[i] = w.addresses[i];
     const client_config config = {.threads = 1,
                                   .addresses = addresses,
-                                  .addresses_n = w.servers_n,
+                                  .addresses_n = processes_n(),
                                   .name_space = "sim",
                                   .rank = rank,
                                   .world = stream ? w.ranks_n : 1,

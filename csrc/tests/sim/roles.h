@@ -88,6 +88,8 @@ typedef struct rank_role {
 /* A history. */
 typedef struct world {
     uint32_t servers_n, ranks_n;
+    uint32_t each;       /* shards of a process: each is a server by itself
+                            here, but they start and are killed together */
     uint64_t staleness, timeout, think;
     enum client_lost policy;
     int replaces;        /* processes that live are replaced; no server is
@@ -108,6 +110,12 @@ typedef struct world {
 } world;
 extern world w;
 
+/* Of the processes: their number, and that of a server. */
+uint32_t processes_n(void);
+static inline uint32_t process_of(uint32_t server)
+{
+    return server / w.each;
+}
 /* The id of an update's own row at a server of its time. */
 uint64_t own_row(int rank, int update, uint32_t server);
 /* Reads the first value of rows: 0, or an error. */
@@ -119,7 +127,8 @@ int counts_read(const char *where, int whole, rows_reader read, void *ctx,
                 update_bits has);
 /* What every history's table is. */
 void counts_config(struct table_config *out);
-/* Starts a server without rows; it is up when its node listens. */
+/* Starts the process of a server without rows; it is up when its node listens.
+ */
 void server_start(uint32_t i);
 void server_kill(uint32_t i);
 void rank_start(int i);
