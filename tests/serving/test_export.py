@@ -103,6 +103,36 @@ def as_strangers_do(path: Path) -> dict[int, np.ndarray[Any, Any]]:
     return dict(zip(ids.tolist(), vectors, strict=True))
 
 
+_MASK = 2**64 - 1
+
+
+def hashed(x: int) -> int:
+    h = (x + 0x9E3779B97F4A7C15) & _MASK
+    h = ((h ^ (h >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    h = ((h ^ (h >> 27)) * 0x94D049BB133111EB) & _MASK
+    return h ^ (h >> 31)
+
+
+def row_of(path: Path, id: int) -> int | None:
+    """The number of the row of an id, by the page of the format alone."""
+    with safe_open(path, "np") as file:
+        key = int(file.metadata()["key"])
+        index, rows = file.get_tensor("index"), file.get_tensor("rows")
+    p = (hashed(id % 2**64) * key) & _MASK
+    p = ((p ^ (p >> 32)) * (hashed(key) | 1)) & _MASK
+    at, tag = ((p >> 32) * len(index)) >> 32, (p >> 24) & 255 or 1
+    for _ in range(len(index)):
+        slots = index[at][16:].view("<u4")
+        for entry in np.flatnonzero(index[at][:12] == tag):
+            row = int(slots[entry])
+            if rows[row][:8].view("<i8")[0] == id:
+                return row
+        if not index[at][12]:
+            return None
+        at = (at + 1) % len(index)
+    return None
+
+
 @pytest.mark.parametrize("kind", ["fp32", "fp16", "int8", "int4"])
 def test_rows_are_those_of_the_store(kind: Any, tmp_path: Path) -> None:
     model = models.CLICKS["widedeep"](models.bags())
@@ -129,6 +159,10 @@ def test_rows_are_those_of_the_store(kind: Any, tmp_path: Path) -> None:
         }
         for i in found:
             assert np.array_equal(mine[i], found[i])
+        path = done.path / table["file"]["name"]
+        for row, i in enumerate(list(found)[:20]):  # in the file's order
+            assert row_of(path, i) == row
+        assert row_of(path, 1000) is None
         others = torch.arange(1000, 1100)
         assert not loaded.has_rows(name, others).any()
         assert loaded.has_rows(name, ids).all()
