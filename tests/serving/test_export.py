@@ -17,8 +17,8 @@ from torch import nn
 
 import persia
 from persia import errors
-from persia.serving import Publish
-from persia.serving.folder import MANIFEST
+from persia.serving import Publish, exporting
+from persia.serving.folder import MANIFEST, Versions, versions_of
 from tests.serving import models
 
 pytestmark = pytest.mark.slow
@@ -241,8 +241,9 @@ def test_publish_leaves_rows_out(tmp_path: Path) -> None:
     best = published(rows=2)
     assert len(best) == 2 and set(best) <= {0, 1, 2}
     assert published(count=1.5, updates=2) == list(range(6))
-    with pytest.raises(errors.InvalidArgument):
-        published(seconds=5)
+    for wrong in ({"seconds": 5}, {"count": -1}, {"rows": 0}, {"age": 1}):
+        with pytest.raises(errors.InvalidArgument):
+            published(**wrong)
 
 
 def test_versions_follow_each_other(tmp_path: Path) -> None:
@@ -290,6 +291,43 @@ def test_damage_is_refused(tmp_path: Path) -> None:
     persia.load_model(tmp_path)
     with pytest.raises(errors.StorageError):
         persia.load_model(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("step", ["write", "manifest", "rename", "current"])
+def test_an_export_that_breaks_off_is_not_there(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a process that is killed at each step leaves it."""
+    model = models.CLICKS["widedeep"](models.bags())
+    graph = exporting.trace_model(model, models.batch(3))
+    monkeypatch.setattr(exporting, "trace_model", lambda *_: graph)
+    persia.export(model, tmp_path, example=models.batch(3))
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", lambda *_, **__: None)
+        if step == "write":
+            patch.setattr(exporting, "write_rows", killed)
+        elif step == "manifest":
+            patch.setattr("persia.serving.folder.encode_manifest", killed)
+        elif step == "rename":
+            patch.setattr(Versions, "replace", killed)
+        else:
+            patch.setattr(Versions, "_point", killed)
+        with pytest.raises(Killed):
+            persia.export(model, tmp_path, example=models.batch(3))
+    assert persia.load_model(tmp_path).version == "v-000001"
+    names = versions_of(tmp_path).names()
+    assert names == ["v-000001"] + ["v-000002"] * (step == "current")
+    done = persia.export(model, tmp_path, example=models.batch(3))
+    assert done is not None and done.version not in names
+    assert persia.load_model(tmp_path).version == done.version
+    assert not list(tmp_path.glob(".tmp*"))  # what was left is removed
 
 
 class Chooses(nn.Module):
