@@ -206,6 +206,7 @@ def trace(
             _evaluating(model),
             standing_in(lookups),
             torch.no_grad(),
+            torch.random.fork_rng(devices=[]),  # training draws as before
             _quiet(),
         ):
             program = torch.export.export(
