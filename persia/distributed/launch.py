@@ -33,7 +33,6 @@ from collections.abc import (
 from pathlib import Path
 from typing import NoReturn
 
-from persia.checkpoint.manifest import SHARDS_MAX
 from persia.distributed.autoscale import Autoscaler
 from persia.distributed.printer import Printer, Unprinted
 from persia.distributed.processes import (
