@@ -34,8 +34,8 @@ from persia.serving.folder import (
 from persia.serving.form import Form
 from persia.serving.graph import Graph, trace
 from persia.serving.rows import Publish, RowType, write_rows
-from persia.store.store import Store
 from persia.store.engine import engine_of
+from persia.store.store import Store
 
 _DENSE, _SCHEMA = "dense.pt2", "schema.yaml"
 
