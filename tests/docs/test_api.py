@@ -147,6 +147,7 @@ ROWS = {
     "persia.export",
     "persia.nn.Sequences",
     "persia.serving.Exported",
+    "persia.serving.Publish",
 }
 
 
