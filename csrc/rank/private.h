@@ -144,7 +144,6 @@ struct rank_taken {
     uint64_t place;       /* that it asks for; 0: any */
     size_t tries;         /* links that have none */
     int look;             /* it is not this link's turn */
-    int again;            /* it failed once, and the loop asks again */
     ps_client *c;         /* of the store that looks it up */
     batch_index *index;   /* of the store's lookup */
     wire_take_reply m;

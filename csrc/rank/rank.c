@@ -553,12 +553,7 @@ static int take_in_order(rank_taken *t)
         if (ordered)
             persia_turn_give(&r->in_order);
     }
-    /* After a loss of earlier updates the loop looks up once more, and this
-     * Take keeps its place: see prefetch_run(). */
-    const int again = client_is_loss(rc) && !t->again;
-    t->again = again;
-    if (!again)
-        order_leave(t);
+    order_leave(t);
     return rc;
 }
 
