@@ -502,7 +502,7 @@ static void save_or_load(rank_life *l)
 {
     if (!w.saves || l->of->index || l->broken)
         return;
-    if (w.newest && (l->mixed || l->loads || sim_chance(70))) {
+    if (w.newest && (l->mixed || l->loads || sim_chance(15))) {
         l->loads = 0;
         load_newest(l);
     } else if (sim_chance(150)) {
