@@ -39,6 +39,7 @@ __all__ = [
     "register_tree",
     "runs_node",
     "sets_parameter",
+    "take_for_equal",
     "transforms",
     "uncompiled",
     "version_of",
@@ -245,6 +246,13 @@ def _calls(code: CodeType) -> bool:
 
 def _is_ours(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).startswith("persia.")
+
+
+def take_for_equal(one: int, other: int) -> None:
+    """Tells a graph that two sizes are equal. They are compared outside."""
+    check: Any = getattr(torch, "_check", None)
+    if check is not None:
+        check(one == other)
 
 
 def constant_sizes(tensor: Tensor) -> list[int | None]:
