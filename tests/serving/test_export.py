@@ -3,6 +3,7 @@ damaged, half written, or refused is taken for one."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import pickle
@@ -16,9 +17,10 @@ from safetensors import safe_open
 from torch import nn
 
 import persia
-from persia import errors
+from persia import _core, errors
 from persia.serving import Publish, exporting
 from persia.serving.folder import MANIFEST, Versions, versions_of
+from tests.remote import Servers
 from tests.serving import models
 
 pytestmark = pytest.mark.slow
@@ -404,3 +406,23 @@ def test_calls_of_another_form_are_refused(tmp_path: Path) -> None:
         with pytest.raises(error):
             loaded(*call)
     loaded(dense, ids)
+
+
+@pytest.mark.skipif(not _core.GRPC[0].isdigit(), reason="without gRPC")
+def test_rows_of_servers_are_exported(tmp_path: Path) -> None:
+    """They pass through a checkpoint that servers and this process see."""
+    with contextlib.closing(Servers(2, checkpoints=str(tmp_path))) as servers:
+        store = persia.Store(
+            persia.optim.Adagrad(lr=0.1), servers=servers.text
+        )
+        model = models.CLICKS["widedeep"](models.bags(store))
+        models.train(model, lambda: models.batch(64))
+        done = persia.export(model, tmp_path / "out", example=models.batch(3))
+        assert done is not None
+        call = models.batch(9)
+        with torch.no_grad():
+            want = model.eval()(*call)
+        store.close()
+    torch.testing.assert_close(
+        persia.load_model(tmp_path / "out")(*call), want
+    )
