@@ -241,14 +241,6 @@ bug(restore_is_not_logged shard/logged.c
     int rc = persia_log_append(s->log, LOG_RESTORE, request, 1, &end);
 ]==])
 
-# An update of the rows that were, answered late.
-bug(answer_of_replaced_rows client/push.c
-[==[    int there = same_life && from->lineage == q->caller.lineage;
-]==]
-[==[    int there = same_life && (from->lineage == q->caller.lineage ||
-                              sim_bug("answer_of_replaced_rows"));
-]==])
-
 # ---- four roles ----
 
 # It was never trained.

@@ -27,8 +27,7 @@ static uint32_t saves_of_1000(void)
     static const char *const bugs[] = {
         "union_of_ledgers",       "cut_of_a_later_moment",
         "restore_is_taken_back",  "ledger_of_a_later_moment",
-        "ledger_is_not_restored", "restore_is_not_logged",
-        "answer_of_replaced_rows"};
+        "ledger_is_not_restored", "restore_is_not_logged"};
     for (size_t i = 0; i < sizeof bugs / sizeof *bugs; i++)
         if (sim_bug(bugs[i]))
             return 1000;
