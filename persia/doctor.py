@@ -45,6 +45,7 @@ _PACKAGES = {
 _EXTRAS = (
     ("fsspec", "remote", "data at URLs that pyarrow does not read"),
     ("aiohttp", "remote", "data over HTTP"),
+    ("uvicorn", "serve", "models over HTTP"),
 )
 
 
