@@ -244,8 +244,7 @@ def test_an_option_has_one_type() -> None:
                 found.setdefault(str(kind), []).append(name)
     assert len(kinds["--step"]) == 1 and len(kinds["--batch-size"]) == 1
     several = {name for name, found in kinds.items() if len(found) > 1}
-    # launch takes LEAST:MOST as well; a model has versions of its own.
-    assert several == {"--loaders", "--version"}
+    assert several == {"--loaders"}  # launch takes LEAST:MOST as well
 
 
 def test_each_command_has_an_example() -> None:
