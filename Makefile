@@ -184,7 +184,7 @@ CHAOS ?= 200
 PYFILES := $(wildcard persia tests examples benchmarks docs csrc setup.py)
 
 lint: build
-	$(RUN) tests/lint/native.py csrc
+	$(RUN) -m tests.lint.native csrc
 	$(VENV)/bin/ruff check $(PYFILES)
 	$(VENV)/bin/ruff format --check $(PYFILES)
 	$(VENV)/bin/mypy

@@ -336,7 +336,7 @@ def memory(path: Path, rows: int) -> None:
     trainer = make_trainer(KEYS)
     samples: list[int] = []
     done, start = 0, time.perf_counter()
-    for batch in Files([path] * passes, schema, BATCH, rows=(0, rows)):
+    for batch in Files([path] * passes, schema, BATCH, samples=(0, rows)):
         trainer.train(batch)
         done += len(batch)
         if done * 50 // rows > len(samples):

@@ -105,7 +105,7 @@ def main(argv: list[str] | None = None) -> None:
         options.seed,
         churn=options.churn,
         vocabulary=options.vocabulary,
-        window_rows=rows,
+        window_samples=rows,
     )
     print_machine(BENCH, torch=torch.__version__)
     unbounded = run(data, windows, None)

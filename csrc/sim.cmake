@@ -2,7 +2,8 @@
 # locks, signals and sleeps are the simulator's, and room rpc is its network.
 # Included by tests.cmake.
 set(sim_folder "${CMAKE_SOURCE_DIR}/tests/sim")
-set(sim_sources sched.c net.c roles.c four.c history.c main.c)
+set(sim_sources sched.c net.c counts.c roles.c storage.c saves.c four.c
+    history.c main.c)
 list(TRANSFORM sim_sources PREPEND "${sim_folder}/")
 list(APPEND sim_sources "${CMAKE_SOURCE_DIR}/tests/log/disk.c")
 set(sim_wraps huge_can nanosleep pthread_join
@@ -37,8 +38,14 @@ function(bug name file old new)
     set(sim_bugs ${sim_bugs} PARENT_SCOPE)
     set(sim_files ${sim_files} PARENT_SCOPE)
 endfunction()
+# One that the simulator's own sources have.
+function(model_bug name)
+    list(APPEND sim_bugs ${name})
+    set(sim_bugs ${sim_bugs} PARENT_SCOPE)
+endfunction()
 include("${sim_folder}/bugs.cmake")
 list(REMOVE_DUPLICATES sim_files)
+list(REMOVE_DUPLICATES sim_bugs)
 
 set(planted)
 foreach(file IN LISTS sim_files)

@@ -99,13 +99,15 @@ def main():
     args = parser.parse_args()
 
     device = device_of(args.device)
-    shard = (0, 1)
+    rank, world_size = 0, 1
     if RANKS > 1:
         # The embeddings of ranks that share them travel by gloo.
         cuda = device.type == "cuda"
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
-        shard = (dist.get_rank(), RANKS)
-    data = persia.datasets.Criteo(args.data, args.batch_size, shard=shard)
+        rank, world_size = dist.get_rank(), RANKS
+    data = persia.datasets.Criteo(
+        args.data, args.batch_size, rank=rank, world_size=world_size
+    )
     training, test = data.split(0.1)
     store, model = build(data.keys, args.dim, args.lr, args.seed, device)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.dense_lr)
@@ -113,7 +115,7 @@ def main():
         training.epoch = epoch
         speed = train(model, optimizer, training, args.staleness, device)
         scores = evaluate(model, test, device)
-        if shard[0] == 0:
+        if rank == 0:
             print(
                 f"epoch {epoch + 1}: {speed:,.0f} samples/s, "
                 f"AUC {scores.auc:.4f}, log loss {scores.logloss:.4f}"

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         data,
         datasets,
         distributed,
-        doctor,
         errors,
         eviction,
         metrics,
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
         nn,
         optim,
         prometheus,
+        serving,
         store,
         train,
     )
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from persia.nn.conversion import convert, export_torch, from_torch
     from persia.nn.penalties import penalty
     from persia.optim import clip_grad_norm_
+    from persia.serving.exporting import export
+    from persia.serving.model import load_model
     from persia.store.configs import EmbeddingBagConfig, EmbeddingConfig
     from persia.store.store import Store
     from persia.train.page import report
@@ -69,13 +71,14 @@ __all__ = [
     "data",
     "datasets",
     "distributed",
-    "doctor",
     "errors",
     "eviction",
+    "export",
     "export_torch",
     "from_torch",
     "hash_ids",
     "keep_rows",
+    "load_model",
     "metrics",
     "models",
     "nn",
@@ -83,6 +86,7 @@ __all__ = [
     "penalty",
     "prometheus",
     "report",
+    "serving",
     "store",
     "train",
 ]
@@ -100,11 +104,13 @@ _NAMES = {
     "__version__": "base.version",
     "clip_grad_norm_": "optim",
     "convert": "nn.conversion",
+    "export": "serving.exporting",
     "export_torch": "nn.conversion",
     "from_torch": "nn.conversion",
     "hash_ids": "data.schema.hashing",
     "KeptRows": "checkpoint.kept",
     "keep_rows": "checkpoint.kept",
+    "load_model": "serving.model",
     "penalty": "nn.penalties",
     "report": "train.page",
 }

@@ -452,3 +452,55 @@ class Sender:
     def skip(self, number: int, /) -> None: ...
     def counts(self) -> dict[str, int]: ...
     def close(self, leaves: bool, /) -> None: ...
+
+# --- csrc/py/rows_file.c ---
+
+ROWS_FP32: int
+ROWS_FP16: int
+ROWS_INT8: int
+ROWS_INT4: int
+
+@final
+class RowsWriter:
+    def __new__(
+        cls,
+        folder: int,
+        name: str,
+        type: int,
+        dim: int,
+        key: int,
+        rows: int,
+        metadata: str,
+        /,
+    ) -> RowsWriter: ...
+    def add(self, ids: Buffer, vectors: Buffer, /) -> None: ...
+    def finish(self) -> None: ...
+
+@final
+class RowsFile:
+    rows: int
+    def __new__(
+        cls,
+        folder: int,
+        name: str,
+        type: int,
+        dim: int,
+        key: int,
+        absent: dict[str, Any],
+        /,
+    ) -> RowsFile: ...
+    def look_up(self, ids: Buffer, out: Buffer, /) -> int: ...
+    def contains(self, ids: Buffer, out: Buffer, /) -> None: ...
+    def read(self, first: int, ids: Buffer, vectors: Buffer, /) -> None: ...
+    def check(self) -> None: ...
+
+def rows_batch(
+    parts: list[tuple[RowsFile, int, int, int]],
+    features: int,
+    ids: Buffer,
+    offsets: Buffer | None,
+    weights: Buffer | None,
+    out: Buffer,
+    width: int,
+    /,
+) -> int: ...

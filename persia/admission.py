@@ -53,7 +53,7 @@ _UNSET: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Probability(Admission):
-    """Each with a probability, at each update that it occurs in.
+    """Admits an unseen id with probability p, at each update with it.
 
     Args:
         p: in (0, 1]; 1: every id at once.

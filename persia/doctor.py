@@ -25,15 +25,6 @@ from persia.base.cpus import cpu_quota, processors, text_of
 from persia.base.requirements import AGAIN, install
 from persia.base.version import source_tree
 
-__all__ = [
-    "Finding",
-    "cpu_quota",
-    "examine",
-    "main",
-    "remedy_of",
-    "show",
-]
-
 #: What a finding means: ``broken`` stops something that every user needs.
 State = Literal["ok", "note", "warning", "broken"]
 

@@ -37,8 +37,8 @@ from persia import errors
 from persia.base.check import kind, number
 
 if TYPE_CHECKING:
-    from persia.store import Store
     from persia.store.engine import Engine
+    from persia.store.store import Store
 
 __all__ = [
     "FTRL",
@@ -50,7 +50,6 @@ __all__ = [
     "RowWiseAdagrad",
     "RowWiseAdam",
     "SparseOptimizer",
-    "clip_grad_norm_",
 ]
 
 
@@ -332,7 +331,8 @@ class SGD(SparseOptimizer):
     ``torch.optim.SGD``.
 
     Args:
-        lr: learning rate.
+        lr: learning rate; it has no default, as one that suits depends on the
+            loss.
         momentum: 0 keeps no state; else one float32 buffer a row.
         weight_decay: coupled.
     """
@@ -341,7 +341,7 @@ class SGD(SparseOptimizer):
 
     def __init__(
         self,
-        lr: float = 0.01,
+        lr: float,
         *,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
@@ -369,7 +369,7 @@ class Adagrad(SparseOptimizer):
 
     def __init__(
         self,
-        lr: float = 0.01,
+        lr: float = 0.05,
         *,
         eps: float = 1e-10,
         initial_accumulator_value: float = 0.0,
@@ -394,7 +394,7 @@ class RowWiseAdagrad(Adagrad):
 
     def __init__(
         self,
-        lr: float = 0.01,
+        lr: float = 0.05,
         *,
         eps: float = 1e-8,
         initial_accumulator_value: float = 0.0,
@@ -427,7 +427,7 @@ class Adam(SparseOptimizer):
 
     def __init__(
         self,
-        lr: float = 1e-3,
+        lr: float = 0.002,
         *,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -457,7 +457,7 @@ class AdamW(Adam):
 
     def __init__(
         self,
-        lr: float = 1e-3,
+        lr: float = 0.002,
         *,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,

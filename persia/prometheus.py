@@ -10,6 +10,7 @@ import os
 import socket
 import socketserver
 import threading
+import time
 import wsgiref.simple_server
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,21 +29,13 @@ from prometheus_client.core import (
 
 from persia import _core
 from persia.base.environment import variable
+from persia.distributed.load import LoadWindow
 from persia.errors import Closed, InvalidArgument
 
 if TYPE_CHECKING:
-    from persia.store import Store
+    from persia.store.store import Store
 
-__all__ = [
-    "PORT",
-    "EmbeddingWorkerCollector",
-    "FeedCollector",
-    "ServerCollector",
-    "StoreCollector",
-    "embedding_worker_states",
-    "export",
-    "listen",
-]
+__all__ = ["export"]
 
 #: Names the port of the metrics of a job's first rank on a host; those of the
 #: others follow.
@@ -65,7 +58,7 @@ class _Handler(wsgiref.simple_server.WSGIRequestHandler):
 
 
 class _Http(socketserver.ThreadingMixIn, wsgiref.simple_server.WSGIServer):
-    """Closes connections beyond the limit at once: without one, whoever
+    """Closes connections beyond the limit at once: without one, anyone who
     reaches the port takes all files that the process may open."""
 
     daemon_threads = True
@@ -159,7 +152,7 @@ _COUNTERS = {
     "step": "Synchronous steps applied.",
     "pulls": "Requests for rows.",
     "pushes": "Requests with gradients that were applied.",
-    "duplicates": "Updates that came again and changed nothing.",
+    "duplicates": "Updates that arrived again and changed nothing.",
     "failed": "Requests that failed.",
     "connections_refused": "Connections closed for the limit.",
     "denied": "Calls without a right token.",
@@ -289,7 +282,7 @@ class ServerCollector:
 _WORKER_GAUGES = {
     "bytes": "Bytes of batches.",
     "bytes_limit": "Bytes of batches that it may have.",
-    "oldest_ns": "Since the first of its batches came.",
+    "oldest_ns": "Since the first of its batches arrived.",
     "ranks": "Ranks that have said Hello.",
     "jobs": "Jobs that have data loaders.",
     "streams": "Data loaders that have sent batches.",
@@ -306,7 +299,10 @@ _WORKER_COUNTERS = {
     "late": "Gradients whose lease had ended.",
     "given_up": "Of the failed: offered too often without gradients.",
     "failed": "Batches that ended without an update: their loader has why.",
+    "lost": "Updates made here that a server had and lost.",
     "restores": "Times that servers had the rows of another checkpoint.",
+    "starved_ns": "In which a rank waited, and no batch was queued.",
+    "blocked_ns": "In which a data loader could send nothing more.",
 }
 
 
@@ -319,10 +315,13 @@ class EmbeddingWorkerCollector:
 
     def __init__(self, stats: Callable[[], dict[str, int]]) -> None:
         self._stats = stats
+        self._loads = LoadWindow()
+        self._lock = threading.Lock()  # several may ask
 
     def collect(self) -> Iterator[Metric]:
         """All metrics."""
         stats = self._stats()
+        yield self._load(stats)
         batches = GaugeMetricFamily(
             "persia_embedding_worker_batches", "Batches now.", labels=["state"]
         )
@@ -337,9 +336,26 @@ class EmbeddingWorkerCollector:
                 f"persia_embedding_worker_{name}", text, value
             )
         for name, text in _WORKER_COUNTERS.items():
+            value = stats[name]
+            if name.endswith("_ns"):
+                name, value = name[:-3] + "_seconds", value / 1e9
             yield CounterMetricFamily(
-                f"persia_embedding_worker_{name}", text, value=stats[name]
+                f"persia_embedding_worker_{name}", text, value=value
             )
+
+    def _load(self, stats: dict[str, int]) -> Metric:
+        family = GaugeMetricFamily(
+            "persia_load",
+            "Wanted of the processes of a role, as a ratio: 1 is the right "
+            "size.",
+            labels=["role"],
+        )
+        cpu = time.process_time() / len(os.sched_getaffinity(0))
+        with self._lock:
+            loads = self._loads.add(time.monotonic(), stats, cpu)
+        for role, load in loads.items():
+            family.add_metric([role], load)
+        return family
 
 
 def embedding_worker_states(stats: dict[str, int]) -> dict[str, int]:

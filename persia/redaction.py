@@ -11,8 +11,6 @@ import re
 import traceback
 from urllib.parse import unquote
 
-__all__ = ["MARK", "clean", "cut", "shown", "shown_url"]
-
 #: Stands where something was left out.
 MARK = "***"
 

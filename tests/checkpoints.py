@@ -14,6 +14,7 @@ import persia
 from persia import _core, optim
 from persia.checkpoint import files
 from persia.checkpoint import manifest as manifests
+from persia.store.engine import engine_of
 
 OPTIMIZERS: dict[str, Callable[[], optim.SparseOptimizer]] = {
     "sgd": lambda: optim.SGD(lr=0.1),
@@ -46,10 +47,10 @@ def make_store(
 def fill(store: persia.Store, table: str, n: int, seed: int = 0) -> None:
     """n rows of random ids (the whole range of int64), vectors and state."""
     rng = np.random.default_rng(seed)
-    number = store._engine.tables[table].number
+    number = engine_of(store).tables[table].number
     ids = rng.integers(-(2**63), 2**63, n, dtype=np.int64)
     vectors = rng.normal(size=(n, store.tables[table].embedding_dim))
-    state = rng.random((n, store._engine.core.state_floats(number)))
+    state = rng.random((n, engine_of(store).core.state_floats(number)))
     store.set_rows(
         table, ids, torch.from_numpy(vectors), torch.from_numpy(state)
     )

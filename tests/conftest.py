@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.s3 import bucket, endpoint, uri  # noqa: F401
@@ -28,6 +29,10 @@ STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn")
 # Threads of libgomp that spin while they wait make a test many times slower
 # where other work shares the cores. Read when torch is first imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# Time decides no test, however busy the machine is.
+hypothesis.settings.register_profile("persia", deadline=None)
+hypothesis.settings.load_profile("persia")
 
 # Ctrl-C is ignored by what a script starts in the background, the tests among
 # it; some of them press it.

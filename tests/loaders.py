@@ -41,7 +41,7 @@ class Counter:
 
     @property
     def stats(self) -> dict[str, Any]:
-        stats: dict[str, Any] = self.store.stats()["loader"]
+        stats: dict[str, Any] = self.store.stats()["lookahead"]
         return stats
 
     @property

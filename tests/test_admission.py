@@ -31,7 +31,7 @@ def touch(bags: persia.EmbeddingBagCollection, ids: list[int]) -> None:
     out.values().sum().backward()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.integers(2, 6),
     st.lists(st.lists(st.integers(0, 9), min_size=1), max_size=30),

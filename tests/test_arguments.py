@@ -129,9 +129,9 @@ def test_batches_of_dicts(features: Any, padding: Any, match: str) -> None:
         (lambda s: persia.Store(timeout="x"), "timeout is 'x'"),
         (lambda s: persia.Store(grad_division="x"), "grad_division is 'x'"),
         (lambda s: persia.datasets.CSV("a", {"label": "y"}), "schema is {'la"),
-        (lambda s: persia.datasets.Schema(), "categorical.*multivalued"),
-        (lambda s: persia.datasets.Schema(foo=1), "foo: Extra inputs"),
-        (lambda s: persia.datasets.SyntheticCTR("x"), "rows is 'x'"),
+        (lambda s: persia.data.Schema(), "categorical.*multivalued"),
+        (lambda s: persia.data.Schema(foo=1), "foo: Extra inputs"),
+        (lambda s: persia.datasets.SyntheticCTR("x"), "samples is 'x'"),
         (lambda s: persia.datasets.SyntheticCTR(9, zipf="x"), "zipf is 'x'"),
         (lambda s: persia.datasets.value_hash(3), "value is 3"),
     ],
@@ -235,7 +235,7 @@ def test_a_jagged_tensor_of_torch_is_a_feature() -> None:
 
 
 def test_loaders_and_data_say_what_they_are() -> None:
-    data = persia.datasets.SyntheticCTR(rows=100, batch_size=10)
+    data = persia.datasets.SyntheticCTR(samples=100, batch_size=10)
     bags = persia.EmbeddingBagCollection(
         tables=[persia.EmbeddingBagConfig(n, 4) for n in ("C1", "C10", "C2")]
     )

@@ -13,6 +13,7 @@ import torch
 
 import persia
 from persia import errors
+from persia.store.engine import engine_of
 
 N = 100
 
@@ -26,7 +27,7 @@ def make(optimizer: Any = None, dtype: str = "fp32") -> persia.Store:
 def filled(store: persia.Store) -> persia.Store:
     rng = np.random.default_rng(0)
     ids = torch.from_numpy(rng.integers(-(2**63), 2**63, N, dtype=np.int64))
-    floats = store._engine.core.state_floats(0)
+    floats = engine_of(store).core.state_floats(0)
     store.set_rows(
         "t",
         ids,
@@ -41,7 +42,7 @@ def filled(store: persia.Store) -> persia.Store:
     "optimizer", [persia.optim.SGD, persia.optim.RowWiseAdagrad, None]
 )
 def test_there_and_back(tmp_path: Path, optimizer: Any, dtype: str) -> None:
-    store = filled(make(optimizer and optimizer(), dtype))
+    store = filled(make(optimizer and optimizer(lr=0.1), dtype))
     table = store.to_arrow("t", state=True)
     ids = torch.tensor(table.column("id").to_pylist())
     assert torch.equal(ids, store.ids("t").sort().values)
@@ -50,7 +51,7 @@ def test_there_and_back(tmp_path: Path, optimizer: Any, dtype: str) -> None:
     assert ("state" in table.column_names) == (optimizer != persia.optim.SGD)
 
     pq.write_table(table, tmp_path / "rows.parquet", row_group_size=7)
-    other = make(optimizer and optimizer(), dtype)
+    other = make(optimizer and optimizer(lr=0.1), dtype)
     other.set_arrow("t", pq.read_table(tmp_path / "rows.parquet"))
     vectors, others, found = other.rows_and_state("t", ids)
     assert found.all()

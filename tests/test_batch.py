@@ -71,7 +71,7 @@ def same(a: Batch, b: Batch) -> bool:
     )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(made())
 def test_nothing_is_lost_on_any_way(batch: Batch) -> None:
     check_tensors(batch)
@@ -82,7 +82,7 @@ def test_nothing_is_lost_on_any_way(batch: Batch) -> None:
     assert same(_pytree.tree_unflatten(leaves, spec), batch)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(made(), st.data())
 def test_a_part_has_the_samples_of_a_slice(batch: Batch, data: Any) -> None:
     first = data.draw(st.integers(0, len(batch)))

@@ -83,7 +83,7 @@ def test_folders_are_named_as_they_are(tmp_path: Path) -> None:
 
 def test_another_authority_is_refused(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        certs.write_set(tmp_path / name, ["localhost"])
+        certs.write_certificates(tmp_path / name, ["localhost"])
     server = context(tmp_path / "a", server=True, pair="server")
     client = context(tmp_path / "b", server=False, pair="client")
     with pytest.raises(ssl.SSLCertVerificationError):
@@ -91,7 +91,7 @@ def test_another_authority_is_refused(tmp_path: Path) -> None:
 
 
 def test_secrets_are_the_owners(tmp_path: Path) -> None:
-    for path in certs.write_set(tmp_path, ["localhost"]):
+    for path in certs.write_certificates(tmp_path, ["localhost"]):
         secret = "key" in path.name or "token" in path.name
         mode = stat.S_IMODE(path.stat().st_mode)
         assert bool(mode & 0o077) != secret, path
@@ -100,21 +100,21 @@ def test_secrets_are_the_owners(tmp_path: Path) -> None:
 
 
 def test_files_are_replaced_only_by_force(tmp_path: Path) -> None:
-    certs.write_set(tmp_path, ["localhost"])
+    certs.write_certificates(tmp_path, ["localhost"])
     before = (tmp_path / "ca.pem").read_bytes()
     with pytest.raises(errors.StorageError, match=r"ca\.pem.*force"):
-        certs.write_set(tmp_path, ["localhost"])
+        certs.write_certificates(tmp_path, ["localhost"])
     assert (tmp_path / "ca.pem").read_bytes() == before
-    certs.write_set(tmp_path, ["localhost"], force=True)
+    certs.write_certificates(tmp_path, ["localhost"], force=True)
     assert (tmp_path / "ca.pem").read_bytes() != before
 
 
 @pytest.mark.parametrize("host", ["ps0:8888", "http://ps0", "a b", "ümlaut"])
 def test_what_is_no_host_is_named(tmp_path: Path, host: str) -> None:
     with pytest.raises(errors.InvalidArgument, match="hosts: "):
-        certs.write_set(tmp_path, [host])
+        certs.write_certificates(tmp_path, [host])
     with pytest.raises(errors.InvalidArgument, match="at least one"):
-        certs.write_set(tmp_path, [])
+        certs.write_certificates(tmp_path, [])
     assert not list(tmp_path.iterdir())
 
 

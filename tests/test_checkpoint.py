@@ -23,6 +23,7 @@ import persia
 from persia import checkpoint, errors, optim
 from persia.checkpoint import files
 from persia.checkpoint.shards import Staged
+from persia.store.engine import engine_of
 from tests.checkpoints import (
     DTYPES,
     OPTIMIZERS,
@@ -74,7 +75,6 @@ def test_row_files_are_safetensors(
 
 @settings(
     max_examples=25,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
@@ -244,10 +244,13 @@ def test_lineage_and_checkpoint_id(tmp_path: Path) -> None:
     a, b = make_store(), make_store()
     fill(a, "t", 3)
     a.save(tmp_path)
-    lineage, identity = a._engine.lineage, a._engine.checkpoint_id
-    assert lineage != b._engine.lineage
+    lineage, identity = engine_of(a).lineage, engine_of(a).checkpoint_id
+    assert lineage != engine_of(b).lineage
     assert b.load(tmp_path).lineage == lineage
-    assert (b._engine.loaded, b._engine.checkpoint_id) == (lineage, identity)
+    assert (engine_of(b).loaded, engine_of(b).checkpoint_id) == (
+        lineage,
+        identity,
+    )
 
 
 def test_state_dict_without_rows_names_store_load(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from persia.checkpoint import files
 from persia.checkpoint import manifest as manifests
 from persia.checkpoint import shards as checkpoint_shards
 from persia.checkpoint.shards import ShardRows
+from persia.store.engine import engine_of
 from tests.checkpoints import assert_same_rows, fill, make_store
 
 TABLES = (("a", 3, "fp32"), ("b", 2, "bf16"))
@@ -53,7 +54,9 @@ class Servers:
     def declare(self, store: persia.Store, names: str = "ab") -> None:
         """The tables of an embedded store, in the order of their names, and
         in another one at every other shard."""
-        like = {t["name"]: t for t in _core.ckpt_tables(store._engine.handle)}
+        like = {
+            t["name"]: t for t in _core.ckpt_tables(engine_of(store).handle)
+        }
         for shard, channel in enumerate(self.channels):
             for name in names if shard % 2 else reversed(names):
                 table = manifests.Table(
@@ -106,7 +109,6 @@ def load(
 
 @settings(
     max_examples=12,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(n=st.integers(1, 5), m=st.integers(1, 5), rows=st.integers(0, 500))

@@ -21,11 +21,11 @@ from persia import _core, errors, optim
 from persia.checkpoint import files
 from persia.checkpoint import manifest as manifests
 from persia.checkpoint.ledgers import Numbers
+from persia.store.engine import engine_of
 from tests.checkpoints import assert_same_rows, contents, fill, make_store
 
 QUICK = settings(
     max_examples=25,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 TABLES = (("a", 3, "fp32"), ("b", 2, "bf16"))
@@ -81,7 +81,7 @@ def save_shards(
         )
     shutil.copy(source / "dense.pt", folder)
     document = json.loads((source / "manifest.json").read_text())
-    described = _core.ckpt_tables(whole._engine.handle)
+    described = _core.ckpt_tables(engine_of(whole).handle)
     document |= manifests.to_manifest(described, parts) | {"step": 1} | more
     document["slots"] = slots
     (folder / "manifest.json").write_bytes(manifests.encode_manifest(document))
@@ -219,7 +219,7 @@ def to_ledger(stream: int, applied: set[int]) -> Numbers:
     return Numbers(stream, mark, window.to_bytes(512, "little"))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     shards=st.lists(st.dictionaries(st.integers(1, 3), APPLIED), min_size=2)
 )
@@ -266,7 +266,7 @@ def test_an_update_counts_if_all_shards_had_it(
     assert list(own.ledgers) == list(parts[-1].ledgers)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(mine=APPLIED, theirs=APPLIED)
 def test_ledgers_are_sets_of_updates(mine: set[int], theirs: set[int]) -> None:
     one, other = to_ledger(1, mine), to_ledger(1, theirs)
@@ -348,7 +348,7 @@ def test_options_as_the_core_takes_them(tmp_path: Path) -> None:
     for table in files.shard_part(tmp_path, 0, 1).manifest.tables:
         core.declare(**table.native())
     assert _core.ckpt_tables(core.handle) == _core.ckpt_tables(
-        store._engine.handle
+        engine_of(store).handle
     )
 
 

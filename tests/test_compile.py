@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import persia
+from persia.store.engine import engine_of
 from tests import test_device as device
 
 BACKENDS = ["aot_eager", "inductor"]
@@ -176,7 +177,7 @@ def test_compiled_code_takes_what_was_looked_up_ahead() -> None:
         for batch in ahead_of(bags, 8):
             run(batch.ids).values().sin().sum().backward()
         bags.store.flush()
-        assert bags.store.stats()["loader"]["prefetched"] == 8
+        assert bags.store.stats()["lookahead"]["prefetched"] == 8
         pulled.append(pulled_of(bags) - before)
         rows.append(device.rows_of(bags))
     assert pulled[0] == pulled[1] > 0
@@ -277,22 +278,22 @@ def test_opcheck() -> None:
     values = torch.arange(8)
     offsets = torch.tensor([0, 1, 3, 3, 8])
     weights = torch.rand(8)
-    handle = store._engine.handle
+    handle = engine_of(store).handle
     # A forward without a number: opcheck repeats its backward.
     ticket = torch.zeros(2, dtype=torch.int64)
     pull = torch.ops.persia.pull_v1.default
     for o, w in ((None, None), (offsets, None), (offsets, weights)):
-        for anchor in (store._engine.anchor, store._engine.still):
+        for anchor in (engine_of(store).anchor, engine_of(store).still):
             torch.library.opcheck(
                 pull, (values, o, w, anchor, ticket, handle, plan)
             )
-        store._engine.core.discard(True)
+        engine_of(store).core.discard(True)
     out, rows = pull(
-        values, offsets, None, store._engine.still, ticket, handle, plan
+        values, offsets, None, engine_of(store).still, ticket, handle, plan
     )
     for keep in (True, False):
         torch.library.opcheck(
             torch.ops.persia.push_v1.default,
             (out, values, offsets, None, rows, ticket, handle, plan, keep),
         )
-    store._engine.core.discard(True)
+    engine_of(store).core.discard(True)

@@ -178,7 +178,7 @@ def test_kinds_of_configs_are_not_mixed() -> None:
         persia.EmbeddingBagCollection(
             tables=[persia.EmbeddingBagConfig("t", 4)],
             store=persia.Store(),
-            optimizer=persia.optim.SGD(),
+            optimizer=persia.optim.SGD(0.1),
         )
 
 

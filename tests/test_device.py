@@ -95,7 +95,7 @@ def test_a_device_has_the_bits_of_the_host(update: str, ahead: bool) -> None:
     same(train(there, ahead), train(here, False))
     same(rows_of(there), rows_of(here))
     if ahead:
-        assert there.store.stats()["loader"]["prefetched"] == 6
+        assert there.store.stats()["lookahead"]["prefetched"] == 6
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -154,7 +154,7 @@ def test_batches_ahead_that_are_dropped() -> None:
     with torch.no_grad():
         for batch in persia.DataLoader(batches, bags, prefetch=True):
             bags(batch.ids)
-    assert bags.store.stats()["loader"]["prefetched"] >= 8
+    assert bags.store.stats()["lookahead"]["prefetched"] >= 8
 
 
 def test_a_grad_scaler_and_autocast() -> None:

@@ -250,7 +250,7 @@ def python_score(expression: str) -> Scores:
     return scores
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(expressions, st.integers(0, 2**32))
 def test_expressions(expression: str, seed: int) -> None:
     run = Run(eviction.Score(expression), python_score(expression), 12)

@@ -67,7 +67,7 @@ def test_the_bits_are_those_of_the_plain_loop(
     expected = fit(model, batches())
     loader = persia.DataLoader(batches(), twin, staleness=0, prefetch=prefetch)
     assert fit(twin, loader) == expected
-    assert store_of(twin).stats()["loader"]["prefetched"] == STEPS - 1
+    assert store_of(twin).stats()["lookahead"]["prefetched"] == STEPS - 1
 
 
 @pytest.mark.parametrize("make", [MatrixFactors, Bags])
@@ -184,7 +184,7 @@ def test_ids_on_a_gpu_are_those_of_the_loader(far_batches: bool) -> None:
     moved = ((far(ids), target) for ids, target in loader)
     assert fit(twin, moved) == fit(model, data)
     stats = store_of(twin).stats()
-    assert stats["loader"]["prefetched"] == STEPS - 1
+    assert stats["lookahead"]["prefetched"] == STEPS - 1
     copied = stats["cuda_ids_copied"]
     # Each forward's; the first one's twice, for it was not ahead; and those
     # of the loader's other batches, where they are on the device.
@@ -197,7 +197,7 @@ def test_ids_are_found_in_columns_of_floats_and_in_dicts() -> None:
     expected = fit(model, dicts())
     loader = persia.DataLoader(dicts(), twin, staleness=0)
     assert fit(twin, loader) == expected
-    assert store_of(twin).stats()["loader"]["prefetched"] == STEPS - 1
+    assert store_of(twin).stats()["lookahead"]["prefetched"] == STEPS - 1
 
 
 def test_a_module_that_is_left_out_gets_no_more_updates(

@@ -62,7 +62,7 @@ def test_losses_are_those_of_the_library(
     loader = persia.DataLoader(batches, twin, staleness=0)
     assert train(twin, loader) == pytest.approx(expected, rel=1e-5)
     tables = [m for m in twin.modules() if hasattr(m, "rows")]
-    stats = tables[0].rows.store.stats()["loader"]
+    stats = tables[0].rows.store.stats()["lookahead"]
     assert stats["prefetched"] == STEPS - 1
     # Those of the first batch, where a forward may ask a module twice.
     assert stats["not_prefetched"] <= 2 * len(tables)

@@ -120,7 +120,7 @@ def train(
             dense.zero_grad()
             if update == "step":
                 store.optimizer.step()
-    return state_of(store), model.linear.weight, store.stats()["loader"]
+    return state_of(store), model.linear.weight, store.stats()["lookahead"]
 
 
 def plain(source: Any, model: nn.Module) -> Any:

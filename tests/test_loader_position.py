@@ -140,7 +140,7 @@ def test_a_save_after_an_epoch_of_a_data_set(tmp_path: Path) -> None:
     """As the page on checkpoints has it, with the last epoch killed."""
 
     def life(epochs: int) -> list[float]:
-        data = SyntheticCTR(rows=200, batch_size=50)
+        data = SyntheticCTR(samples=200, batch_size=50)
         bags = persia.EmbeddingBagCollection(
             [persia.EmbeddingBagConfig(key, 2, [key]) for key in data.keys],
             store=persia.Store(),
@@ -176,7 +176,7 @@ def source_of(kind: str, tmp_path: Path) -> Any:
     if kind == "table":
         return Table(table(), SCHEMA, 4)
     if kind == "synthetic":
-        return SyntheticCTR(rows=60, batch_size=4)
+        return SyntheticCTR(samples=60, batch_size=4)
     pq.write_table(table(), tmp_path / "a.parquet")
     return Files(tmp_path / "a.parquet", SCHEMA, 4)
 

@@ -42,7 +42,7 @@ def test_torch_dataloader_with_workers() -> None:
             assert batch.dense[0, 0] == 4 * t
             model(batch.ids).sum().backward()
         assert store.updates == 16 * (epoch + 1)
-    assert store.stats()["loader"]["prefetched"] == 2 * 32
+    assert store.stats()["lookahead"]["prefetched"] == 2 * 32
 
 
 def test_a_forked_child() -> None:

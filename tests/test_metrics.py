@@ -1,6 +1,7 @@
 """persia.metrics against scikit-learn."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ def test_exact_auc_and_logloss_agree_with_sklearn(ties: bool) -> None:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.integers(-6, 6), st.booleans()), min_size=2, max_size=40
@@ -93,7 +94,7 @@ def test_batches_score_as_one() -> None:
     p = 1 / (1 + np.exp(-x))
     rate = y.mean()
     entropy = -rate * np.log(rate) - (1 - rate) * np.log(1 - rate)
-    assert (scores.rows, scores.positives) == (3000, int(y.sum()))
+    assert (scores.samples, scores.positives) == (3000, int(y.sum()))
     assert scores.auc == pytest.approx(roc_auc_score(y, x), abs=1e-6)
     assert scores.logloss == pytest.approx(log_loss(y, p), rel=1e-6)
     assert scores.normalized_entropy == pytest.approx(
@@ -119,16 +120,16 @@ def test_metrics_that_are_not_defined_are_nan() -> None:
     metrics = BinaryMetrics()
     metrics.update(torch.zeros(3), torch.zeros(3))
     scores = metrics.compute()
-    assert scores.rows == 3
+    assert scores.samples == 3
     assert scores.logloss == pytest.approx(math.log(2))
     assert math.isnan(scores.normalized_entropy)
     assert math.isnan(scores.calibration)
 
 
 def test_bad_input_is_named() -> None:
-    with pytest.raises(errors.ShapeError, match=r"3 logits .*2 labels"):
+    with pytest.raises(errors.ShapeError, match=r"3 scores .*2 labels"):
         auc(np.zeros(3), np.zeros(2))
-    with pytest.raises(errors.InvalidArgument, match=r"1 logits .*NaN"):
+    with pytest.raises(errors.InvalidArgument, match=r"1 scores .*NaN"):
         auc(np.array([0.0, np.nan]), np.array([0.0, 1.0]))
     with pytest.raises(errors.InvalidArgument, match="label 1 is 2,"):
         auc(np.zeros(2), np.array([0.0, 2.0]))
@@ -157,7 +158,7 @@ def test_after_a_reset_nothing_is_left() -> None:
         metrics.update(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0]))
         metrics.reset()
         metrics.update(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0]))
-    assert exact.compute().rows == 2
+    assert exact.compute().samples == 2
     assert exact.compute().auc == stream.compute() == 1.0
 
 
@@ -193,7 +194,7 @@ def test_weights_are_those_of_sklearn(fraction: float) -> None:
     rate = (w * y).sum() / w.sum()
     entropy = -rate * math.log(rate) - (1 - rate) * math.log(1 - rate)
     assert found.normalized_entropy == pytest.approx(loss / entropy, rel=1e-6)
-    assert (found.rows, found.positives) == (3000, int(y.sum()))
+    assert (found.samples, found.positives) == (3000, int(y.sum()))
     assert stream.compute() == pytest.approx(area, abs=1e-9)
 
 
@@ -224,3 +225,20 @@ def test_bad_weights(wrong: float) -> None:
             call(x, y, np.array([1.0, wrong]))
         with pytest.raises(errors.ShapeError):
             call(x, y, np.ones(3))
+
+
+@given(n=st.integers(20, 60), seed=st.integers(0, 99))
+def test_probabilities_in_place_of_logits_warn(n: int, seed: int) -> None:
+    """Only metrics whose value they change."""
+    rng = np.random.default_rng(seed)
+    p, y = rng.random(n), rng.integers(0, 2, n).astype(np.float64)
+    exact = BinaryMetrics()
+    streams = LogLoss(), NormalizedEntropy(), Calibration()
+    for call in (logloss, exact.update, *(one.update for one in streams)):
+        with pytest.warns(UserWarning, match="logit"):
+            call(p, y)
+        with warnings.catch_warnings(action="error"):
+            call(np.log(p / (1 - p)), y)
+    with warnings.catch_warnings(action="error"):
+        assert auc(p, y) == pytest.approx(auc(np.log(p / (1 - p)), y))
+        logloss(np.zeros(n), y)  # of a model that has learned nothing

@@ -115,7 +115,7 @@ def by_loop(
     return float(np.mean(recalls)), float(np.mean(gains) / best)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=6
@@ -180,7 +180,7 @@ def test_a_recommender_that_knows_nothing_finds_k_of_n() -> None:
 
 def test_bad_input_is_named() -> None:
     for kind in CLICKS:
-        with pytest.raises(errors.ShapeError, match=r"3 logits .*2 labels"):
+        with pytest.raises(errors.ShapeError, match=r"3 .*2 labels"):
             kind().update(np.zeros(3), np.zeros(2))
         with pytest.raises(errors.InvalidArgument, match="0 or 1"):
             kind().update(np.zeros(2), np.array([0.0, 2.0]))
@@ -201,7 +201,7 @@ def test_bad_input_is_named() -> None:
         metrics.RecallAtK(0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 40), st.integers(1, 6), st.integers(0, 2**32 - 1))
 def test_gauc_with_ties_and_weights_is_that_of_a_loop(
     n: int, groups: int, seed: int
@@ -248,7 +248,7 @@ def rank_of_two() -> None:
             tasks.update(*two, groups=g[part])
         tasks.gather()
         found = tasks.compute()
-        assert found.rows == 900 and list(found.tasks) == ["0", "1"]
+        assert found.samples == 900 and list(found.tasks) == ["0", "1"]
         for one in found.tasks.values():
             assert one.gauc is not None
             assert math.isclose(one.auc, right["AUC"], abs_tol=1e-6)

@@ -278,7 +278,7 @@ def test_standardize_compiled_keeps_its_statistics() -> None:
 
 
 def test_an_evaluation_within_training_changes_no_mode() -> None:
-    data = persia.datasets.SyntheticCTR(rows=600, batch_size=100)
+    data = persia.datasets.SyntheticCTR(samples=600, batch_size=100)
     model = DLRM(bags(4, data.keys), data.dense_features)
     trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1))
     modes: list[bool] = []

@@ -36,8 +36,8 @@ def planted() -> Split:
 @cache
 def movielens() -> Split:
     path = str(data_file("ml100k_multivalued.tsv.gz"))
-    train = persia.data.Files(path, "movielens", 256, rows=(0, 16_000))
-    test = persia.data.Files(path, "movielens", 256, rows=(16_000, 20_000))
+    train = persia.data.Files(path, "movielens", 256, samples=(0, 16_000))
+    test = persia.data.Files(path, "movielens", 256, samples=(16_000, 20_000))
     return list(train), list(test)
 
 

@@ -90,7 +90,7 @@ def test_frequencies_follow_those_of_the_batches() -> None:
     assert float(found(torch.tensor([5])).exp()) == pytest.approx(1 / 4000)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 5))
 def test_shares_of_ranks_have_about_as_many_ids(
     lengths: list[int], ranks: int

@@ -11,6 +11,7 @@ import torch
 
 import persia
 from persia import errors
+from persia.store.engine import engine_of
 from tests.modules import KEYS, make_bags
 from tests.oracle import VOCABULARY, TorchTables, random_batch, single_batch
 
@@ -59,10 +60,10 @@ def test_weights_get_a_gradient(pooling: str) -> None:
     plain = bags(batch).values()
     mine = batch.weights().clone().requires_grad_()
     other = batch.weights().clone().requires_grad_()
-    batch._weights = mine
+    batch = batch.with_weights(mine)
     got = bags(batch).values()
     torch.testing.assert_close(got, plain)
-    batch._weights = other
+    batch = batch.with_weights(other)
     want = theirs(batch)
     g = torch.randn(got.shape)
     got.backward(g)
@@ -128,19 +129,19 @@ def test_forwards_of_two_threads_while_plans_are_made(
     )
     weights = torch.ones(3, requires_grad=True)
     batch = persia.JaggedBatch(["f"], torch.tensor([1, 2, 3]), weights=weights)
-    plan, widths = bags.store._engine.plan, []
+    plan, widths = engine_of(bags.store).plan, []
 
     def forward() -> None:
         widths.append(bags(batch).values().shape[1])
 
     def slow(*arguments: Any) -> int:
-        monkeypatch.setattr(bags.store._engine, "plan", plan)
+        monkeypatch.setattr(engine_of(bags.store), "plan", plan)
         other = threading.Thread(target=forward)
         other.start()
         other.join()
         return plan(*arguments)
 
-    monkeypatch.setattr(bags.store._engine, "plan", slow)
+    monkeypatch.setattr(engine_of(bags.store), "plan", slow)
     forward()
     assert widths == [6, 6]
 

@@ -87,7 +87,7 @@ seen = 0
 for batch in persia.DataLoader([kjt] * 3 + [kjt.to("cpu")], ours, 0):
     ours(batch).values().sum().backward()
     seen += 1
-stats = store.stats()["loader"]
+stats = store.stats()["lookahead"]
 assert (seen, stats["prefetched"], stats["not_prefetched"]) == (4, 4, 0), stats
 print("equal")
 """

@@ -70,7 +70,7 @@ def compare(
 
 @pytest.mark.parametrize("pooling", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     seed=st.integers(0, 2**31),
     samples=st.integers(0, 9),

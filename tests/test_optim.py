@@ -15,6 +15,7 @@ from torch.optim import lr_scheduler
 
 import persia
 from persia import errors
+from persia.store.engine import engine_of
 
 IDS = torch.arange(6)
 
@@ -330,7 +331,7 @@ class Spy:
 
 def test_a_backward_waits_for_no_gradient() -> None:
     bags = make(persia.optim.SGD(lr=1.0), "step")
-    engine = bags.store._engine
+    engine = engine_of(bags.store)
     spy = engine.core = Spy(engine.core)  # type: ignore[assignment]
     for _ in range(2):
         bags(batch()).values().sum().backward()
@@ -360,7 +361,7 @@ def test_probes_of_compiled_code_are_there_too(how: str) -> None:
     )
     if how == "moved":
         bags.to("meta")
-    store._engine.backward_done()
+    engine_of(store).backward_done()
     (group,) = store.optimizer.param_groups
     assert group["params"][0].grad.device == torch.device("meta")
 
@@ -505,15 +506,15 @@ def test_bad_settings_are_named() -> None:
         with pytest.raises(errors.InvalidArgument, match="eps"):
             persia.optim.Adagrad(eps=eps)
     with pytest.raises(TypeError, match="rho"):
-        persia.optim.SGD(rho=1.0)
+        persia.optim.SGD(0.1, rho=1.0)
     with pytest.raises(errors.InvalidArgument, match=r"persia\.optim"):
         persia.Store(torch.optim.SGD([torch.zeros(1)]))  # type: ignore[arg-type]
-    optimizer = persia.optim.SGD()
+    optimizer = persia.optim.SGD(0.1)
     persia.Store(optimizer)
     with pytest.raises(errors.InvalidArgument, match="Store"):
         persia.Store(optimizer)
     with pytest.raises(errors.InvalidArgument, match="no Store"):
-        persia.optim.SGD().step()
+        persia.optim.SGD(0.1).step()
 
 
 def test_an_element_without_a_gradient_stays() -> None:

@@ -258,7 +258,7 @@ def test_a_file_that_is_no_yaml(tmp_path: Path, line: str) -> None:
         "train DATA --dim 0",
         "serve ps --port DATA",
         "prepare DATA out",
-        "feed DATA --shard 1/1",
+        "feed DATA --loader 1/1",
         "status DATA",
         "plan DATA",
         "rows get t DATA",

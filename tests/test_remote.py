@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 import persia
 from persia import Batch, JaggedBatch, _core, errors
+from persia.store.engine import engine_of
 from tests.forks import in_child
 from tests.remote import Servers
 from tests.test_loader import Model, batches, same, state_of
@@ -196,7 +197,7 @@ def test_compiled_training(servers: Any, backend: str) -> None:
         call: Any = torch.compile(model, backend=backend)
         for batch in persia.DataLoader(batches(8), model, 0):
             call(batch.ids).square().mean().backward()
-        assert store.stats()["loader"]["prefetched"] == 16
+        assert store.stats()["lookahead"]["prefetched"] == 16
         results.append(state_of(store))
     assert same(*results)
 
@@ -219,7 +220,7 @@ def test_synchronous_checkpointed_forwards_see_every_update(
         seen.append(int(out[0, 0]))
         (-out.sum()).backward()
     assert seen == list(range(200))
-    assert c.stats["loader"]["read"] == 0
+    assert c.stats["lookahead"]["read"] == 0
 
 
 def test_asynchronous_trains(servers: Any) -> None:
@@ -243,7 +244,7 @@ def test_staleness_is_bounded_and_measured(
         assert t - staleness <= seen <= t
         loss.backward()
     assert c.value == c.store.updates == 80
-    loader = c.stats["loader"]
+    loader = c.stats["lookahead"]
     assert sum(loader["staleness"].values()) == 80
     assert max(loader["staleness"]) <= staleness
     assert loader["prefetched"] == 80
@@ -396,7 +397,7 @@ def test_modules_without_a_store_share_one_and_no_table(
     tables = [persia.EmbeddingConfig("a", 4, feature_names=["f"])]
     others = [persia.EmbeddingConfig("b", 4, feature_names=["f"])]
     one = persia.EmbeddingCollection(tables, optimizer=persia.optim.Adam())
-    two = persia.EmbeddingCollection(others, optimizer=persia.optim.SGD())
+    two = persia.EmbeddingCollection(others, optimizer=persia.optim.SGD(0.1))
     three = persia.EmbeddingCollection(tables)
     assert one.store is two.store is three.store
     assert one.store.remote
@@ -568,8 +569,10 @@ def test_shards_are_those_of_the_core(servers: Any) -> None:
     c.store.set_rows("t", range(100), torch.zeros(100, 4))
     here = [0, 0, 0]
     for i in range(100):
-        here[_core.cluster_shard(c.store._engine.handle, i)] += 1
-    shards = [_core.cluster_stats(c.store._engine.handle, s) for s in range(3)]
+        here[_core.cluster_shard(engine_of(c.store).handle, i)] += 1
+    shards = [
+        _core.cluster_stats(engine_of(c.store).handle, s) for s in range(3)
+    ]
     assert here == [sum(t["rows"] for t in s["tables"]) for s in shards]
 
 

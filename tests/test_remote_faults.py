@@ -21,6 +21,7 @@ import persia
 from persia import JaggedBatch, errors
 from persia.base import patience
 from persia.distributed.server import ServeConfig, Server
+from persia.store.engine import engine_of
 from tests.system.processes import wait_until
 
 
@@ -218,7 +219,7 @@ def test_a_pass_ends_though_leaving_fails(
     shards: Callable[[int], Shards], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = Job(shards(1))
-    connection = job.store._engine.connection
+    connection = engine_of(job.store).connection
 
     def leave(settle: bool) -> None:
         raise errors.Unavailable("the server cannot be reached")

@@ -145,7 +145,7 @@ def test_every_batch_is_trained_once_within_the_bound(
     assert workers.stats("failed") == workers.stats("again") == 0
     assert store.updates == 27
     if staleness is not None:
-        found = store.stats()["loader"]["staleness"]
+        found = store.stats()["lookahead"]["staleness"]
         assert max(found) <= staleness
 
 

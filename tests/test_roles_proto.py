@@ -14,6 +14,7 @@ import torch
 
 import persia
 from persia import _core
+from persia.store.engine import engine_of
 from tests.protobuf import stubs
 from tests.remote import Servers
 from tests.roles import Workers
@@ -80,7 +81,7 @@ def plan_of(
     store = persia.Store(
         persia.optim.SGD(lr=1.0), servers=servers.text, read_only=True
     )
-    table = pb.TableSpec(**store._engine.native(CONFIG))
+    table = pb.TableSpec(**engine_of(store).native(CONFIG))
     plan = pb.PlanRequest(caller=client.caller, tables=[table])
     plan.features.add(
         name="user", pooling=pb.POOLING_MEAN, trainable=True, rows=rows

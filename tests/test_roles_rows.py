@@ -87,9 +87,9 @@ def weighted(n: int, seed: int = 0) -> Iterator[persia.Batch]:
     g = torch.Generator().manual_seed(seed)
     for batch in batches(n, seed):
         ids = batch.ids
-        weights = torch.rand(len(ids._values), generator=g)
+        weights = torch.rand(len(ids.values()), generator=g)
         batch.ids = persia.JaggedBatch(
-            KEYS, ids._values, lengths=ids._lengths, weights=weights
+            KEYS, ids.values(), lengths=ids.lengths_or_none(), weights=weights
         )
         yield batch
 

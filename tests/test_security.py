@@ -15,7 +15,7 @@ from persia.distributed.security import Security
 
 
 def test_the_environment_names_files_and_words(tmp_path: Path) -> None:
-    certs.write_set(tmp_path, ["localhost"])
+    certs.write_certificates(tmp_path, ["localhost"])
     found = Security.from_environment(
         {
             "PERSIA_TLS_CA": str(tmp_path / "ca.pem"),
@@ -60,7 +60,7 @@ def test_wrong_parts_are_named(tmp_path: Path) -> None:
 
 
 def test_secrets_that_others_may_read_warn(tmp_path: Path) -> None:
-    certs.write_set(tmp_path, ["localhost"])
+    certs.write_certificates(tmp_path, ["localhost"])
     token, key = tmp_path / "token", tmp_path / "client-key.pem"
     given = {"token_file": token, "cert": tmp_path / "client.pem", "key": key}
     with warnings.catch_warnings():
@@ -79,7 +79,7 @@ def test_secrets_that_others_may_read_warn(tmp_path: Path) -> None:
 def test_certificates_out_of_their_time_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    certs.write_set(tmp_path / "live", ["localhost"])
+    certs.write_certificates(tmp_path / "live", ["localhost"])
 
     class Past(datetime.datetime):
         @classmethod
@@ -88,7 +88,7 @@ def test_certificates_out_of_their_time_are_named(
 
     with monkeypatch.context() as then:
         then.setattr(certs.datetime, "datetime", Past)
-        certs.write_set(tmp_path / "dead", ["localhost"], days=3)
+        certs.write_certificates(tmp_path / "dead", ["localhost"], days=3)
     files = ("ca.pem", "server.pem", "server-key.pem")
     live, dead = ([tmp_path / x / f for f in files] for x in ("live", "dead"))
     match = r"TLS CA: .*dead/ca.pem is valid .* 2020-01-04"
@@ -105,7 +105,7 @@ def test_certificates_out_of_their_time_are_named(
 def test_files_that_do_not_hold_what_they_should(tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     for folder in (one, other):
-        certs.write_set(folder, ["localhost"])
+        certs.write_certificates(folder, ["localhost"])
     cert, key, ca = one / "server.pem", one / "server-key.pem", one / "ca.pem"
     assert Security.load(ca=ca, cert=cert, key=key).mutual is False
     garbage = tmp_path / "garbage.pem"

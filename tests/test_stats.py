@@ -59,7 +59,7 @@ def test_stats_have_the_keys_that_they_say(remote: bool) -> None:
         stats = store.stats()
         check(stats, kinds.StoreStats)
         assert stats["tables"]["t"]["rows"] == 6
-        assert sum(stats["loader"]["staleness"].values()) == 3
+        assert sum(stats["lookahead"]["staleness"].values()) == 3
         assert ("client" in stats) == ("servers" in stats) == remote
         if remote:
             assert set(stats["client"]) == set(

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import persia
 from persia import errors
+from persia.store.engine import engine_of
 from tests.forks import in_child
 
 IDS = torch.arange(5)
@@ -159,7 +160,7 @@ def test_to_torch_and_from_torch() -> None:
         ids * 1000,
         name="t",
         feature_names=["f"],
-        optimizer=persia.optim.SGD(),
+        optimizer=persia.optim.SGD(0.1),
     )
     with torch.no_grad():
         want = bags({"f": IDS}).values()
@@ -247,9 +248,9 @@ def test_closed_store() -> None:
 
 def test_a_handle_of_a_closed_store_is_not_used_again() -> None:
     bags = make()
-    handle = bags.store._engine.handle
+    handle = engine_of(bags.store).handle
     bags.store.close()
-    assert make().store._engine.handle != handle
+    assert engine_of(make().store).handle != handle
     with pytest.raises(errors.Closed):
         bags({"f": IDS})
 
@@ -303,7 +304,9 @@ def test_moving_a_module_leaves_its_rows() -> None:
     model.to("cpu").double().float()
     train(model[0])
     assert model[0].store.updates == 1
-    leaf = model[0].store._engine.anchor.grad_fn.next_functions[0][0].variable
+    leaf = (
+        engine_of(model[0].store).anchor.grad_fn.next_functions[0][0].variable
+    )
     assert leaf.grad is None
 
 

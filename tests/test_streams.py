@@ -16,6 +16,7 @@ import torch
 import persia
 from persia import JaggedBatch, _core, errors
 from persia.distributed.cluster import Settings
+from persia.store.engine import engine_of
 from tests import remote
 from tests.ready import Ready
 
@@ -194,8 +195,8 @@ def test_what_a_rank_left_that_the_job_has_no_longer(
     """Rank 1 of two was killed when one of two servers had its updates; the
     job starts again with one rank, whose first flush completes and tells."""
     store, _ = opened(servers.addresses, job="other")
-    kept = _core.cluster_shard(store._engine.handle, 7)  # has the row
-    stream = store._engine.connection.stream("nightly", 1)
+    kept = _core.cluster_shard(engine_of(store).handle, 7)  # has the row
+    stream = engine_of(store).connection.stream("nightly", 1)
     gone = Process(servers, job="nightly", rank=1, world_size=2)
     assert gone.add(2) == "1"  # the gradients of two ranks are averaged
     servers.kill(1 - kept)
@@ -251,7 +252,7 @@ def test_where_a_job_has_its_name_from(
     def name(**more: Any) -> str:
         store, _ = opened(servers.addresses, **more)
         with store:
-            return store._engine.connection.run
+            return engine_of(store).connection.run
 
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     monkeypatch.delenv("PERSIA_RUN_ID", raising=False)

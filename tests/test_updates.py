@@ -17,6 +17,7 @@ from torch import Tensor
 
 import persia
 from persia import Batch, JaggedBatch, errors
+from persia.store.engine import engine_of
 
 NAN = float("nan")
 
@@ -75,7 +76,9 @@ def test_every_update_is_applied_once() -> None:
     assert c.value == c.store.updates == 300
     stats = c.store.stats()
     assert stats["pending"] == stats["updates_failed"] == 0
-    assert stats["loader"]["dropped"] == stats["loader"]["abandoned"] == 0
+    assert (
+        stats["lookahead"]["dropped"] == stats["lookahead"]["abandoned"] == 0
+    )
 
 
 def test_looking_at_rows_waits_for_updates() -> None:
@@ -133,7 +136,7 @@ def test_an_error_is_raised_once_by_flush() -> None:
     c.store.flush()
     assert c.value == 1
     stats = c.store.stats()
-    assert stats["updates_failed"] == stats["loader"]["dropped"] == 1
+    assert stats["updates_failed"] == stats["lookahead"]["dropped"] == 1
 
 
 @pytest.mark.parametrize("staleness", [1, 4, None])
@@ -159,7 +162,7 @@ def test_the_next_backward_tells_and_is_applied() -> None:
     iterator = iter(c.loader(10, 5))
     bad, good = (c.forward(next(iterator))[1] for _ in range(2))
     (bad * NAN).backward()
-    c.store._engine.core.settle()
+    engine_of(c.store).core.settle()
     with pytest.raises(errors.NonFiniteGradient):
         good.backward()
     c.store.flush()
@@ -170,7 +173,7 @@ def test_a_forward_tells() -> None:
     c = Counter()
     iterator = iter(c.loader(10, 5))
     (c.forward(next(iterator))[1] * NAN).backward()
-    c.store._engine.core.settle()
+    engine_of(c.store).core.settle()
     with pytest.raises(errors.NonFiniteGradient):
         c.model({"f": torch.tensor([7])})
     c.model({"f": torch.tensor([7])})

@@ -45,7 +45,8 @@ def main() -> None:
         options.samples,
         options.batch,
         seed=options.seed,
-        shard=(rank, world),
+        rank=rank,
+        world_size=world,
         drop_last=True,
     )
     store = persia.Store(persia.optim.Adagrad(**SPARSE), seed=options.seed)
@@ -73,7 +74,7 @@ def main() -> None:
     store.flush()
     dist.barrier()
     seconds = time.perf_counter() - start
-    counts = store.stats()["loader"]["staleness"]
+    counts = store.stats()["lookahead"]["staleness"]
     if rank == 0:
         model.eval()
         test = SyntheticCTR(options.samples, 4096, seed=options.seed).test(

@@ -176,7 +176,7 @@ class Loop:
         return {"seconds": time.perf_counter() - start}
 
     def _staleness(self) -> dict[int, int]:
-        counts: dict[int, int] = self.store.stats()["loader"]["staleness"]
+        counts: dict[int, int] = self.store.stats()["lookahead"]["staleness"]
         return dict(counts)
 
     def steps(self, count: int, staleness: int | None) -> dict[str, Any]:

@@ -9,13 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TEXT_BYTES = 1024 };
-
-static _Thread_local char thread_text[TEXT_BYTES];
+static _Thread_local char thread_text[PERSIA_TEXT];
 
 int persia_err_set(int code, const char *format, ...)
 {
-    char text[TEXT_BYTES]; /* the arguments may point to thread_text */
+    char text[PERSIA_TEXT]; /* the arguments may point to thread_text */
     va_list args;
     va_start(args, format);
     int n = vsnprintf(text, sizeof text, format, args);
@@ -29,6 +27,18 @@ int persia_err_set(int code, const char *format, ...)
 const char *persia_err_text(void)
 {
     return thread_text;
+}
+
+void persia_err_keep(err_kept *out, int code)
+{
+    const char *text = code ? thread_text : "";
+    out->code = code;
+    memcpy(out->text, text, strlen(text) + 1);
+}
+
+int persia_err_again(const err_kept *k)
+{
+    return k->code ? persia_err_set(k->code, "%s", k->text) : PERSIA_OK;
 }
 
 #define ERROR_NAME(code, name, message) [code] = name,

@@ -65,6 +65,16 @@ PERSIA_API int persia_err_set(int code, const char *format, ...)
 /* The message of this thread's last persia_err_set(); "" when there was none.
  */
 PERSIA_API const char *persia_err_text(void);
+/* An error of this thread, over calls that may set others. */
+enum { PERSIA_TEXT = 1024 /* bytes of a text, with its end */ };
+typedef struct err_kept {
+    int code;
+    char text[PERSIA_TEXT];
+} err_kept;
+/* code: of the error; PERSIA_OK: there is none, and no text. */
+PERSIA_API void persia_err_keep(err_kept *out, int code);
+/* Sets it again, as persia_err_set(). */
+PERSIA_API int persia_err_again(const err_kept *k);
 /* "OutOfMemory", ...; "InternalError" for a number that is no code. */
 PERSIA_API const char *persia_err_name(int code);
 /* The reverse; PERSIA_EINTERNAL for another text. */

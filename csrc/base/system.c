@@ -130,6 +130,45 @@ int persia_cond_wait_poll(pthread_cond_t *c, pthread_mutex_t *lock,
     return rc;
 }
 
+/* ---- pauses ---- */
+
+static int pause_until(uint64_t until, int polls)
+{
+    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_cond_t never;
+    int rc = PERSIA_OK;
+    persia_cond_init(&never);
+    pthread_mutex_lock(&lock);
+    while (!rc && persia_clock_ns() < until)
+        if (polls)
+            rc = persia_cond_wait_poll(&never, &lock, until);
+        else
+            persia_cond_wait_until(&never, &lock, until);
+    pthread_mutex_unlock(&lock);
+    pthread_cond_destroy(&never);
+    return rc;
+}
+
+void persia_pause(uint64_t ns)
+{
+    (void)pause_until(persia_clock_ns() + ns, 0);
+}
+
+int persia_pause_poll(uint64_t ns)
+{
+    return pause_until(persia_clock_ns() + ns, 1);
+}
+
+uint64_t persia_backoff_ns(unsigned tries, uint64_t most, uint64_t client)
+{
+    const uint64_t first = 10000000;
+    assert(tries && most >= 2);
+    const unsigned doubled = tries - 1 < 16 ? tries - 1 : 16;
+    const uint64_t pause = first << doubled < most ? first << doubled : most;
+    const uint64_t chance = (persia_clock_ns() ^ client) * 0x9E3779B97F4A7C15u;
+    return pause / 2 + (chance >> 24) % (pause / 2);
+}
+
 /* ---- threads ---- */
 
 void persia_turn_init(persia_turn *t)
@@ -190,6 +229,71 @@ void persia_thread_join(pthread_t thread)
 {
     const persia_system *s = persia_system_get();
     s->join(s->ctx, thread);
+}
+
+/* ---- timers ---- */
+
+void persia_timer_init(persia_timer *t)
+{
+    *t = (persia_timer){.at = PERSIA_FOREVER};
+    pthread_mutex_init(&t->lock, NULL);
+    persia_cond_init(&t->wake);
+}
+
+static void *timer_main(void *timer)
+{
+    persia_timer *t = timer;
+    pthread_mutex_lock(&t->lock);
+    while (!t->stops) {
+        t->at = PERSIA_FOREVER; /* others may set it meanwhile */
+        pthread_mutex_unlock(&t->lock);
+        const uint64_t at = t->tick(t->ctx);
+        pthread_mutex_lock(&t->lock);
+        t->at = at < t->at ? at : t->at;
+        while (!t->stops && t->at > persia_clock_ns())
+            persia_cond_wait_until(&t->wake, &t->lock, t->at);
+    }
+    pthread_mutex_unlock(&t->lock);
+    return NULL;
+}
+
+int persia_timer_start(persia_timer *t, uint64_t (*tick)(void *ctx), void *ctx,
+                       const char *name)
+{
+    assert(!t->runs && !t->stops);
+    t->tick = tick;
+    t->ctx = ctx;
+    int rc = persia_thread_start(&t->thread, timer_main, t, name);
+    t->runs = !rc;
+    return rc;
+}
+
+void persia_timer_wake(persia_timer *t, uint64_t at)
+{
+    pthread_mutex_lock(&t->lock);
+    if (at < t->at) {
+        t->at = at;
+        pthread_cond_signal(&t->wake);
+    }
+    pthread_mutex_unlock(&t->lock);
+}
+
+void persia_timer_stop(persia_timer *t)
+{
+    pthread_mutex_lock(&t->lock);
+    t->stops = 1;
+    pthread_cond_signal(&t->wake);
+    pthread_mutex_unlock(&t->lock);
+    if (t->runs)
+        persia_thread_join(t->thread);
+    t->runs = 0;
+}
+
+void persia_timer_free(persia_timer *t)
+{
+    persia_timer_stop(t);
+    pthread_cond_destroy(&t->wake);
+    pthread_mutex_destroy(&t->lock);
 }
 
 /* ---- random numbers ---- */

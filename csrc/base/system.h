@@ -57,6 +57,16 @@ PERSIA_API int persia_cond_wait_until(pthread_cond_t *c, pthread_mutex_t *lock,
 PERSIA_API int persia_cond_wait_poll(pthread_cond_t *c, pthread_mutex_t *lock,
                                      uint64_t until);
 
+/* Sleeps for so long; the second as persia_cond_wait_poll(): PERSIA_EINTR. */
+PERSIA_API void persia_pause(uint64_t ns);
+PERSIA_API int persia_pause_poll(uint64_t ns);
+/* How long to wait before a request is sent again that has been sent `tries`
+ * times, from 1 on: 10 ms, doubled each time, at most `most` ns.  Half of it
+ * is chance, by this number of the client and the time, so that many clients
+ * do not ask at once. */
+PERSIA_API uint64_t persia_backoff_ns(unsigned tries, uint64_t most,
+                                      uint64_t client);
+
 /* One thread at a time, as with a mutex; but one that waits for its turn polls
  * as above.  For what is held over the network, on threads of the user. */
 typedef struct persia_turn {
@@ -76,6 +86,29 @@ PERSIA_API void persia_turn_give(persia_turn *t);
 PERSIA_API int persia_thread_start(pthread_t *out, void *(*run)(void *ctx),
                                    void *ctx, const char *name);
 PERSIA_API void persia_thread_join(pthread_t thread);
+
+/* A thread that calls a function again and again. */
+typedef struct persia_timer {
+    uint64_t (*tick)(void *ctx); /* constant from its start on */
+    void *ctx;
+    pthread_t thread;
+    pthread_mutex_t lock; /* guards: */
+    pthread_cond_t wake;
+    uint64_t at; /* of the next call */
+    int runs, stops;
+} persia_timer;
+PERSIA_API void persia_timer_init(persia_timer *t);
+/* Calls tick(ctx) now, and then each time when it is what the last call
+ * returned (PERSIA_FOREVER: never). */
+PERSIA_API int persia_timer_start(persia_timer *t, uint64_t (*tick)(void *ctx),
+                                  void *ctx, const char *name);
+/* ... or at this time, if that is earlier.  From any thread, at any time. */
+PERSIA_API void persia_timer_wake(persia_timer *t, uint64_t at);
+/* Waits for a call that runs; there are no more of them.  Once more: nothing
+ * happens. */
+PERSIA_API void persia_timer_stop(persia_timer *t);
+/* The same, before its memory is freed. */
+PERSIA_API void persia_timer_free(persia_timer *t);
 
 /* A random number that is not 0. */
 PERSIA_API int persia_random_id(uint64_t *out);

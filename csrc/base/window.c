@@ -68,6 +68,7 @@ enum window_added window_add(window *w, uint64_t number)
 static uint64_t clear(window *w, uint64_t n)
 {
     uint64_t in = 0, number = w->watermark + 1, end = number + n;
+    assert(n <= size_of(w));
     while (number < end) {
         uint64_t run = 64 - number % 64;
         run = run < end - number ? run : end - number;
@@ -84,7 +85,9 @@ void window_settle(window *w, uint64_t number)
     if (number <= w->watermark)
         return;
     uint64_t n = number - w->watermark;
-    w->skipped += n - clear(w, n < size_of(w) ? n : size_of(w));
+    uint64_t in = clear(w, n < size_of(w) ? n : size_of(w));
+    assert(in <= n);
+    w->skipped += n - in;
     w->watermark = number;
 }
 
@@ -126,6 +129,7 @@ uint64_t window_missing(const window *mine, const window *theirs)
                                                    : size_of(theirs);
         for (uint64_t i = 1; i <= reach; i++)
             missing -= (uint64_t)is_in(theirs, theirs->watermark + i);
+        assert(missing <= mine->watermark - theirs->watermark);
     }
     for (uint64_t i = 1; i <= size_of(mine); i++)
         missing += is_in(mine, mine->watermark + i) &&

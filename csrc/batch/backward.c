@@ -1,7 +1,6 @@
 /* backward.c: gradients of outputs to pushes, one a table. */
 #include <math.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -313,13 +312,8 @@ static int backward(batcher *w, const batcher_grad *grads, size_t n,
     *sent = !rc;
     if (!rc)
         rc = persia_client_push(w->c, update, tables, jobs, jobs_n);
-    for (size_t i = 0; i < jobs_n; i++) {
-        counts->created += jobs[i].created;
-        counts->refused += jobs[i].refused;
-        counts->evicted += jobs[i].evicted;
-        counts->nonfinite += jobs[i].nonfinite;
-        counts->touched += jobs[i].touched;
-    }
+    for (size_t i = 0; i < jobs_n; i++)
+        UPDATE_COUNTS_ADD(counts, &jobs[i]);
     free(args);
     return rc;
 }
@@ -339,10 +333,10 @@ int persia_batcher_backward(batcher *w, const batcher_grad *grads, size_t n,
                       &sent);
     scratch_give(w, tmp);
     if (rc && !sent && update) { /* others may wait for it */
-        char text[512];
-        snprintf(text, sizeof text, "%s", persia_err_text());
+        err_kept error;
+        persia_err_keep(&error, rc);
         (void)persia_client_skip(w->c, update);
-        return persia_err_set(rc, "%s", text);
+        return persia_err_again(&error);
     }
     return rc;
 }

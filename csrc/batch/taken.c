@@ -2,7 +2,6 @@
 #include "batch/taken.h"
 
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -239,8 +238,8 @@ typedef struct one_batch {
     batcher_counts counts;
     together *together; /* NULL: it is the only batch */
     pthread_t thread;
-    int started, rc;
-    char text[512]; /* of rc */
+    int started;
+    err_kept error; /* or its code is PERSIA_OK */
 } one_batch;
 
 /* What is made of them; freed by free_update(). */
@@ -313,11 +312,11 @@ static void *push_one(void *ctx)
     one_batch *b = ctx;
     made m;
     int passed = 0;
-    b->rc = make_update(b, &m);
-    if (!b->rc)
-        b->rc = b->source->push(b->source, &m.u, &b->counts, &passed);
-    snprintf(b->text, sizeof b->text, "%s", b->rc ? persia_err_text() : "");
-    const int failed = passed || (b->rc && !client_is_loss(b->rc));
+    int rc = make_update(b, &m);
+    if (!rc)
+        rc = b->source->push(b->source, &m.u, &b->counts, &passed);
+    persia_err_keep(&b->error, rc);
+    const int failed = passed || (rc && !client_is_loss(rc));
     if (failed)
         pass(b);
     if (b->together)
@@ -419,12 +418,11 @@ static int push_batches(batcher *w, one_batch *all, size_t n,
         all[i].together = &others;
     }
     for (size_t i = 1; i < n; i++) {
-        all[i].rc = persia_thread_start(&all[i].thread, push_one, &all[i],
-                                        "persia-push");
-        all[i].started = !all[i].rc;
-        if (all[i].rc) {
-            snprintf(all[i].text, sizeof all[i].text, "%s",
-                     persia_err_text());
+        const int rc = persia_thread_start(&all[i].thread, push_one, &all[i],
+                                           "persia-push");
+        all[i].started = !rc;
+        persia_err_keep(&all[i].error, rc);
+        if (rc) {
             pass(&all[i]);
             pthread_mutex_lock(&others.lock);
             others.left--;
@@ -438,8 +436,8 @@ static int push_batches(batcher *w, one_batch *all, size_t n,
     pthread_cond_destroy(&others.ended);
     pthread_mutex_destroy(&others.lock);
     for (size_t i = 0; i < n; i++)
-        if (all[i].rc)
-            return persia_err_set(all[i].rc, "%s", all[i].text);
+        if (all[i].error.code)
+            return persia_err_again(&all[i].error);
     return PERSIA_OK;
 }
 
@@ -462,13 +460,8 @@ int taken_backward(batcher *w, const batcher_grad *grads, size_t n,
         (void)persia_client_skip(w->c, update);
     else
         rc = push_batches(w, all, batches, update, optim, optim_n);
-    for (size_t i = 0; i < batches; i++) {
-        counts->created += all[i].counts.created;
-        counts->refused += all[i].counts.refused;
-        counts->evicted += all[i].counts.evicted;
-        counts->nonfinite += all[i].counts.nonfinite;
-        counts->touched += all[i].counts.touched;
-    }
+    for (size_t i = 0; i < batches; i++)
+        UPDATE_COUNTS_ADD(counts, &all[i].counts);
     free_batches(all, batches);
     return rc;
 }

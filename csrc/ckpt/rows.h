@@ -3,6 +3,7 @@
 #define PERSIA_CKPT_ROWS_H
 
 #include "ckpt/ckpt.h"
+#include "ckpt/files.h"
 #include "ckpt/safetensors.h"
 
 /* The columns in the order in which they lie in files that we write: by
@@ -93,14 +94,5 @@ int row_reader_read(const row_reader *r, uint64_t first, size_t n,
 uint32_t row_reader_sum(const row_reader *r, uint64_t first,
                         const row_piece *p);
 int row_reader_rest(const row_reader *r, uint32_t *sum);
-
-/* Reads exactly n bytes at `offset`; PERSIA_ECORRUPT where the file ends
- * before. */
-int file_read(int fd, const char *name, void *out, size_t n, uint64_t offset);
-/* Writes n bytes at `offset`. */
-int file_write(int fd, const char *name, const void *data, size_t n,
-               uint64_t offset);
-/* Opens a plain file for reading; its size.  FIFOs and such are refused. */
-int file_open(int folder, const char *name, int *fd, uint64_t *bytes);
 
 #endif

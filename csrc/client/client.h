@@ -222,6 +222,8 @@ PERSIA_API int persia_client_witness(ps_client *c, uint64_t stream,
 PERSIA_API int persia_client_tell_lost(ps_client *c);
 /* The same, after asking all shards whether they were started again. */
 PERSIA_API int persia_client_look(ps_client *c);
+/* The same, without comparing the ledgers of streams of workers. */
+PERSIA_API int persia_client_look_at_boots(ps_client *c);
 /* The same, if embedding workers made updates for this client: its own calls
  * find out what became of its own. */
 PERSIA_API int persia_client_check_lost(ps_client *c);

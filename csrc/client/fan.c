@@ -8,7 +8,6 @@
 #include "client/private.h"
 
 #define MS ((uint64_t)1000000)
-#define PAUSE_NS (10 * MS)    /* before the second try */
 #define PAUSE_MAX_NS (1000 * MS)
 /* A server that keeps the deadline itself tells more than our own clock: it
  * is given this much longer. */
@@ -32,8 +31,7 @@ static call *call_make(ps_client *r)
         return NULL;
     }
     k->r = r;
-    pthread_mutex_init(&k->lock, NULL);
-    persia_cond_init(&k->came);
+    persia_errand_init(&k->errand);
     return k;
 }
 
@@ -44,6 +42,7 @@ call *call_take(ps_client *r)
     if (k)
         r->calls = k->next;
     pthread_mutex_unlock(&r->lock);
+    assert(!k || (!k->errand.flying && !k->errand.left && !k->ended));
     return k ? k : call_make(r);
 }
 
@@ -64,8 +63,7 @@ void call_free(call *k)
     persia_mem_buffer_free(&k->segments);
     persia_mem_buffer_free(&k->rows);
     persia_mem_buffer_free(&k->narrow);
-    pthread_cond_destroy(&k->came);
-    pthread_mutex_destroy(&k->lock);
+    persia_errand_free(&k->errand);
     free(k);
 }
 
@@ -73,13 +71,13 @@ void call_free(call *k)
 static void call_end(call *k)
 {
     ps_client *r = k->r;
+    assert(!k->errand.flying && !k->errand.left);
     if (k->ended)
         k->ended(k);
     k->ended = NULL;
     call_clear(k);
     persia_batch_index_put(k->index);
     k->index = NULL;
-    k->left = 0;
     pthread_mutex_lock(&r->lock);
     k->next = r->calls;
     r->calls = k;
@@ -88,20 +86,34 @@ static void call_end(call *k)
 
 void call_give(call *k)
 {
-    if (!k)
-        return;
-    pthread_mutex_lock(&k->lock);
-    int flying = k->flying > 0;
-    k->left = flying;
-    pthread_mutex_unlock(&k->lock);
-    if (!flying)
+    if (k && persia_errand_leave(&k->errand))
         call_end(k);
 }
 
 /* ---- one request ---- */
 
+enum { NEVER = REQUEST_STATES };
+
+static const unsigned char next[REQUEST_STATES][REQUEST_EVENTS] = {
+    [REQUEST_READY] = {REQUEST_FLYING, NEVER, NEVER, NEVER, REQUEST_DONE},
+    [REQUEST_FLYING] = {NEVER, REQUEST_CAME, NEVER, NEVER, NEVER},
+    [REQUEST_CAME] = {NEVER, NEVER, REQUEST_PAUSED, REQUEST_READY,
+                      REQUEST_DONE},
+    [REQUEST_PAUSED] = {REQUEST_FLYING, NEVER, NEVER, NEVER, REQUEST_DONE},
+    [REQUEST_DONE] = {NEVER, NEVER, NEVER, NEVER, NEVER},
+};
+
+/* The only place that changes a request's state. */
+static void request_event(request *q, enum request_event event)
+{
+    const enum request_state to = next[q->state][event];
+    assert((int)to != NEVER);
+    q->state = to;
+}
+
 int fan_prepare(call *k, server *const *to, size_t n)
 {
+    assert(!k->errand.flying);
     call_clear(k);
     if (n > k->requests_room) {
         request *more = realloc(k->requests, n * sizeof *more);
@@ -156,18 +168,14 @@ static void request_came(void *ctx, int rc, shard_reply *reply)
 {
     request *q = ctx;
     call *k = q->call;
-    pthread_mutex_lock(&k->lock);
+    pthread_mutex_lock(&k->errand.lock);
     q->rc = rc;
     if (rc)
         request_fail(q, rc);
     else
         request_keep(q, reply);
-    q->state = REQUEST_CAME;
-    int last = --k->flying == 0 && k->left;
-    if (!k->left)
-        pthread_cond_signal(&k->came);
-    pthread_mutex_unlock(&k->lock);
-    if (last)
+    request_event(q, REQUEST_ANSWER);
+    if (persia_errand_land(&k->errand))
         call_end(k);
 }
 
@@ -182,10 +190,10 @@ static uint64_t request_start(const fan *f, request *q, uint64_t deadline)
     q->method = f->method;
     f->fill(f->ctx, q);
     const uint64_t expects = q->expects;
-    pthread_mutex_lock(&k->lock);
-    q->state = REQUEST_FLYING;
-    k->flying++;
-    pthread_mutex_unlock(&k->lock);
+    pthread_mutex_lock(&k->errand.lock);
+    request_event(q, REQUEST_SEND);
+    persia_errand_start(&k->errand);
+    pthread_mutex_unlock(&k->errand.lock);
     shard_queue(q->to->ref, f->method, &q->args, deadline, request_came, q);
     return expects;
 }
@@ -215,60 +223,54 @@ static int request_recovers(request *q)
     return moves;
 }
 
-/* Whether, and when, the request is sent again.  A server that recovers may
+/* Whether the request is sent again, and when.  A server that recovers may
  * take longer than any deadline: it is waited for while it makes progress. */
-static void request_pause(const fan *f, request *q, uint64_t *deadline)
+static int request_pause(const fan *f, request *q, uint64_t *deadline)
 {
     ps_client *r = q->call->r;
     uint64_t now = persia_clock_ns();
-    unsigned doubled = q->tries > 8 ? 7 : q->tries - 1;
-    uint64_t pause = PAUSE_NS << doubled;
-    if (pause > PAUSE_MAX_NS)
-        pause = PAUSE_MAX_NS;
-    /* Half of it is chance, so that many clients do not ask at once. */
-    pause = pause / 2 + id_hash(now ^ r->client) % (pause / 2);
+    uint64_t pause = persia_backoff_ns(q->tries, PAUSE_MAX_NS, r->client);
     if (now + pause >= *deadline && !f->limit_ns && request_recovers(q))
         *deadline = client_deadline(r);
     if (now + pause < *deadline) {
         q->at = now + pause;
-        q->state = REQUEST_PAUSED;
         r->counts.retries++;
-        return;
+        return 1;
     }
     char text[FAN_TEXT];
     snprintf(text, sizeof text, "%s", q->text);
     snprintf(q->text, sizeof q->text, "%.500s (tried %u times in %.3g s)",
              text, q->tries, limit_of(f, r));
-    q->state = REQUEST_DONE;
+    return 0;
 }
 
 /* What to do about a request that was answered. */
-static void request_judge(const fan *f, request *q, uint64_t *deadline)
+static enum request_event request_judge(const fan *f, request *q,
+                                        uint64_t *deadline)
 {
     ps_client *r = q->call->r;
     int rc = q->rc;
-    q->state = REQUEST_DONE;
     if (!rc) {
         rc = f->accept(f->ctx, q);
         q->rc = rc;
         if (!rc)
-            return;
+            return REQUEST_END;
         request_fail(q, rc);
         persia_shard_release(&q->reply);
     }
     if (rc == PERSIA_ESTALE && !f->fresh && q->repairs < REPAIRS) {
-        q->repairs++;
         rc = server_repair(r, q->to, q->caller.boot, *deadline);
         if (!rc) {
-            q->state = REQUEST_READY;
+            q->repairs++;
             q->rc = PERSIA_OK;
             q->tries = 0;
-            return;
+            return REQUEST_GREET;
         }
         request_fail(q, rc);
     }
-    if (rc == PERSIA_EUNAVAILABLE)
-        request_pause(f, q, deadline);
+    return rc == PERSIA_EUNAVAILABLE && request_pause(f, q, deadline)
+               ? REQUEST_PAUSE
+               : REQUEST_END;
 }
 
 /* ---- all of them ---- */
@@ -277,11 +279,12 @@ static void request_judge(const fan *f, request *q, uint64_t *deadline)
 static void judge_all(call *k, const fan *f, uint64_t *deadline)
 {
     for (size_t i = 0; i < k->requests_n; i++) {
-        pthread_mutex_lock(&k->lock);
+        pthread_mutex_lock(&k->errand.lock);
         int came = k->requests[i].state == REQUEST_CAME;
-        pthread_mutex_unlock(&k->lock);
+        pthread_mutex_unlock(&k->errand.lock);
         if (came)
-            request_judge(f, &k->requests[i], deadline);
+            request_event(&k->requests[i],
+                          request_judge(f, &k->requests[i], deadline));
     }
 }
 
@@ -297,9 +300,9 @@ static void start_due(call *k, const fan *f, uint64_t deadline)
             request *q = &k->requests[i];
             if (q->to->ref->direct != direct)
                 continue;
-            pthread_mutex_lock(&k->lock);
+            pthread_mutex_lock(&k->errand.lock);
             enum request_state state = q->state;
-            pthread_mutex_unlock(&k->lock);
+            pthread_mutex_unlock(&k->errand.lock);
             if (state == REQUEST_READY ||
                 (state == REQUEST_PAUSED && q->at <= now))
                 expected += request_start(f, q, deadline);
@@ -343,9 +346,8 @@ static void stop_paused(call *k)
 {
     for (size_t i = 0; i < k->requests_n; i++) {
         request *q = &k->requests[i];
-        if (q->state != REQUEST_PAUSED && q->state != REQUEST_READY)
-            continue;
-        q->state = REQUEST_DONE;
+        if (q->state == REQUEST_PAUSED || q->state == REQUEST_READY)
+            request_event(q, REQUEST_END);
     }
 }
 
@@ -353,13 +355,13 @@ static int late(call *k, const fan *f)
 {
     const char *name = "";
     size_t n = 0;
-    pthread_mutex_lock(&k->lock);
+    pthread_mutex_lock(&k->errand.lock);
     for (size_t i = k->requests_n; i-- > 0;)
         if (k->requests[i].state == REQUEST_FLYING) {
             name = k->requests[i].to->address;
             n++;
         }
-    pthread_mutex_unlock(&k->lock);
+    pthread_mutex_unlock(&k->errand.lock);
     if (!n) /* the last one was answered just now */
         return PERSIA_OK;
     return persia_err_set(PERSIA_ETIMEOUT, "no answer from %s%s within %.3g s",
@@ -389,10 +391,10 @@ static int result(const call *k, const request *failed)
 /* Whether a server had not done it by the deadline. */
 static int has_failed(request *q)
 {
-    pthread_mutex_lock(&q->call->lock);
+    pthread_mutex_lock(&q->call->errand.lock);
     int failed = q->state == REQUEST_FLYING || q->rc == PERSIA_EUNAVAILABLE ||
                  q->rc == PERSIA_ETIMEOUT;
-    pthread_mutex_unlock(&q->call->lock);
+    pthread_mutex_unlock(&q->call->errand.lock);
     return failed;
 }
 
@@ -429,22 +431,23 @@ static int run(call *k, const fan *f, uint64_t deadline, int *held)
         if (!*held && persia_clock_ns() > began + HELD_NS)
             *held = hold(k->r, began);
         start_due(k, f, deadline);
-        pthread_mutex_lock(&k->lock);
+        pthread_mutex_lock(&k->errand.lock);
         fan_state s = look(k);
         if (!s.came && s.next > persia_clock_ns() &&
             (s.flying || s.next != UINT64_MAX))
-            rc = persia_cond_wait_poll(&k->came, &k->lock, s.next);
-        pthread_mutex_unlock(&k->lock);
+            rc = persia_cond_wait_poll(&k->errand.landed, &k->errand.lock,
+                                       s.next);
+        pthread_mutex_unlock(&k->errand.lock);
         if (rc)
             return persia_err_set(rc, "interrupted while waiting for servers");
         judge_all(k, f, &deadline);
-        pthread_mutex_lock(&k->lock);
+        pthread_mutex_lock(&k->errand.lock);
         s = look(k);
         if (s.failed) {
             stop_paused(k);
             s = look(k);
         }
-        pthread_mutex_unlock(&k->lock);
+        pthread_mutex_unlock(&k->errand.lock);
         /* The interrupt was taken, in a greeting: it is not raised again. */
         if (s.failed && s.failed->rc == PERSIA_EINTR)
             return persia_err_set(PERSIA_EINTR, "%s", s.failed->text);
@@ -467,7 +470,9 @@ int fan_run(call *k, const fan *f, uint64_t deadline)
 {
     int held = 0;
     const int rc = run(k, f, deadline, &held);
-    if (held)
+    if (held) {
+        assert(atomic_load(&k->r->held));
         atomic_fetch_sub(&k->r->held, 1);
+    }
     return rc;
 }

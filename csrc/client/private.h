@@ -64,13 +64,33 @@ typedef struct server {
 
 enum { FAN_TEXT = 640 };
 
-/* How a call's request to one server stands. */
+/* A call's request to one server is in one state at a time.  Its events, and
+ * the state that each leads to (a blank: it cannot occur there):
+ *
+ *          SEND    ANSWER  PAUSE   GREET  END
+ *  READY   FLYING                         DONE
+ *  FLYING          CAME
+ *  CAME                    PAUSED  READY  DONE
+ *  PAUSED  FLYING                         DONE
+ *
+ * A deadline, or a caller that is interrupted, leaves the states as they are.
+ */
 enum request_state {
     REQUEST_READY,
-    REQUEST_FLYING, /* until its callback; changes under the call's lock */
+    REQUEST_FLYING, /* until its callback; changes under the errand's lock */
     REQUEST_CAME,
     REQUEST_PAUSED, /* to be tried again at `at` */
-    REQUEST_DONE
+    REQUEST_DONE,
+    REQUEST_STATES
+};
+
+enum request_event {
+    REQUEST_SEND,
+    REQUEST_ANSWER,
+    REQUEST_PAUSE, /* the server cannot be reached: it is sent again */
+    REQUEST_GREET, /* the server is in another life: it was greeted */
+    REQUEST_END,   /* accepted, refused, or another one has failed */
+    REQUEST_EVENTS
 };
 
 /* The arguments of its call, at the address of the union. */
@@ -122,10 +142,7 @@ typedef struct request {
 typedef struct call {
     struct call *next;
     ps_client *r;
-    pthread_mutex_t lock; /* guards flying, left and the states FLYING */
-    pthread_cond_t came;  /* and CAME */
-    size_t flying;
-    int left;             /* the caller has gone */
+    errand errand; /* its lock guards the states FLYING and CAME, too */
     /* Called once at the end of the call, by the caller or, if it has gone,
      * by the last callback; NULL: nothing. */
     void (*ended)(struct call *k);

@@ -1,7 +1,6 @@
 /* push.c: an update, summed per id here, to all shards. */
 #include "client/private.h"
 
-#include <stdio.h>
 #include <string.h>
 
 /* One push: its units are its jobs. */
@@ -190,7 +189,8 @@ static void note_number(server *from, uint64_t number, uint64_t settled)
 }
 
 /* PERSIA_ESTALE: the server was started again since it answered, and this
- * life of it has not the update. */
+ * life of it has not the update.  PERSIA_EREPLACED: the rows that had it were
+ * replaced since. */
 static int note_acked(const request *q)
 {
     ps_client *r = q->call->r;
@@ -200,7 +200,8 @@ static int note_acked(const request *q)
     uint64_t settled = r->settled.w.watermark;
     pthread_mutex_unlock(&r->lock);
     pthread_mutex_lock(&from->lock);
-    int there = from->boot == q->caller.boot;
+    const int same_life = from->boot == q->caller.boot;
+    int there = same_life && from->lineage == q->caller.lineage;
     if (there) {
         note_number(from, number, settled);
         note_step(from, q->call->step);
@@ -208,11 +209,14 @@ static int note_acked(const request *q)
         there = window_has(&from->acked.w, number);
     }
     pthread_mutex_unlock(&from->lock);
-    return there ? PERSIA_OK
-                 : persia_err_set(PERSIA_ESTALE,
-                                  "%s was started again and has lost "
-                                  "update %llu",
-                                  from->address, (unsigned long long)number);
+    if (there)
+        return PERSIA_OK;
+    return same_life
+               ? PERSIA_EREPLACED
+               : persia_err_set(PERSIA_ESTALE,
+                                "%s was started again and has lost update "
+                                "%llu",
+                                from->address, (unsigned long long)number);
 }
 
 /* Notes what a reply acknowledges; see note_acked(). */
@@ -238,6 +242,10 @@ static int accept_push(void *ctx, request *q)
     ps_client *r = p->r;
     const wire_push_reply *m = q->reply.message;
     int rc = read_reply(q);
+    if (rc == PERSIA_EREPLACED) { /* dropped, as where that was sooner */
+        r->counts.stale++;
+        return PERSIA_OK;
+    }
     if (rc) /* PERSIA_ESTALE: it is sent again */
         return rc;
     sync_note_left(r, p->moves, m);
@@ -267,14 +275,8 @@ static int accept_push(void *ctx, request *q)
     }
     if (q->to == r->servers[0])
         note_updates(r, m->updates);
-    if (p->units && !r->embedded) { /* servers do not count by table */
-        push_job *all = &p->jobs[0];
-        all->created += m->created;
-        all->refused += m->refused;
-        all->evicted += m->evicted;
-        all->nonfinite += m->nonfinite;
-        all->touched += m->touched;
-    }
+    if (p->units && !r->embedded) /* servers do not count by table */
+        UPDATE_COUNTS_ADD(&p->jobs[0], m);
     return PERSIA_OK;
 }
 
@@ -293,9 +295,12 @@ static void push_ended(call *k)
     ps_client *r = k->r;
     for (size_t i = 0; i < k->requests_n; i++) {
         request *q = &k->requests[i];
-        if (q->state == REQUEST_CAME && !q->rc &&
-            read_reply(q) == PERSIA_ESTALE)
-            client_note_lost(r, q->to, 1); /* no server has it any more */
+        if (q->state != REQUEST_CAME || q->rc)
+            continue;
+        const int rc = read_reply(q);
+        if (rc == PERSIA_ESTALE) /* no server has it any more */
+            client_note_lost(r, q->to, 1);
+        r->counts.stale += rc == PERSIA_EREPLACED;
     }
     if (!r->shared || persia_client_has(r, k->number))
         settle(r, k->number);
@@ -327,7 +332,7 @@ static int check_jobs(pushing *p)
         uint64_t bit = (uint64_t)1 << p->table[u] % 64;
         if (*word & bit)
             return persia_err_set(PERSIA_EARG,
-                                  "table %s comes twice in one push",
+                                  "table %s is twice in one push",
                                   configs[u]->name);
         *word |= bit;
     }
@@ -392,10 +397,10 @@ static int send_empty(pushing *p)
 /* The same because of an error. */
 static int refuse(pushing *p, int rc)
 {
-    char text[FAN_TEXT];
-    snprintf(text, sizeof text, "%s", persia_err_text());
+    err_kept error;
+    persia_err_keep(&error, rc);
     (void)send_empty(p);
-    return persia_err_set(rc, "%s", text);
+    return persia_err_again(&error);
 }
 
 /* The t of an update; the lock is held.  Numbers that are sent again, before

@@ -216,17 +216,40 @@ static int is_other_training(const ps_client *r, server *to, uint64_t lineage)
            !server_knows(r->servers[0], lineage);
 }
 
-/* Rows with updates that this client has not made since it loaded others:
- * its next ones would be taken for these.  In a stream that is shared others
- * make updates, too. */
-static int check_history(ps_client *r, const server *to,
-                         const wire_hello_reply *m)
+/* Of updates in flight one whose number is in `there`; 0: none.  The client's
+ * lock is held. */
+static uint64_t number_in_flight(const ps_client *r, const window *there)
 {
+    uint64_t n = r->settled.w.watermark;
+    while (n < r->next_number)
+        if (!window_has(&r->settled.w, ++n) && window_has(there, n))
+            return n;
+    return 0;
+}
+
+/* Rows with updates that this client has not made since it loaded others: its
+ * next ones would be taken for these, and so would one in flight whose number
+ * an earlier process had given.  In a stream that is shared others make
+ * updates, too, and a number is of one batch. */
+static int check_history(ps_client *r, const server *to,
+                         const wire_hello_reply *m, int other)
+{
+    numbers_set there;
+    numbers_from_wire(&there, &m->ledger);
     pthread_mutex_lock(&r->lock);
-    const uint64_t last = r->next_number, top = numbers_wire_top(&m->ledger);
+    const uint64_t last = r->next_number, top = window_top(&there.w);
+    /* In the same life of a server it is dropped. */
+    const uint64_t flies = other ? number_in_flight(r, &there.w) : 0;
     pthread_mutex_unlock(&r->lock);
-    if (top <= last || r->shared)
+    if (r->shared || (top <= last && !flies))
         return PERSIA_OK;
+    if (top <= last)
+        return persia_err_set(
+            PERSIA_EMISMATCH,
+            "%s has other rows now, with an update %llu: it may be another "
+            "one than that of this store, which was in flight and is given "
+            "up",
+            to->address, (unsigned long long)flies);
     return persia_err_set(
         PERSIA_EMISMATCH,
         "%s was started again with rows of another training: they "
@@ -411,7 +434,7 @@ static int greet(ps_client *r, server *to, uint64_t deadline,
     const int other = !rc && !replaced && m.boot != to->boot &&
                       is_other_training(r, to, m.lineage);
     if ((other || replaced) && reason == GREET_REPAIR)
-        rc = check_history(r, to, &m);
+        rc = check_history(r, to, &m, other);
     wire_caller who = {.client = r->client,
                        .incarnation = atomic_load(&r->incarnation),
                        .boot = m.boot, .lineage = m.lineage,
@@ -640,17 +663,27 @@ static int look_at(ps_client *r, server *to, uint64_t deadline)
     return rc;
 }
 
-int persia_client_look(ps_client *r)
+static int look(ps_client *r, int ledgers)
 {
     uint64_t deadline = client_deadline(r);
     int rc = client_check_mixture(r, 0);
     for (uint32_t i = 0; i < r->servers_n && !rc; i++)
         rc = look_at(r, r->servers[i], deadline);
-    if (!rc)
+    if (!rc && ledgers)
         rc = client_compare_witnesses(r, deadline);
     if (!rc)
         rc = persia_client_tell_lost(r);
     return rc ? rc : client_check_mixture(r, 0);
+}
+
+int persia_client_look(ps_client *r)
+{
+    return look(r, 1);
+}
+
+int persia_client_look_at_boots(ps_client *r)
+{
+    return look(r, 0);
 }
 
 int persia_client_check_lost(ps_client *r)

@@ -1,5 +1,4 @@
 /* wait.c: a call of one shard, by its method's number, and waiting for it. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -39,12 +38,9 @@ void shard_begin(shard_ref *to, uint32_t method, const void *arguments,
  * behind. */
 typedef struct waiting {
     uint32_t method;
-    pthread_mutex_t lock; /* guards all below */
-    pthread_cond_t came;
-    int done, left;
-    int rc;
+    errand errand; /* its lock guards all below */
+    err_kept error;
     shard_reply reply;
-    char text[FAN_TEXT]; /* of rc */
     _Alignas(max_align_t) unsigned char arguments[];
 } waiting;
 
@@ -52,8 +48,7 @@ static void waiting_free(waiting *w)
 {
     if (w->reply.release)
         w->reply.release(&w->reply);
-    pthread_cond_destroy(&w->came);
-    pthread_mutex_destroy(&w->lock);
+    persia_errand_free(&w->errand);
     free(w);
 }
 
@@ -83,36 +78,33 @@ static void waiting_done(void *ctx, int rc, shard_reply *reply)
     shard_reply kept = {0};
     if (!rc)
         rc = keep(w->method, reply, &kept);
-    pthread_mutex_lock(&w->lock);
-    w->rc = rc;
+    pthread_mutex_lock(&w->errand.lock);
+    persia_err_keep(&w->error, rc);
     w->reply = kept;
-    if (rc)
-        snprintf(w->text, sizeof w->text, "%s", persia_err_text());
-    w->done = 1;
-    int left = w->left;
-    if (!left)
-        pthread_cond_signal(&w->came);
-    pthread_mutex_unlock(&w->lock);
-    if (left)
+    if (persia_errand_land(&w->errand))
         waiting_free(w);
 }
 
-/* Waits until it is done, late or interrupted; the lock is held. */
-static int wait_done(waiting *w, const char *address, uint64_t deadline)
+/* Waits until it is done, late or interrupted. */
+static int wait_done(waiting *w, const char *address, uint64_t deadline,
+                     shard_reply *reply)
 {
     const uint64_t late =
         deadline > UINT64_MAX - LATE_NS ? UINT64_MAX : deadline + LATE_NS;
-    while (!w->done) {
-        int rc = persia_cond_wait_poll(&w->came, &w->lock, late);
-        if (rc)
-            return persia_err_set(
-                rc, "interrupted while waiting for server %s", address);
-        if (!w->done && persia_clock_ns() > late)
-            return persia_err_set(
-                PERSIA_ETIMEOUT,
-                "server %s did not answer within the deadline", address);
+    pthread_mutex_lock(&w->errand.lock);
+    int rc = persia_errand_wait(&w->errand, late, 1);
+    if (rc == PERSIA_ETIMEOUT)
+        (void)persia_err_set(rc, "server %s did not answer within the "
+                             "deadline", address);
+    else if (rc)
+        (void)persia_err_set(rc, "interrupted while waiting for server %s",
+                             address);
+    else if (!(rc = persia_err_again(&w->error))) {
+        *reply = w->reply;
+        w->reply = (shard_reply){0};
     }
-    return w->rc ? persia_err_set(w->rc, "%s", w->text) : PERSIA_OK;
+    pthread_mutex_unlock(&w->errand.lock);
+    return rc;
 }
 
 int persia_shard_wait(shard_ref *to, uint32_t method, const void *arguments,
@@ -128,21 +120,13 @@ int persia_shard_wait(shard_ref *to, uint32_t method, const void *arguments,
     *reply = (shard_reply){0};
     if (!w)
         return persia_err_set(PERSIA_ENOMEM, "no memory for a request");
-    pthread_mutex_init(&w->lock, NULL);
-    persia_cond_init(&w->came);
+    persia_errand_init(&w->errand);
     w->method = method;
     memcpy(w->arguments, arguments, sizes[method]);
+    persia_errand_start(&w->errand);
     shard_begin(to, method, w->arguments, deadline, waiting_done, w);
-    pthread_mutex_lock(&w->lock);
-    int rc = wait_done(w, to->address, deadline);
-    w->left = !w->done;
-    const int done = w->done;
-    if (!rc) {
-        *reply = w->reply;
-        w->reply = (shard_reply){0};
-    }
-    pthread_mutex_unlock(&w->lock);
-    if (done)
+    int rc = wait_done(w, to->address, deadline, reply);
+    if (persia_errand_leave(&w->errand))
         waiting_free(w);
     return rc;
 }

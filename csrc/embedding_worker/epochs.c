@@ -64,7 +64,7 @@ static uint64_t ended(const embedding_worker *s, const worker_job *j,
 static int one_shares(const embedding_worker *s, const worker_job *j)
 {
     const worker_stream *t = of_job(s->streams, j);
-    while (t && (!t->shared || t->gone || t->left))
+    while (t && (!t->shared || t->state != STREAM_THERE))
         t = of_job(t->next, j);
     return t != NULL;
 }
@@ -72,7 +72,8 @@ static int one_shares(const embedding_worker *s, const worker_job *j)
 /* Whether it counts as having ended all epochs. */
 static int is_given_up(const embedding_worker *s, const worker_stream *t)
 {
-    return t->gone && !(t->shared && one_shares(s, t->job));
+    return t->state == STREAM_GONE &&
+           !(t->shared && one_shares(s, t->job));
 }
 
 uint64_t epoch_silent(const embedding_worker *s, const worker_job *j,
@@ -90,7 +91,8 @@ static int all_ended(const embedding_worker *s, const worker_job *j,
                      uint64_t epoch)
 {
     const worker_stream *t = of_job(s->streams, j);
-    while (t && (is_given_up(s, t) || t->left || stream_epoch_now(t) > epoch))
+    while (t && (is_given_up(s, t) || t->state == STREAM_LEFT ||
+                 stream_epoch_now(t) > epoch))
         t = of_job(t->next, j);
     return !t && j->streams_ever >= s->config.loaders;
 }
@@ -163,7 +165,7 @@ static uint64_t epoch_left(const worker_stream *t)
 
 int stream_is_there(const worker_stream *t)
 {
-    return stream_epoch_now(t) && !t->gone && !t->left;
+    return stream_epoch_now(t) && t->state == STREAM_THERE;
 }
 
 /* Whether a rank without an epoch is to take this one even if nothing of it is
@@ -177,7 +179,7 @@ static int is_sure(const embedding_worker *s, const worker_job *j,
         if (stream_is_there(t) && !t->done.watermark && t->first == epoch)
             return 1;
     for (const offer *o = s->leased; o; o = o->next)
-        if (!o->stream->old && o->stream->job == j &&
+        if (o->stream->state != STREAM_OLD && o->stream->job == j &&
             offer_epoch(o) <= epoch)
             return 1;
     return !epoch_is_over(s, j, epoch, 0);
@@ -196,7 +198,8 @@ uint64_t epoch_next(const embedding_worker *s, const worker_job *j, int *sure)
         if (o->stream->job == j && offer_epoch(o) < epoch)
             epoch = offer_epoch(o);
     for (const offer *o = s->leased; o; o = o->next) /* others are in it */
-        if (!o->stream->old && o->stream->job == j && offer_epoch(o) < epoch)
+        if (o->stream->state != STREAM_OLD && o->stream->job == j &&
+            offer_epoch(o) < epoch)
             epoch = offer_epoch(o);
     if (epoch == UINT64_MAX)
         epoch = 0;
@@ -210,7 +213,7 @@ int epoch_is_idle(const embedding_worker *s, const worker_job *j, int none)
          t = of_job(t->next, j)) {
         if (t->waits && stream_is_there(t))
             return 1;
-        none &= t->gone || t->left;
+        none &= t->state != STREAM_THERE;
     }
     return none;
 }

@@ -42,7 +42,7 @@ worker_job *job_find(embedding_worker *s, uint64_t id)
 int job_is_fed(const embedding_worker *s, const worker_job *j)
 {
     const worker_stream *t = s->streams;
-    while (t && (t->job != j || t->gone || t->left))
+    while (t && (t->job != j || t->state != STREAM_THERE))
         t = t->next;
     return t != NULL;
 }
@@ -74,7 +74,7 @@ static void drop_generations(embedding_worker *s, const worker_job *j)
     for (worker_stream *t = s->streams, *next; t; t = next) {
         next = t->next;
         if (t->job == j && t->generation != j->generation && !t->shared &&
-            (t->gone || t->left))
+            t->state != STREAM_THERE)
             stream_end(s, t);
     }
 }
@@ -137,17 +137,22 @@ int jobs_drop(embedding_worker *s)
 
 /* ---- the end of a job ---- */
 
+static void rank_drop(embedding_worker *s, worker_rank **at)
+{
+    worker_rank *r = *at;
+    *at = r->next;
+    free(r->held);
+    free(r);
+    s->stats.ranks--;
+}
+
 static void forget_ranks(embedding_worker *s, const worker_job *j)
 {
-    for (worker_rank **at = &s->ranks, *r; (r = *at);) {
-        if (r->job != j) {
-            at = &r->next;
-            continue;
-        }
-        *at = r->next;
-        free(r->held);
-        free(r);
-        s->stats.ranks--;
+    for (worker_rank **at = &s->ranks; *at;) {
+        if ((*at)->job == j)
+            rank_drop(s, at);
+        else
+            at = &(*at)->next;
     }
 }
 
@@ -382,6 +387,20 @@ static void give_back(embedding_worker *s, uint64_t client)
     }
 }
 
+/* The job has fewer ranks now. */
+static void drop_beyond(embedding_worker *s, const wire_hello *m)
+{
+    for (worker_rank **at = &s->ranks; *at;) {
+        worker_rank *r = *at;
+        if (r->named != m->job || r->rank < m->world) {
+            at = &r->next;
+            continue;
+        }
+        give_back(s, r->client);
+        rank_drop(s, at);
+    }
+}
+
 int rank_hello(embedding_worker *s, const wire_hello *m)
 {
     if (m->world > WIRE_PARTS_MAX) /* the rank is below the world */
@@ -392,6 +411,7 @@ int rank_hello(embedding_worker *s, const wire_hello *m)
         r = r->next;
     if (r && (r->client == m->caller.client || m->stays))
         return PERSIA_OK;
+    drop_beyond(s, m);
     if (r) {
         give_back(s, r->client);
         r->former = r->client;
@@ -408,7 +428,7 @@ int rank_hello(embedding_worker *s, const wire_hello *m)
     r->client = m->caller.client;
     r->plan = NULL;
     r->seen = persia_clock_ns();
-    r->heard = r->held_n = r->epoch = r->place = r->over = 0;
+    r->heard = r->held_n = r->epoch = r->next_epoch = r->next_place = 0;
     const worker_job *before = r->job;
     r->job = NULL;
     if (before)
@@ -425,7 +445,8 @@ int rank_has(const worker_rank *r, const offer *o)
     return i < r->held_n;
 }
 
-void rank_hear(worker_rank *r, const wire_batch_name *names, size_t n)
+static void rank_hear(worker_rank *r, const wire_batch_name *names, size_t n,
+                      uint64_t epoch, uint64_t place)
 {
     wire_batch_name *held = n ? malloc(n * sizeof *held) : NULL;
     if (n && !held)
@@ -435,15 +456,20 @@ void rank_hear(worker_rank *r, const wire_batch_name *names, size_t n)
     free(r->held);
     r->held = held;
     r->held_n = n;
+    r->next_epoch = epoch;
+    r->next_place = place;
     r->heard = persia_clock_ns();
+}
+
+void rank_continues(worker_rank *r, const wire_hello *m)
+{
+    rank_hear(r, m->held, m->held_n, m->epoch, m->place);
 }
 
 void rank_asks(embedding_worker *s, worker_rank *r, const wire_take *m)
 {
-    rank_hear(r, m->held, m->held_n);
+    rank_hear(r, m->held, m->held_n, m->epoch, m->place);
     r->seen = persia_clock_ns();
-    r->place = m->place;
-    r->over = 0;
     for (offer *o = s->leased; o; o = o->next)
         if (o->client == r->client && rank_has(r, o))
             o->expires = r->seen + s->config.lease_ns;
@@ -478,19 +504,32 @@ int job_has(const embedding_worker *s, const worker_rank *asks, const offer *o)
     return r != NULL;
 }
 
+/* Whether it may take the batch (again). */
+static int rank_may_take(const worker_rank *r, const offer *o, uint64_t epoch,
+                         uint64_t place)
+{
+    const uint64_t own = offer_epoch(o);
+    return own > epoch || (own == epoch && o->m.place >= place) ||
+           rank_has(r, o);
+}
+
 int is_passed(const embedding_worker *s, const offer *o, const wire_take *m,
               uint64_t epoch)
 {
     const worker_job *j = o->stream->job;
+    int known = 0;
     if (!j->world || !o->m.place || offer_epoch(o) > epoch)
         return 0;
-    const uint32_t rank = (uint32_t)((o->m.place - 1) % j->world);
-    if (rank == m->rank)
-        return offer_epoch(o) < epoch || o->m.place < m->place;
-    const worker_rank *r = s->ranks;
-    while (r && (r->rank != rank || r->job != j))
-        r = r->next;
-    return r && r->over >= offer_epoch(o) && r->place > o->m.place;
+    for (const worker_rank *r = s->ranks; r; r = r->next) {
+        if (r->rank != (o->m.place - 1) % j->world || !rank_may_be_of(r, j))
+            continue;
+        const int asks = r->client == m->caller.client;
+        if (rank_may_take(r, o, asks ? epoch : r->next_epoch,
+                          asks ? m->place : r->next_place))
+            return 0;
+        known = 1;
+    }
+    return known;
 }
 
 /* Another rank of the same world, which is there. */

@@ -1,4 +1,5 @@
 /* ledgers.c: what servers have of the batches of a loader. */
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -141,6 +142,7 @@ static void work_settle(void *ctx)
         s->stats.had++;
         offer_end(s, o);
     }
+    assert(k.stream->settling && k.stream->offers);
     k.stream->settling = 0;
     k.stream->offers--;
     service_match(s);

@@ -7,9 +7,11 @@
  * the servers' ledgers then, and gradients of the rows before are refused.
  */
 #include <stdlib.h>
-#include <time.h>
 
 #include "embedding_worker/private.h"
+
+/* A server's answer to an update may be read after its next life was seen. */
+enum { COMPARES = 2 };
 
 static void begin_again(embedding_worker *s, uint64_t lineage, uint64_t boot)
 {
@@ -40,18 +42,43 @@ static uint64_t servers_now(const embedding_worker *s)
 static int look(embedding_worker *s)
 {
     uint64_t boot;
-    int rc = persia_client_look(s->look);
+    int rc = persia_client_look_at_boots(s->look);
     if (!rc)
         rc = persia_random_id(&boot);
     if (rc)
         return rc;
     const uint64_t lineage = persia_client_restore(s->look);
+    const uint64_t servers = servers_now(s);
     service_enter(s);
-    s->servers = servers_now(s);
+    if (s->servers != servers)
+        s->compares = COMPARES;
+    s->servers = servers;
     if (lineage != s->lineage)
         begin_again(s, lineage, boot);
     service_leave(s);
     return PERSIA_OK;
+}
+
+/* Ranks and loaders find out what servers have lost as well.  This is for
+ * updates of those that are not there any more. */
+static void compare(embedding_worker *s)
+{
+    client_counts counts;
+    service_enter(s);
+    const int due = s->compares != 0;
+    service_leave(s);
+    if (!due)
+        return;
+    pthread_mutex_lock(&s->looking);
+    const int rc = persia_client_look(s->look);
+    pthread_mutex_unlock(&s->looking);
+    if (rc)
+        return;
+    persia_client_get_counts(s->look, &counts);
+    service_enter(s);
+    s->compares -= s->compares != 0;
+    s->stats.lost = counts.lost;
+    service_leave(s);
 }
 
 int lineage_look(embedding_worker *s)
@@ -65,18 +92,18 @@ int lineage_look(embedding_worker *s)
 int lineage_settle(embedding_worker *s)
 {
     const uint64_t until = persia_clock_ns() + WORKER_SETTLE_NS;
-    const struct timespec pause = {.tv_nsec = 10000000};
     int rc;
     while ((rc = lineage_look(s)) == PERSIA_EINCOMPLETE &&
            persia_clock_ns() < until)
-        (void)nanosleep(&pause, NULL);
+        persia_pause(10000000);
     return rc;
 }
 
 static void work_look(void *service)
 {
     embedding_worker *s = service;
-    (void)lineage_look(s); /* or a later one */
+    if (!lineage_look(s)) /* or a later one */
+        compare(s);
     service_enter(s);
     s->looks = 0;
     s->looked = persia_clock_ns();

@@ -36,8 +36,9 @@ void offers_insert(offer **list, offer *o)
 
 void offers_remove(offer **list, offer *o)
 {
-    while (*list != o)
+    while (*list && *list != o)
         list = &(*list)->next;
+    assert(*list == o);
     *list = o->next;
 }
 
@@ -72,7 +73,9 @@ uint64_t offer_epoch(const offer *o)
 
 void offer_free(embedding_worker *s, offer *o)
 {
+    assert(!o->users);
     if (o->stream) {
+        assert(s->stats.bytes >= o->bytes_n && o->stream->offers);
         s->stats.bytes -= o->bytes_n;
         o->stream->offers--;
     }
@@ -135,6 +138,7 @@ static void drop_index(offer *o)
 
 void offer_release(embedding_worker *s, offer *o)
 {
+    assert(o->users);
     o->users--;
     if (!o->users && o->state == OFFER_DONE)
         offer_free(s, o);
@@ -144,6 +148,7 @@ static void end(embedding_worker *s, offer *o)
 {
     const int queued = o->state == OFFER_QUEUED;
     offer_event(o, OFFER_END);
+    assert(queued ? s->stats.queued : s->stats.leased);
     offers_remove(queued ? &s->queue : &s->leased, o);
     s->stats.queued -= (uint64_t)queued;
     s->stats.leased -= (uint64_t)!queued;
@@ -184,7 +189,7 @@ void offer_fail(embedding_worker *s, offer *o, int code, const char *text)
 
 int offer_found(embedding_worker *s, offer *o)
 {
-    if (o->stream->old)
+    if (o->stream->state == STREAM_OLD)
         offer_end(s, o);
     else
         offer_event(o, OFFER_FOUND);
@@ -193,7 +198,7 @@ int offer_found(embedding_worker *s, offer *o)
 
 void offer_again(embedding_worker *s, offer *o, int failed)
 {
-    if (o->stream->old) {
+    if (o->stream->state == STREAM_OLD) {
         offer_end(s, o);
         return;
     }
@@ -206,6 +211,7 @@ void offer_again(embedding_worker *s, offer *o, int failed)
         return;
     }
     offer_event(o, OFFER_AGAIN);
+    assert(s->stats.leased);
     offers_remove(&s->leased, o);
     offers_insert(&s->queue, o);
     s->stats.leased--;

@@ -3,12 +3,13 @@
  *   service.c  its life; requests and answers; the timer
  *   jobs.c     jobs, their ranks, and what these look up
  *   epochs.c   epochs of a job
- *   streams.c  loaders
+ *   streams.c  loaders: the states of their streams
  *   queue.c    batches; what waits
  *   offers.c   the states of a batch
  *   work.c     lookups and updates
  *   ledgers.c  what servers have
  *   lineage.c  rows that were replaced
+ *   load.c     how long ranks wait for loaders, and loaders for ranks
  *   rows.c     tables whose rows go to the ranks
  */
 #ifndef PERSIA_EMBEDDING_WORKER_PRIVATE_H
@@ -71,6 +72,34 @@ enum offer_event {
     OFFER_EVENTS
 };
 
+/* A loader's stream is in one state at a time.  Its events, and the state that
+ * each leads to (a blank: it cannot occur there):
+ *
+ *          HEAR   SILENT  LEAVE  REPLACE  END
+ *  THERE   THERE  GONE    LEFT            OLD
+ *  GONE    THERE                 LEFT     OLD
+ *  LEFT    THERE                          OLD
+ *
+ * What else is known of it depends on no state: `waits` is what its last
+ * heartbeat said, `shared` stays once it was said, `settling` is a job's.
+ */
+enum stream_state {
+    STREAM_THERE, /* its loader was heard of a short time ago */
+    STREAM_GONE,  /* ... was not: it is taken for dead */
+    STREAM_LEFT,  /* it has no more epochs, or another took its place */
+    STREAM_OLD,   /* of rows that were replaced: see lineage.c; for good */
+    STREAM_STATES
+};
+
+enum stream_event {
+    STREAM_HEAR,    /* of its loader */
+    STREAM_SILENT,  /* for too long */
+    STREAM_LEAVE,   /* its loader says that it has no more epochs */
+    STREAM_REPLACE, /* a new loader takes its place */
+    STREAM_END,
+    STREAM_EVENTS
+};
+
 /* Tables whose distinct rows go to the ranks, and the features that want
  * them: each name once, a *key*.  Tables that share a feature are a group:
  * each has a row for all ids of the group, in one order. */
@@ -121,6 +150,7 @@ typedef struct worker_stream {
     uint64_t name;
     worker_job *job;
     uint32_t generation;   /* of its job, when it joined */
+    enum stream_state state;
     /* As its last heartbeat said: */
     uint64_t client;   /* its process */
     uint64_t former;   /* the one before: what it still says is late */
@@ -131,10 +161,7 @@ typedef struct worker_stream {
     uint64_t ends[WIRE_EPOCHS_MAX]; /* [ends_n] last batches of those before */
     size_t ends_n;
     int waits;         /* for what it has sent */
-    int gone;          /* it is taken for dead */
-    int left;          /* it has no more epochs, or another took its place */
     int shared;        /* claimed: when it is gone others may send it */
-    int old;           /* of rows that were replaced: see lineage.c */
     uint64_t settled;  /* as the loader said */
     window came, done; /* numbers behind it */
     uint64_t rings[2][WORKER_WINDOW / 64];
@@ -144,7 +171,7 @@ typedef struct worker_stream {
     worker_failure *failed; /* [failed_n] a ring of WORKER_FAILED, or NULL */
     size_t failed_n;      /* all that were put there */
     pthread_mutex_t opening; /* guards all below until it is open */
-    int open;
+    int open;          /* there is all below, for the plan of its job */
     ps_client *c;      /* that pushes in this stream */
     batcher *w;
     uint32_t *tables;  /* [tables of the plan] their numbers */
@@ -207,9 +234,10 @@ typedef struct worker_rank {
     uint32_t generation; /* of the job, when it took the first one */
     uint64_t seen;  /* its Hello, or its last Take */
     uint64_t epoch; /* of that Take; 0: it did not know */
-    uint64_t place; /* that the Take asked for; 0: any */
-    uint64_t over;  /* the epoch whose end was its answer, if that is so yet */
-    uint64_t heard; /* its last Take */
+    uint64_t heard; /* its last Take or Hello */
+    /* As that said, of the next batch that it takes: of those before it takes
+     * none but what it holds.  0: not known, any. */
+    uint64_t next_epoch, next_place;
     wire_batch_name *held; /* [held_n] batches that it had then, from other
                               workers or earlier processes of this one */
     size_t held_n;
@@ -232,8 +260,7 @@ typedef struct asking {
     offer *o;
     uint64_t until;  /* of its wait */
     /* How it is answered: an error, or a status. */
-    int rc;
-    char text[512];
+    err_kept error;
     uint32_t status;
     void (*job)(void *asking); /* that answers it; or NULL */
     int waits;       /* the job waits for those of others */
@@ -263,6 +290,7 @@ struct embedding_worker {
     ps_client *look; /* to see the servers' tables; pushes nothing */
     sched *jobs;
     sched *waiting; /* of jobs that wait for each other */
+    persia_timer timer;
     pthread_mutex_t declaring; /* one Declare at a time */
     pthread_mutex_t looking;   /* one look at the servers at a time */
 
@@ -272,6 +300,8 @@ struct embedding_worker {
     uint64_t lineage;          /* of the servers' rows: the restore that they
                                   stem from */
     uint64_t servers;          /* of their boots: changes with one */
+    unsigned compares;         /* times that servers are to be asked whether
+                                  they lost updates that were made here */
     int looks;                 /* a job asks servers for that */
     uint64_t looked;           /* when the last one did */
     worker_plan *plans;
@@ -286,10 +316,8 @@ struct embedding_worker {
     uint64_t lease;            /* the last one given */
     window leases;             /* that ended with gradients or a skip */
     uint64_t ring[WORKER_LEASES / 64];
+    uint64_t starved, blocked; /* since when it is so; 0: it is not */
     embedding_worker_stats stats; /* bytes, counters */
-    pthread_cond_t wake;       /* of the timer */
-    pthread_t timer;
-    int timer_runs;
 };
 
 /* ---- service.c ---- */
@@ -374,8 +402,8 @@ void worker_jobs_tick(embedding_worker *s, uint64_t now);
 void worker_jobs_free(embedding_worker *s);
 /* A rank's process says Hello. */
 int rank_hello(embedding_worker *s, const wire_hello *m);
-/* What it holds now. */
-void rank_hear(worker_rank *r, const wire_batch_name *names, size_t n);
+/* Its Hello, once more: what it holds, and takes next. */
+void rank_continues(worker_rank *r, const wire_hello *m);
 /* It asks for a batch: its leases last longer. */
 void rank_asks(embedding_worker *s, worker_rank *r, const wire_take *m);
 /* Of this process; or NULL. */
@@ -389,9 +417,8 @@ int rank_has(const worker_rank *r, const offer *o);
  * the rank that asks. */
 int job_has(const embedding_worker *s, const worker_rank *asks,
             const offer *o);
-/* Whether the rank of the batch, which alone would take it, does not any more:
- * it asks for a later one, or did so until it had the end of the epoch, while
- * another one asks. */
+/* Whether the rank of the batch, which alone would take it, does not any more,
+ * as it takes a later one next.  m: the Take that asks, of this epoch. */
 int is_passed(const embedding_worker *s, const offer *o, const wire_take *m,
               uint64_t epoch);
 /* The epoch that the others of its job are in; 0: there are none. */
@@ -401,6 +428,8 @@ int rank_declare(embedding_worker *s, const wire_plan *m, uint32_t *created);
 
 /* ---- streams.c ---- */
 
+/* The only place that changes a stream's state. */
+void stream_event(worker_stream *t, enum stream_event event);
 void stream_free(worker_stream *t);
 /* The same, by a job: it may take long. */
 void stream_drop(embedding_worker *s, worker_stream *t);
@@ -425,7 +454,7 @@ int stream_claim(embedding_worker *s, const wire_heartbeat *m,
                  uint32_t *status);
 /* Loaders that have been silent for too long are gone. */
 void streams_tick(embedding_worker *s, uint64_t now);
-/* Whether its loader has further epochs, or has them ended. */
+/* Whether its loader is there, and has said which epoch it is in. */
 int stream_is_there(const worker_stream *t);
 
 /* ---- epochs.c: of a job ---- */
@@ -487,6 +516,14 @@ int lineage_look(embedding_worker *s);
 int lineage_settle(embedding_worker *s);
 /* A look from time to time, by a job.  The lock is held. */
 void lineage_tick(embedding_worker *s, uint64_t now);
+
+/* ---- load.c ---- */
+
+/* Takes note of who waits.  The lock is held; called whenever that ends. */
+void load_note(embedding_worker *s);
+/* Adds the times that have not ended. */
+void load_count(const embedding_worker *s, uint64_t now,
+                embedding_worker_stats *out);
 
 /* ---- work.c: jobs ---- */
 

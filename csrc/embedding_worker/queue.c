@@ -1,5 +1,6 @@
 /* queue.c: which Take gets which batch; Return.
  * The lock is held in all of it. */
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,12 +18,12 @@ void service_leave(embedding_worker *s)
 {
     asking *a = s->ready;
     s->ready = NULL;
+    load_note(s);
     pthread_mutex_unlock(&s->lock);
     while (a) {
         asking *next = a->next;
         if (!a->job)
-            asking_answer(a, a->rc ? persia_err_set(a->rc, "%s", a->text)
-                                   : PERSIA_OK);
+            asking_answer(a, persia_err_again(&a->error));
         else if (persia_sched_submit(a->waits ? s->waiting : s->jobs, a->job,
                                      a))
             a->job(a); /* there is no memory for a job */
@@ -42,8 +43,7 @@ static void ready(asking *a)
 /* With this thread's text. */
 static void ready_error(asking *a, int rc)
 {
-    a->rc = rc;
-    snprintf(a->text, sizeof a->text, "%s", persia_err_text());
+    persia_err_keep(&a->error, rc);
     ready(a);
 }
 
@@ -142,6 +142,7 @@ static int has_room(embedding_worker *s, const worker_stream *t,
 
 static void enqueue(embedding_worker *s, worker_stream *t, offer *o)
 {
+    assert(!o->stream && o->state == OFFER_QUEUED && t->state != STREAM_OLD);
     (void)window_add(&t->came, o->m.number);
     o->stream = t;
     t->offers++;
@@ -248,7 +249,7 @@ void service_hello(asking *a)
     int rc = m->world ? rank_hello(a->s, m) : PERSIA_OK;
     worker_rank *r = rank_find(a->s, m->caller.client);
     if (r)
-        rank_hear(r, m->held, m->held_n);
+        rank_continues(r, m);
     if (!m->world && m->stream)
         a->job = work_hello;
     if (rc)
@@ -287,6 +288,7 @@ static int may_have(const worker_rank *r, const offer *o)
 static void lease_to(asking *a, offer *o, uint64_t client, uint64_t request)
 {
     embedding_worker *s = a->s;
+    assert(o->state == OFFER_QUEUED || o->state == OFFER_LEASED);
     if (o->state == OFFER_QUEUED) {
         offers_remove(&s->queue, o);
         offers_insert(&s->leased, o);
@@ -341,9 +343,6 @@ static void take_none(asking *a, const worker_job *j, uint32_t status,
 
 static void take_end(asking *a, worker_job *j, uint64_t epoch)
 {
-    worker_rank *r = rank_find(a->s, a->m.take.caller.client);
-    if (r)
-        r->over = epoch;
     epochs_count(a->s, j, epoch, 0);
     a->loaders_silent = epoch_silent(a->s, j, epoch);
     take_none(a, j, TAKE_END, epoch);
@@ -364,7 +363,8 @@ static void look_for_place(const worker_job *j, const wire_take *m,
                            uint64_t epoch, offer *list, places *out)
 {
     for (offer *o = list; o; o = o->next) {
-        if (o->stream->old || o->stream->job != j || offer_epoch(o) != epoch)
+        if (o->stream->state == STREAM_OLD || o->stream->job != j ||
+            offer_epoch(o) != epoch)
             continue;
         out->unplaced |= !o->m.place;
         out->later |= o->m.place > m->place && j->world &&
@@ -590,7 +590,7 @@ static offer *leased(embedding_worker *s, const wire_return *m)
 /* The batch by its name, in one of the lists. */
 static offer *named(offer *o, const wire_return *m)
 {
-    while (o && (o->stream->old || o->m.stream != m->stream ||
+    while (o && (o->stream->state == STREAM_OLD || o->m.stream != m->stream ||
                  o->m.number != m->number))
         o = o->next;
     return o;
@@ -659,9 +659,6 @@ static void return_to(asking *a, offer *o)
         lease_to(a, o, m->caller.client, o->request);
         offer_event(o, OFFER_RETURN);
     } else {
-        worker_rank *r = rank_find(s, m->caller.client);
-        if (r)
-            r->over = 0; /* it begins the epoch again */
         offer_again(s, o, 0);
         ready_status(a, RETURNED_DONE);
     }

@@ -11,7 +11,7 @@
 const rpc_methods persia_worker_methods = {WORKER_SERVICE, persia_worker_paths,
                                            WORKER_METHODS_N, 0};
 
-/* ---- answers ------------------------------------------------------------ */
+/* ---- replies ------------------------------------------------------------ */
 
 static void asking_free(asking *a)
 {
@@ -53,7 +53,7 @@ static uint64_t servers_of(embedding_worker *s)
     return servers;
 }
 
-static int put_hello(const asking *a, wire_out *o)
+static int put_hello(asking *a, wire_out *o)
 {
     embedding_worker *s = a->s;
     wire_hello_reply m = {.version = WIRE_VERSION,
@@ -75,51 +75,116 @@ static int put_hello(const asking *a, wire_out *o)
     return persia_wire_put_hello_reply(o, &m);
 }
 
-static int put(asking *a, wire_out *o)
+static int put_declare(asking *a, wire_out *o)
 {
-    embedding_worker *s = a->s;
-    const batcher_counts *c = &a->counts;
-    wire_worker_stats_reply stats = {0};
-    switch (a->call->method) {
-    case WORKER_HELLO:
-        return put_hello(a, o);
-    case WORKER_DECLARE:
-        return persia_wire_put_plan_reply(
-            o, &(wire_plan_reply){.created = a->status});
-    case WORKER_SUBMIT:
-    case WORKER_HEARTBEAT:
-        return persia_wire_put_submit_reply(
-            o, &(wire_submit_reply){a->status, a->done, a->done_n, a->first,
-                                    a->failed, a->failed_n,
-                                    servers_of(s)});
-    case WORKER_TAKE:
-        a->taken.status = a->status;
-        a->taken.epoch = a->epoch;
-        a->taken.loaders = a->parts;
-        a->taken.loaders_n = a->parts_n;
-        a->taken.job = a->job_id;
-        a->taken.failed = a->job_failed;
-        a->taken.silent = a->loaders_silent;
-        a->taken.first = a->loaders_first;
-        a->taken.servers = servers_of(s);
-        return persia_wire_put_take_reply(o, &a->taken);
-    case WORKER_RETURN:
-        return persia_wire_put_return_reply(
-            o, &(wire_return_reply){.status = a->status,
-                                    .created = c->created,
-                                    .refused = c->refused,
-                                    .evicted = c->evicted,
-                                    .nonfinite = c->nonfinite,
-                                    .touched = c->touched,
-                                    .servers = servers_of(s)});
-    case WORKER_SUMS:
-        return persia_wire_put_sums_reply(o, &a->summed);
-    default:
-        persia_embedding_worker_get_stats(s, &stats.stats);
-        stats.boot = boot_now(s);
-        return persia_wire_put_worker_stats_reply(o, &stats);
-    }
+    return persia_wire_put_plan_reply(
+        o, &(wire_plan_reply){.created = a->status});
 }
+
+static int put_submit(asking *a, wire_out *o)
+{
+    return persia_wire_put_submit_reply(
+        o, &(wire_submit_reply){a->status, a->done, a->done_n, a->first,
+                                a->failed, a->failed_n, servers_of(a->s)});
+}
+
+static int put_take(asking *a, wire_out *o)
+{
+    a->taken.status = a->status;
+    a->taken.epoch = a->epoch;
+    a->taken.loaders = a->parts;
+    a->taken.loaders_n = a->parts_n;
+    a->taken.job = a->job_id;
+    a->taken.failed = a->job_failed;
+    a->taken.silent = a->loaders_silent;
+    a->taken.first = a->loaders_first;
+    a->taken.servers = servers_of(a->s);
+    return persia_wire_put_take_reply(o, &a->taken);
+}
+
+static int put_return(asking *a, wire_out *o)
+{
+    wire_return_reply m = {.status = a->status, .servers = servers_of(a->s)};
+    UPDATE_COUNTS_ADD(&m, &a->counts);
+    return persia_wire_put_return_reply(o, &m);
+}
+
+static int put_sums(asking *a, wire_out *o)
+{
+    return persia_wire_put_sums_reply(o, &a->summed);
+}
+
+static int put_stats(asking *a, wire_out *o)
+{
+    wire_worker_stats_reply m = {.boot = boot_now(a->s)};
+    persia_embedding_worker_get_stats(a->s, &m.stats);
+    return persia_wire_put_worker_stats_reply(o, &m);
+}
+
+/* ---- methods ------------------------------------------------------------ */
+
+/* Most methods: X(as in WORKER_METHODS, name, its message, where that is in
+ * asking.m). */
+#define WORKER_OPS(X)                                                         \
+    X(HELLO, hello, hello, hello)                                             \
+    X(DECLARE, declare, plan, plan)                                           \
+    X(TAKE, take, take, take)                                                 \
+    X(RETURN, return, return, back)                                           \
+    X(SUMS, sums, return, back)                                               \
+    X(STATS, stats, stats, stats)                                             \
+    X(HEARTBEAT, heartbeat, heartbeat, beat)
+
+#define WORKER_OP(upper, name, message, member)                               \
+    static int decode_##name(asking *a)                                       \
+    {                                                                         \
+        return persia_wire_get_##message(a->call->request,                    \
+                                         a->call->request_n, &a->memory,      \
+                                         &a->m.member);                       \
+    }                                                                         \
+    static const wire_caller *caller_##name(const asking *a)                  \
+    {                                                                         \
+        return &a->m.member.caller;                                           \
+    }
+WORKER_OPS(WORKER_OP)
+#undef WORKER_OP
+
+static int decode_submit(asking *a)
+{
+    return offer_make(a->call->request, a->call->request_n, &a->o);
+}
+
+static const wire_caller *caller_submit(const asking *a)
+{
+    return &a->o->m.caller;
+}
+
+enum {
+    ASKS_THIS_LIFE = 1, /* of another life of the worker: it is refused */
+    ASKS_ALWAYS = 2     /* also one that stops answers, and at once */
+};
+
+static const struct {
+    int (*decode)(asking *a);
+    const wire_caller *(*caller)(const asking *a);
+    void (*begin)(asking *a); /* the lock is held */
+    int (*put)(asking *a, wire_out *o);
+    int flags;
+} methods[WORKER_METHODS_N] = {
+#define ASKED(upper, name, begin, put, flags)                                 \
+    [WORKER_##upper] = {decode_##name, caller_##name, begin, put, flags}
+    ASKED(HELLO, hello, service_hello, put_hello, 0),
+    ASKED(DECLARE, declare, service_declare, put_declare, ASKS_THIS_LIFE),
+    ASKED(SUBMIT, submit, service_submit, put_submit, ASKS_THIS_LIFE),
+    ASKED(TAKE, take, service_take, put_take, ASKS_THIS_LIFE),
+    ASKED(RETURN, return, service_return, put_return, 0),
+    ASKED(SUMS, sums, service_sums, put_sums, 0),
+    ASKED(STATS, stats, NULL, put_stats, ASKS_ALWAYS),
+    ASKED(HEARTBEAT, heartbeat, service_heartbeat, put_submit,
+          ASKS_THIS_LIFE),
+#undef ASKED
+};
+
+/* ---- answers ------------------------------------------------------------ */
 
 void asking_answer(asking *a, int rc)
 {
@@ -127,47 +192,19 @@ void asking_answer(asking *a, int rc)
     wire_out o;
     persia_wire_out_init(&o);
     if (!rc)
-        rc = put(a, &o);
+        rc = methods[call->method].put(a, &o);
     if (rc) {
-        char text[512];
-        snprintf(text, sizeof text, "%s", persia_err_text());
+        err_kept error;
+        persia_err_keep(&error, rc);
         persia_wire_out_free(&o);
         asking_free(a);
-        call->fail(call, rc, text);
+        call->fail(call, rc, error.text);
         return;
     }
     call->reply(call, &o, asking_sent, a);
 }
 
 /* ---- requests ----------------------------------------------------------- */
-
-#define DECODE(message, to)                                                   \
-    persia_wire_get_##message(call->request, call->request_n, &a->memory, to)
-
-static int decode(asking *a)
-{
-    const rpc_call *call = a->call;
-    switch (call->method) {
-    case WORKER_HELLO:
-        return DECODE(hello, &a->m.hello);
-    case WORKER_DECLARE:
-        return DECODE(plan, &a->m.plan);
-    case WORKER_SUBMIT:
-        return offer_make(call->request, call->request_n, &a->o);
-    case WORKER_TAKE:
-        return DECODE(take, &a->m.take);
-    case WORKER_RETURN:
-    case WORKER_SUMS:
-        return DECODE(return, &a->m.back);
-    case WORKER_STATS:
-        return DECODE(stats, &a->m.stats);
-    case WORKER_HEARTBEAT:
-        return DECODE(heartbeat, &a->m.beat);
-    default:
-        return persia_err_set(PERSIA_EPROTOCOL, "there is no method %u",
-                              call->method);
-    }
-}
 
 static int check_hello(const embedding_worker *s, const wire_hello *m)
 {
@@ -187,57 +224,14 @@ static int check_hello(const embedding_worker *s, const wire_hello *m)
     return PERSIA_OK;
 }
 
-/* Of which life of this worker the caller is; 0: any. */
-static uint64_t boot_of(const asking *a)
-{
-    switch (a->call->method) {
-    case WORKER_DECLARE:
-        return a->m.plan.caller.boot;
-    case WORKER_SUBMIT:
-        return a->o->m.caller.boot;
-    case WORKER_TAKE:
-        return a->m.take.caller.boot;
-    case WORKER_HEARTBEAT:
-        return a->m.beat.caller.boot;
-    default:
-        return 0;
-    }
-}
-
-static void dispatch(asking *a)
-{
-    switch (a->call->method) {
-    case WORKER_HELLO:
-        service_hello(a);
-        break;
-    case WORKER_DECLARE:
-        service_declare(a);
-        break;
-    case WORKER_SUBMIT:
-        service_submit(a);
-        break;
-    case WORKER_HEARTBEAT:
-        service_heartbeat(a);
-        break;
-    case WORKER_TAKE:
-        service_take(a);
-        break;
-    case WORKER_RETURN:
-        service_return(a);
-        break;
-    case WORKER_SUMS:
-        service_sums(a);
-        break;
-    default:
-        break;
-    }
-}
-
 /* Requests of another life of this worker must say Hello again. */
 static int begin(asking *a)
 {
     embedding_worker *s = a->s;
-    const uint64_t boot = boot_of(a);
+    const uint32_t method = a->call->method;
+    const uint64_t boot = methods[method].flags & ASKS_THIS_LIFE
+                              ? methods[method].caller(a)->boot
+                              : 0; /* or of a caller that knows none */
     int rc = PERSIA_OK;
     service_enter(s);
     if (s->closed)
@@ -247,60 +241,60 @@ static int begin(asking *a)
                             "the worker was started again, or the servers "
                             "have other rows now");
     else
-        dispatch(a);
+        methods[method].begin(a);
     service_leave(s);
     return rc;
 }
 
-static void refuse(rpc_call *call, int rc)
+static int take_in(asking *a)
 {
-    char text[512];
-    snprintf(text, sizeof text, "%s", persia_err_text());
-    call->fail(call, rc, text);
+    int rc = methods[a->call->method].decode(a);
+    if (!rc && a->call->method == WORKER_HELLO)
+        rc = check_hello(a->s, &a->m.hello);
+    if (!rc && methods[a->call->method].flags & ASKS_ALWAYS)
+        asking_answer(a, PERSIA_OK);
+    else if (!rc)
+        rc = begin(a);
+    return rc;
 }
 
 void persia_embedding_worker_handle(void *service, rpc_call *call)
 {
-    embedding_worker *s = service;
     wire_memory memory;
+    err_kept error;
+    asking *a = NULL;
     persia_wire_memory_init(&memory);
-    asking *a = persia_wire_memory_take(&memory, sizeof *a);
-    int rc = a ? PERSIA_OK : PERSIA_ENOMEM;
-    if (a)
-        *a = (asking){.s = s, .call = call, .memory = memory};
-    if (!rc)
-        rc = decode(a);
-    if (!rc && call->method == WORKER_HELLO)
-        rc = check_hello(s, &a->m.hello);
-    if (!rc && call->method == WORKER_STATS)
-        asking_answer(a, PERSIA_OK);
-    else if (!rc)
-        rc = begin(a);
+    int rc = call->method < WORKER_METHODS_N
+                 ? PERSIA_OK
+                 : persia_err_set(PERSIA_EPROTOCOL, "there is no method %u",
+                                  call->method);
+    if (!rc && !(a = persia_wire_memory_take(&memory, sizeof *a)))
+        rc = PERSIA_ENOMEM;
+    if (!rc) {
+        *a = (asking){.s = service, .call = call, .memory = memory};
+        rc = take_in(a);
+    }
     if (!rc)
         return;
+    persia_err_keep(&error, rc);
     if (a && a->o)
-        offer_free(s, a->o);
+        offer_free(service, a->o);
     memory = a ? a->memory : memory;
     persia_wire_memory_free(&memory);
-    refuse(call, rc);
+    call->fail(call, rc, error.text);
 }
 
 /* ---- life --------------------------------------------------------------- */
 
-static void *timer_main(void *arg)
+static uint64_t tick(void *service)
 {
-    embedding_worker *s = arg;
+    embedding_worker *s = service;
     service_enter(s);
-    while (!s->closed) {
+    const int closed = s->closed;
+    if (!closed)
         service_tick(s);
-        service_leave(s);
-        service_enter(s);
-        if (!s->closed)
-            persia_cond_wait_until(&s->wake, &s->lock,
-                                   persia_clock_ns() + TICK_NS);
-    }
     service_leave(s);
-    return NULL;
+    return closed ? PERSIA_FOREVER : persia_clock_ns() + TICK_NS;
 }
 
 static int start(embedding_worker *s)
@@ -318,8 +312,7 @@ static int start(embedding_worker *s)
     if (!rc)
         s->lineage = persia_client_restore(s->look);
     if (!rc)
-        rc = persia_thread_start(&s->timer, timer_main, s, "persia-worker");
-    s->timer_runs = !rc;
+        rc = persia_timer_start(&s->timer, tick, s, "persia-worker");
     return rc;
 }
 
@@ -336,7 +329,7 @@ int persia_embedding_worker_create(const embedding_worker_config *config,
     pthread_mutex_init(&s->lock, NULL);
     pthread_mutex_init(&s->declaring, NULL);
     pthread_mutex_init(&s->looking, NULL);
-    persia_cond_init(&s->wake);
+    persia_timer_init(&s->timer);
     window_init(&s->leases, s->ring, WORKER_LEASES / 64);
     int rc = start(s);
     if (rc) {
@@ -351,7 +344,6 @@ void persia_embedding_worker_close(embedding_worker *s)
 {
     service_enter(s);
     s->closed = 1;
-    pthread_cond_signal(&s->wake);
     service_match(s);
     service_leave(s);
 }
@@ -407,13 +399,12 @@ void persia_embedding_worker_destroy(embedding_worker *s)
     if (!s)
         return;
     persia_embedding_worker_close(s);
-    if (s->timer_runs)
-        persia_thread_join(s->timer);
+    persia_timer_stop(&s->timer);
     persia_sched_destroy(s->waiting);
     persia_sched_destroy(s->jobs);
     free_all(s);
     persia_client_destroy(s->look);
-    pthread_cond_destroy(&s->wake);
+    persia_timer_free(&s->timer);
     pthread_mutex_destroy(&s->declaring);
     pthread_mutex_destroy(&s->looking);
     pthread_mutex_destroy(&s->lock);
@@ -428,7 +419,7 @@ void persia_embedding_worker_get_stats(embedding_worker *s,
     uint64_t since = now;
     *out = s->stats;
     for (const worker_stream *t = s->streams; t; t = t->next)
-        out->loaders_gone += t->gone != 0;
+        out->loaders_gone += t->state == STREAM_GONE;
     for (const offer *o = s->queue; o; o = o->next) {
         out->withheld += (uint64_t)is_withheld(s, o, now);
         since = o->since < since ? o->since : since;
@@ -438,6 +429,7 @@ void persia_embedding_worker_get_stats(embedding_worker *s,
         out->returning += o->state == OFFER_RETURNING;
         since = o->since < since ? o->since : since;
     }
+    load_count(s, now, out);
     service_leave(s);
     out->oldest_ns = now - since;
     out->uptime_ns = now - s->born;

@@ -1,13 +1,32 @@
 /* streams.c: loaders.  The lock is held in all of it. */
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "embedding_worker/private.h"
 
+enum { NEVER = STREAM_STATES };
+
+static const unsigned char next[STREAM_STATES][STREAM_EVENTS] = {
+    [STREAM_THERE] = {STREAM_THERE, STREAM_GONE, STREAM_LEFT, NEVER,
+                      STREAM_OLD},
+    [STREAM_GONE] = {STREAM_THERE, NEVER, NEVER, STREAM_LEFT, STREAM_OLD},
+    [STREAM_LEFT] = {STREAM_THERE, NEVER, NEVER, NEVER, STREAM_OLD},
+    [STREAM_OLD] = {NEVER, NEVER, NEVER, NEVER, NEVER},
+};
+
+void stream_event(worker_stream *t, enum stream_event event)
+{
+    const enum stream_state to = next[t->state][event];
+    assert((int)to != NEVER);
+    t->state = to;
+}
+
 /* ---- streams ---- */
 
 void stream_free(worker_stream *t)
 {
+    assert(!t->offers && !t->settling);
     persia_batcher_destroy(t->w);
     persia_client_destroy(t->c);
     pthread_mutex_destroy(&t->opening);
@@ -59,13 +78,11 @@ static void replace_gone(embedding_worker *s, const worker_job *j)
 {
     worker_stream *oldest = NULL;
     for (worker_stream *t = s->streams; t; t = t->next)
-        if (t->job == j && t->gone && !t->shared &&
+        if (t->job == j && t->state == STREAM_GONE && !t->shared &&
             (!oldest || t->used < oldest->used))
             oldest = t;
-    if (oldest) {
-        oldest->gone = 0;
-        oldest->left = 1;
-    }
+    if (oldest)
+        stream_event(oldest, STREAM_REPLACE);
 }
 
 worker_stream *stream_named(const embedding_worker *s, uint64_t name)
@@ -125,11 +142,13 @@ int stream_find(embedding_worker *s, uint64_t name, uint64_t job,
 void stream_end(embedding_worker *s, worker_stream *t)
 {
     worker_stream **at = &s->streams;
-    while (*at != t)
+    while (*at && *at != t)
         at = &(*at)->next;
+    assert(*at == t && s->stats.streams);
     *at = t->next;
     s->stats.streams--;
-    t->old = 1; /* jobs may have some of its batches, and end them */
+    /* Jobs may have some of its batches, and end them. */
+    stream_event(t, STREAM_END);
     t->next = s->old;
     s->old = t;
     offer *lists[] = {s->queue, s->leased};
@@ -145,8 +164,7 @@ void stream_end(embedding_worker *s, worker_stream *t)
 void stream_hear(worker_stream *t, uint64_t settled)
 {
     t->used = persia_clock_ns();
-    t->gone = 0;
-    t->left = 0;
+    stream_event(t, STREAM_HEAR);
     if (settled > t->settled) {
         t->settled = settled;
         window_settle(&t->came, t->settled);
@@ -223,7 +241,8 @@ void stream_learn(embedding_worker *s, worker_stream *t,
     if (m->ends_n)
         memcpy(t->ends, m->ends, m->ends_n * sizeof *t->ends);
     t->waits = (int)m->waits;
-    t->left = (int)m->leaves;
+    if (m->leaves)
+        stream_event(t, STREAM_LEAVE);
     t->shared |= (int)m->shared;
 }
 
@@ -234,7 +253,7 @@ static uint32_t claim_status(const embedding_worker *s, const worker_stream *t,
                              const wire_heartbeat *m)
 {
     const uint64_t end = t->ends_n ? t->ends[t->ends_n - 1] : t->settled;
-    const int there = !t->left && !is_late(s, t->used);
+    const int there = t->state != STREAM_LEFT && !is_late(s, t->used);
     if (t->own > m->claims && end <= t->done.watermark &&
         (there || end <= m->settled))
         return SUBMIT_ENDED;
@@ -267,6 +286,7 @@ int stream_claim(embedding_worker *s, const wire_heartbeat *m,
 void streams_tick(embedding_worker *s, uint64_t now)
 {
     for (worker_stream *t = s->streams; t; t = t->next)
-        t->gone |= !t->left && now > t->used &&
-                   now - t->used > s->config.silence_ns;
+        if (t->state == STREAM_THERE && now > t->used &&
+            now - t->used > s->config.silence_ns)
+            stream_event(t, STREAM_SILENT);
 }

@@ -1,5 +1,5 @@
 /* work.c: what jobs do: tables at the servers, lookups, updates. */
-#include <stdio.h>
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -64,7 +64,7 @@ int stream_open(embedding_worker *s, worker_stream *t)
     client_config config = s->config.servers;
     config.stream = t->name;
     config.shared = 1;
-    if (!t->open && !t->c)
+    if (!t->c)
         rc = persia_client_create(&config, &t->c);
     if (!rc && !t->w)
         rc = persia_batcher_create(t->c, &t->w);
@@ -76,6 +76,7 @@ int stream_open(embedding_worker *s, worker_stream *t)
     if (!rc && !t->open)
         rc = declare_tables(t->c, plan, t->tables);
     t->open |= !rc;
+    assert(!t->open || (t->c && t->w && t->tables));
     pthread_mutex_unlock(&t->opening);
     return rc;
 }
@@ -242,7 +243,7 @@ static int is_replaced(embedding_worker *s, const worker_stream *t, int rc)
     /* A rank that has it may know better: it asks again. */
     (void)(rc == PERSIA_EINCOMPLETE ? lineage_look(s) : lineage_settle(s));
     service_enter(s);
-    const int old = t->old;
+    const int old = t->state == STREAM_OLD;
     service_leave(s);
     return old;
 }
@@ -382,13 +383,13 @@ void work_take(void *ctx)
     asking *a = ctx;
     embedding_worker *s = a->s;
     offer *o = a->o;
-    char text[512];
+    err_kept error;
     int bad, rc = look_up(a, &bad);
-    snprintf(text, sizeof text, "%s", rc ? persia_err_text() : "");
+    persia_err_keep(&error, rc);
     if (rc && is_replaced(s, o->stream, rc))
         rc = PERSIA_EUNAVAILABLE; /* its loader sends it again */
     service_enter(s);
-    end_lookup(a, rc, bad, text);
+    end_lookup(a, rc, bad, error.text);
     if (bad) { /* the loader's error: the rank asks for another one */
         rc = PERSIA_OK;
         a->status = TAKE_EMPTY;
@@ -400,7 +401,7 @@ void work_take(void *ctx)
     }
     service_match(s);
     service_leave(s);
-    asking_answer(a, rc ? persia_err_set(rc, "%s", text) : PERSIA_OK);
+    asking_answer(a, rc ? persia_err_set(rc, "%s", error.text) : PERSIA_OK);
 }
 
 /* ---- updates ---- */
@@ -706,39 +707,41 @@ void work_return(void *ctx)
     asking *a = ctx;
     embedding_worker *s = a->s;
     offer *o = a->o;
-    char text[512];
+    err_kept error;
     int rc = with_grads(a, push);
-    snprintf(text, sizeof text, "%s", rc ? persia_err_text() : "");
+    persia_err_keep(&error, rc);
     const int gone = is_replaced(s, o->stream, rc);
     if (gone || client_is_loss(rc)) /* of earlier updates: see forward() */
         rc = PERSIA_OK;
+    if (!rc && !gone) /* see compare(); without memory ranks must do */
+        (void)persia_client_witness(s->look, o->m.stream, o->m.number);
     service_enter(s);
     if (gone) {
         s->stats.late++;
         offer_end(s, o);
     } else {
-        end_update(s, o, rc, text);
+        end_update(s, o, rc, error.text);
     }
     a->o = NULL;
     offer_release(s, o);
     service_match(s);
     service_leave(s);
     a->status = gone ? RETURNED_GONE : RETURNED_DONE;
-    asking_answer(a, rc ? persia_err_set(rc, "%s", text) : PERSIA_OK);
+    asking_answer(a, rc ? persia_err_set(rc, "%s", error.text) : PERSIA_OK);
 }
 
 void work_sums(void *ctx)
 {
     asking *a = ctx;
     embedding_worker *s = a->s;
-    char text[512];
+    err_kept error;
     int rc = with_grads(a, put_sums);
-    snprintf(text, sizeof text, "%s", rc ? persia_err_text() : "");
+    persia_err_keep(&error, rc);
     service_enter(s);
     (void)offer_found(s, a->o);
     offer_release(s, a->o);
     a->o = NULL;
     service_match(s);
     service_leave(s);
-    asking_answer(a, rc ? persia_err_set(rc, "%s", text) : PERSIA_OK);
+    asking_answer(a, rc ? persia_err_set(rc, "%s", error.text) : PERSIA_OK);
 }

@@ -20,6 +20,7 @@
 
 #include "base/base.h"
 #include "ids/batch_index.h"
+#include "ids/bucket.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -28,6 +28,7 @@ static void charge(index_pool *p, batch_index *x)
 /* The lock is held. */
 static void destroy(index_pool *p, batch_index *x)
 {
+    assert(p->bytes >= x->charged && !atomic_load(&x->references));
     p->bytes -= x->charged;
     persia_mem_buffer_free(&x->memory);
     persia_mem_buffer_free(&x->table_memory);
@@ -41,6 +42,7 @@ static void retire(index_pool *p, batch_index *x)
     if (x->source)
         x->drop(x->source);
     x->source = NULL;
+    assert(p->live);
     p->live--;
     x->next = p->free;
     p->free = x;
@@ -102,7 +104,9 @@ batch_index *persia_index_pool_new(index_pool *p)
 
 batch_index *persia_batch_index_get(batch_index *x)
 {
-    atomic_fetch_add(&x->references, 1);
+    const unsigned before = atomic_fetch_add(&x->references, 1);
+    assert(before);
+    (void)before;
     return x;
 }
 

@@ -1,12 +1,11 @@
 /* link.c: see link.h. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "link/link.h"
 
 #define KEEPALIVE_NS ((uint64_t)10 * 1000000000)
-#define PAUSE_NS ((uint64_t)100000000)
+#define PAUSE_MAX_NS ((uint64_t)100000000)
 #define HELLO_NS ((uint64_t)5 * 1000000000)
 #define TICK_NS ((uint64_t)1000000000)
 #define HURRY_NS ((uint64_t)50000000)
@@ -15,12 +14,9 @@
 
 /* Who is interrupted leaves it to the callback. */
 typedef struct calling {
-    pthread_mutex_t lock; /* guards all below */
-    pthread_cond_t came;
-    int done, left;
-    int rc;
+    errand errand; /* its lock guards all below */
+    err_kept error;
     rpc_reply reply;
-    char text[512];
     void *copy; /* of the message, or NULL */
     int refers; /* the message refers to the caller's memory */
 } calling;
@@ -28,8 +24,7 @@ typedef struct calling {
 static void calling_free(calling *k)
 {
     persia_rpc_reply_free(&k->reply);
-    pthread_cond_destroy(&k->came);
-    pthread_mutex_destroy(&k->lock);
+    persia_errand_free(&k->errand);
     free(k->copy);
     free(k);
 }
@@ -37,17 +32,11 @@ static void calling_free(calling *k)
 static void answered(void *ctx, int rc, rpc_reply *reply)
 {
     calling *k = ctx;
-    pthread_mutex_lock(&k->lock);
-    k->rc = rc;
+    pthread_mutex_lock(&k->errand.lock);
+    persia_err_keep(&k->error, rc);
     if (!rc)
         k->reply = *reply;
-    else
-        snprintf(k->text, sizeof k->text, "%s", persia_err_text());
-    k->done = 1;
-    int left = k->left;
-    pthread_cond_signal(&k->came);
-    pthread_mutex_unlock(&k->lock);
-    if (left)
+    if (persia_errand_land(&k->errand))
         calling_free(k);
 }
 
@@ -64,25 +53,20 @@ static int make_copy(calling *k, wire_out *o)
     return persia_wire_out_refer(o, k->copy, bytes);
 }
 
+/* For its end, or, where the callback needs nothing of the caller, until it
+ * is interrupted. */
 static int wait_for(calling *k, link_answer *out)
 {
-    int rc = PERSIA_OK;
-    pthread_mutex_lock(&k->lock);
-    while (!rc && !k->done)
-        if (k->refers)
-            persia_cond_wait(&k->came, &k->lock);
-        else
-            rc = persia_cond_wait_poll(&k->came, &k->lock, UINT64_MAX);
-    k->left = !k->done;
-    const int done = k->done;
-    if (done && !rc && !(rc = k->rc)) {
+    pthread_mutex_lock(&k->errand.lock);
+    int rc = persia_errand_wait(&k->errand, PERSIA_FOREVER, !k->refers);
+    if (!k->errand.flying && k->error.code)
+        rc = persia_err_again(&k->error);
+    if (!rc) {
         out->bytes = k->reply;
         k->reply = (rpc_reply){0};
-    } else if (done && k->rc) {
-        rc = persia_err_set(k->rc, "%s", k->text);
     }
-    pthread_mutex_unlock(&k->lock);
-    if (done)
+    pthread_mutex_unlock(&k->errand.lock);
+    if (persia_errand_leave(&k->errand))
         calling_free(k);
     return rc;
 }
@@ -105,17 +89,19 @@ int link_call(const worker_client *c, worker_link *l, uint32_t method,
     if (!rc && !(k = calloc(1, sizeof *k)))
         rc = persia_err_set(PERSIA_ENOMEM, "no memory for a request");
     if (k) {
-        pthread_mutex_init(&k->lock, NULL);
-        persia_cond_init(&k->came);
+        persia_errand_init(&k->errand);
         k->refers = !copies && o->referred;
         rc = copies ? make_copy(k, o) : PERSIA_OK;
     }
     if (rc) {
         persia_wire_out_free(o);
     } else {
+        persia_errand_start(&k->errand);
         rc = persia_rpc_start(l->channel, method, o, timeout_ns, answered, k);
         if (!rc)
             return wait_for(k, out);
+        pthread_mutex_lock(&k->errand.lock);
+        (void)persia_errand_land(&k->errand); /* there is no callback */
     }
     if (k)
         calling_free(k);
@@ -189,7 +175,8 @@ static int say_hello(const worker_client *c, worker_link *l, uint64_t stream,
     persia_wire_out_init(&o);
     answer->bytes = (rpc_reply){0};
     persia_wire_memory_init(&answer->memory);
-    m.held = c->held ? c->held(c->owner, &m.held_n) : NULL;
+    if (c->introduce)
+        c->introduce(c->owner, &m);
     int rc = persia_wire_put_hello(&o, &m);
     free(m.held);
     if (rc) {
@@ -216,6 +203,7 @@ static int greet_link(const worker_client *c, worker_link *l, int again,
         atomic_store(&l->boot, reply.boot);
         atomic_store(&l->message_limit, reply.message_limit);
         atomic_store(&l->away, 0);
+        atomic_store(&l->tries, 0);
     }
     link_answer_free(&answer);
     return rc;
@@ -261,102 +249,70 @@ int link_is_any_there(const worker_client *c)
 
 int link_failed(const worker_client *c, worker_link *l, int rc)
 {
-    char text[512];
+    err_kept error;
     if (!may_be_away(rc))
         return 0;
-    snprintf(text, sizeof text, "%s", persia_err_text());
+    persia_err_keep(&error, rc);
     const uint64_t now = persia_clock_ns();
     uint64_t there = 0;
     if (may_be_away(link_hello(c, l, HELLO_NS)))
         (void)atomic_compare_exchange_strong(&l->away, &there, now);
-    (void)persia_err_set(rc, "%s", text);
+    (void)persia_err_again(&error);
     return link_is_away(l);
-}
-
-int link_pause(uint64_t ns)
-{
-    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    pthread_cond_t never;
-    const uint64_t end = persia_clock_ns() + ns;
-    int stop = PERSIA_OK;
-    persia_cond_init(&never);
-    pthread_mutex_lock(&lock);
-    while (!stop && persia_clock_ns() < end)
-        stop = persia_cond_wait_poll(&never, &lock, end);
-    pthread_mutex_unlock(&lock);
-    pthread_cond_destroy(&never);
-    return stop;
 }
 
 int link_retry(const worker_client *c, worker_link *l, int rc, uint64_t until)
 {
-    char text[512];
+    err_kept stale;
     const int late = persia_clock_ns() >= until;
     if (rc == PERSIA_ESTALE) {
-        snprintf(text, sizeof text, "%s", persia_err_text());
+        persia_err_keep(&stale, rc);
         rc = link_hello(c, l, HELLO_NS);
         if (!rc)
-            return late ? persia_err_set(PERSIA_ESTALE, "%s", text) : rc;
+            return late ? persia_err_again(&stale) : rc;
     }
-    return late || !may_be_away(rc) ? rc : link_pause(PAUSE_NS);
+    if (late || !may_be_away(rc))
+        return rc;
+    const unsigned tries = atomic_fetch_add(&l->tries, 1) + 1;
+    return persia_pause_poll(persia_backoff_ns(tries, PAUSE_MAX_NS,
+                                               c->client));
 }
 
 /* ---- the thread ---- */
 
-static void *keep(void *arg)
+static uint64_t tick(void *client)
 {
-    worker_client *c = arg;
+    worker_client *c = client;
     persia_interrupt_watch(&c->stop);
-    pthread_mutex_lock(&c->lock);
-    while (!c->ends) {
-        pthread_mutex_unlock(&c->lock);
-        for (size_t i = 0; i < c->links_n; i++)
-            if (link_is_away(&c->links[i]))
-                (void)link_hello(c, &c->links[i], HELLO_NS);
-        if (c->tick)
-            c->tick(c->owner);
-        pthread_mutex_lock(&c->lock);
-        const uint64_t wait = atomic_load(&c->hurry) ? HURRY_NS : TICK_NS;
-        if (!c->ends)
-            persia_cond_wait_until(&c->wake, &c->lock,
-                                   persia_clock_ns() + wait);
-    }
-    pthread_mutex_unlock(&c->lock);
+    for (size_t i = 0; i < c->links_n; i++)
+        if (link_is_away(&c->links[i]))
+            (void)link_hello(c, &c->links[i], HELLO_NS);
+    if (c->tick)
+        c->tick(c->owner);
     persia_interrupt_watch(NULL);
-    return NULL;
+    return persia_clock_ns() + (atomic_load(&c->hurry) ? HURRY_NS : TICK_NS);
 }
 
-int worker_client_start(worker_client *c, void (*tick)(void *owner),
+int worker_client_start(worker_client *c, void (*on_tick)(void *owner),
                         int (*meet)(void *owner, worker_link *l,
                                     const wire_hello_reply *m),
                         void *owner)
 {
-    c->tick = tick;
+    c->tick = on_tick;
     c->meet = meet;
     c->owner = owner;
-    int rc = persia_thread_start(&c->thread, keep, c, "persia-links");
-    c->runs = !rc;
-    return rc;
+    return persia_timer_start(&c->timer, tick, c, "persia-links");
 }
 
 void worker_client_wake(worker_client *c)
 {
-    pthread_mutex_lock(&c->lock);
-    pthread_cond_signal(&c->wake);
-    pthread_mutex_unlock(&c->lock);
+    persia_timer_wake(&c->timer, 0);
 }
 
 void worker_client_stop(worker_client *c)
 {
-    if (!c->runs)
-        return;
     __atomic_store_n(&c->stop.stop, 1, __ATOMIC_RELEASE);
-    pthread_mutex_lock(&c->lock);
-    c->ends = 1;
-    pthread_cond_signal(&c->wake);
-    pthread_mutex_unlock(&c->lock);
-    pthread_join(c->thread, NULL);
-    c->runs = 0;
+    persia_timer_stop(&c->timer);
 }
 
 /* ---- opening ---- */
@@ -377,14 +333,14 @@ static int link_open(const worker_client_config *config, size_t i,
 }
 
 /* Says Hello to those that have not answered; *left: how many have not. */
-static int greet(worker_client *c, size_t *left, char *text, size_t room)
+static int greet(worker_client *c, size_t *left, err_kept *error)
 {
     *left = 0;
     for (size_t i = 0; i < c->links_n; i++) {
         worker_link *l = &c->links[i];
         int rc = link_is_away(l) ? link_hello(c, l, HELLO_NS) : PERSIA_OK;
         if (may_be_away(rc)) {
-            snprintf(text, room, "%s", persia_err_text());
+            persia_err_keep(error, PERSIA_EUNAVAILABLE);
             ++*left;
         } else if (rc) {
             return rc;
@@ -396,16 +352,18 @@ static int greet(worker_client *c, size_t *left, char *text, size_t room)
 static int greet_all(worker_client *c)
 {
     const uint64_t began = persia_clock_ns();
-    for (;;) {
-        char text[512];
+    for (unsigned tries = 1;; tries++) {
+        err_kept error;
         size_t left;
-        int rc = greet(c, &left, text, sizeof text);
+        int rc = greet(c, &left, &error);
         const uint64_t spent = persia_clock_ns() - began;
         if (rc || !left || (left < c->links_n && spent >= c->move_ns))
             return rc;
         if (spent >= c->timeout_ns)
-            return persia_err_set(PERSIA_EUNAVAILABLE, "%s", text);
-        if ((rc = link_pause(PAUSE_NS)))
+            return persia_err_again(&error);
+        rc = persia_pause_poll(persia_backoff_ns(tries, PAUSE_MAX_NS,
+                                                 c->client));
+        if (rc)
             return rc;
     }
 }
@@ -417,8 +375,7 @@ int worker_client_open(const worker_client_config *config, worker_client *out)
                            .job = config->job,
                            .timeout_ns = config->timeout_ns,
                            .move_ns = config->move_ns};
-    pthread_mutex_init(&out->lock, NULL);
-    persia_cond_init(&out->wake);
+    persia_timer_init(&out->timer);
     memcpy(out->name_space, config->name_space, sizeof out->name_space);
     if (!rc && !config->addresses_n)
         rc = persia_err_set(PERSIA_EARG, "no address of an embedding worker");
@@ -442,6 +399,7 @@ int worker_client_open(const worker_client_config *config, worker_client *out)
 void worker_client_close(worker_client *c)
 {
     worker_client_stop(c);
+    persia_timer_free(&c->timer);
     for (size_t i = 0; i < c->links_n; i++) {
         if (c->links[i].channel)
             persia_rpc_channel_close(c->links[i].channel);
@@ -450,8 +408,6 @@ void worker_client_close(worker_client *c)
     free(c->links);
     c->links = NULL;
     c->links_n = 0;
-    pthread_cond_destroy(&c->wake);
-    pthread_mutex_destroy(&c->lock);
 }
 
 /* ---- counters ---- */

@@ -64,6 +64,7 @@ typedef struct worker_link {
     _Atomic(uint64_t) lineage; /* the same, of the rows that it knows */
     _Atomic(uint64_t) away; /* since this clock; 0: it is there */
     _Atomic(uint64_t) message_limit;
+    _Atomic(unsigned) tries; /* calls that failed since its last Hello */
 } worker_link;
 
 /* Who is behind links: copied from the configuration. */
@@ -77,19 +78,16 @@ typedef struct worker_client {
     uint64_t timeout_ns, move_ns;
     /* Called by the thread, about once a second, or 20 times if `hurry`. */
     void (*tick)(void *owner);
-    /* What a rank holds, of malloc(); or NULL: it holds none. */
-    wire_batch_name *(*held)(void *owner, size_t *n);
+    /* Puts what a rank says of itself into its Hello; or NULL.  `held` is of
+     * malloc(). */
+    void (*introduce)(void *owner, wire_hello *m);
     /* Called for each Hello before its answer counts; or NULL.  An error: it
      * does not. */
     int (*meet)(void *owner, worker_link *l, const wire_hello_reply *m);
     void *owner;
     _Atomic(int) hurry;
     interrupt_flag stop;  /* ends what the thread waits for */
-    pthread_mutex_t lock; /* guards `ends` */
-    pthread_cond_t wake;
-    int ends;
-    pthread_t thread;
-    int runs;
+    persia_timer timer;
 } worker_client;
 
 /* Opens links to all, and says Hello.  Workers that do not answer within
@@ -133,8 +131,6 @@ int link_ask(const worker_client *c, worker_link *l, uint64_t stream,
 int link_failed(const worker_client *c, worker_link *l, int rc);
 int link_is_away(const worker_link *l);
 int link_is_any_there(const worker_client *c);
-/* Sleeps; PERSIA_EINTR. */
-int link_pause(uint64_t ns);
 /* Sends, and does not wait. */
 void link_send(worker_link *l, uint32_t method, wire_out *o,
                uint64_t timeout_ns, void (*done)(void *ctx), void *ctx);

@@ -2,6 +2,7 @@
  * until it is done.  A worker that was started again gets its own once more;
  * those of one that is away for long go to the others.  A thread does that,
  * and tells workers that the loader is alive. */
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +22,7 @@ void sender_forget(loader_sender *s, uint64_t number)
         free(k->bytes);
         free(k);
     }
+    assert(s->kept || s->kept_end == &s->kept);
 }
 
 /* A batch ends without an update: the caller gets the error of the first. */
@@ -202,6 +204,7 @@ static int place_again(loader_sender *s, kept *k, size_t to)
     if (rc)
         (void)link_failed(&s->c, &s->c.links[to], rc);
     pthread_mutex_lock(&s->lock);
+    assert(s->pin == k->number);
     if (!rc && status == SUBMIT_QUEUED) {
         k->at = to;
         k->boot = m.caller.boot;

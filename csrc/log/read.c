@@ -43,7 +43,7 @@ static int damaged(const reading *r, const char *what)
     return persia_err_set(
         PERSIA_ECORRUPT,
         "the log is damaged: %s, offset %" PRIu64 ": %s.  Take the file from "
-        "a copy, or begin at the last cut and lose what came after it "
+        "a copy, or begin at the last cut and lose what follows it "
         "(--log-from cut)",
         r->name, r->at, what);
 }

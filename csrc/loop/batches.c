@@ -38,6 +38,39 @@ void batch_event(batch *b, enum batch_event event)
     b->state = to;
 }
 
+/* The same: no event leads to the first state. */
+static const unsigned char lookup_next[LOOKUP_STATES][LOOKUP_EVENTS] = {
+    [LOOKUP_WAITS] = {[LOOKUP_RUN] = LOOKUP_RUNS,
+                      [LOOKUP_DROP] = LOOKUP_TAKEN},
+    [LOOKUP_RUNS] = {[LOOKUP_TAKE] = LOOKUP_TAKEN,
+                     [LOOKUP_DROP] = LOOKUP_TAKEN},
+};
+
+void lookup_event(lookup *l, enum lookup_event event)
+{
+    const enum lookup_state to = lookup_next[l->state][event];
+    assert(to != LOOKUP_WAITS);
+    l->state = to;
+}
+
+static const unsigned char grad_next[GRAD_STATES][GRAD_EVENTS] = {
+    [GRAD_OUT] = {GRAD_PENDING, GRAD_UPDATING, GRAD_APPLIED, GRAD_FAILED,
+                  GRAD_DISCARDED, GRAD_REFUSED},
+    [GRAD_PENDING] = {GRAD_OUT, GRAD_UPDATING, GRAD_APPLIED, GRAD_FAILED,
+                      GRAD_DISCARDED, GRAD_OUT},
+    [GRAD_UPDATING] = {GRAD_OUT, GRAD_OUT, GRAD_APPLIED, GRAD_FAILED,
+                       GRAD_DISCARDED, GRAD_OUT},
+};
+
+void forward_event(forward *f, enum grad_event event)
+{
+    const enum grad_state to = grad_next[f->state][event];
+    assert(to != GRAD_OUT);
+    f->state = to;
+    if (event == GRAD_UPDATE)
+        f->update = 0;
+}
+
 int batch_is_taken(const batch *b)
 {
     return b->state == BATCH_OUT || b->state == BATCH_READ ||
@@ -183,8 +216,9 @@ void batch_append(batch **list, batch *b)
 
 void batch_remove(batch **list, batch *b)
 {
-    while (*list != b)
+    while (*list && *list != b)
         list = &(*list)->next;
+    assert(*list == b);
     *list = b->next;
 }
 

@@ -47,7 +47,25 @@ enum batch_event {
     BATCH_EVENTS
 };
 
-enum lookup_state { LOOKUP_WAITS, LOOKUP_RUNS, LOOKUP_TAKEN };
+/* A lookup of a batch is in one state at a time:
+ *
+ *         RUN   TAKE   DROP
+ *  WAITS  RUNS         TAKEN
+ *  RUNS         TAKEN  TAKEN
+ */
+enum lookup_state {
+    LOOKUP_WAITS, /* for a thread, as soon as its batch may run */
+    LOOKUP_RUNS,  /* a thread has it, or its values wait for a forward */
+    LOOKUP_TAKEN, /* a forward has its values, or none will */
+    LOOKUP_STATES
+};
+
+enum lookup_event {
+    LOOKUP_RUN,  /* a thread begins it */
+    LOOKUP_TAKE, /* a forward gets its values */
+    LOOKUP_DROP, /* its values are too old, or its rows were replaced */
+    LOOKUP_EVENTS
+};
 
 typedef struct lookup {
     struct lookup *next;
@@ -56,7 +74,16 @@ typedef struct lookup {
     future *done;
 } lookup;
 
-/* What became of the gradient of a forward. */
+/* What became of the gradient of a forward.  It is in one state at a time:
+ *
+ *            PEND     UPDATE    APPLY    FAIL    DISCARD    REFUSE
+ *  OUT       PENDING  UPDATING  APPLIED  FAILED  DISCARDED  REFUSED
+ *  PENDING            UPDATING  APPLIED  FAILED  DISCARDED
+ *  UPDATING                     APPLIED  FAILED  DISCARDED
+ *
+ * Where a thread takes gradients for an update while another one is about to
+ * say that they are there, or which batch they are of, states are passed over.
+ */
 enum grad_state {
     GRAD_OUT,       /* it is not there */
     GRAD_PENDING,   /* it waits for an update */
@@ -64,7 +91,18 @@ enum grad_state {
     GRAD_APPLIED,   /* from here on it does not change */
     GRAD_FAILED,    /* its update failed */
     GRAD_DISCARDED, /* it was dropped before an update */
-    GRAD_REFUSED    /* it is not taken any more */
+    GRAD_REFUSED,   /* it is not taken any more */
+    GRAD_STATES
+};
+
+enum grad_event {
+    GRAD_PEND,    /* a backward has given it */
+    GRAD_UPDATE,  /* it is taken for an update */
+    GRAD_APPLY,   /* its update is through */
+    GRAD_FAIL,    /* its update failed */
+    GRAD_DISCARD, /* it is dropped */
+    GRAD_REFUSE,  /* the loop waits for it no more */
+    GRAD_EVENTS
 };
 
 typedef struct forward {
@@ -123,8 +161,11 @@ typedef struct batches {
     unsigned paying;  /* ... that are in flight */
 } batches;
 
-/* The only place that changes a batch's state. */
+/* The only places that change the state of a batch, of a lookup, and of a
+ * forward's gradient. */
 void batch_event(batch *b, enum batch_event event);
+void lookup_event(lookup *l, enum lookup_event event);
+void forward_event(forward *f, enum grad_event event);
 
 /* Whether the loop has it; whether its lookups may run. */
 int batch_is_taken(const batch *b);

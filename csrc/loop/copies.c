@@ -1,6 +1,7 @@
 /* copies.c: see copies.h. */
 #include "loop/copies.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,8 +26,10 @@ void copies_free(copies *c)
     while (c->free) {
         copy_block *b = c->free;
         c->free = b->next;
+        c->free_n--;
         free(b);
     }
+    assert(!c->free_n);
     pthread_mutex_destroy(&c->lock);
 }
 
@@ -40,6 +43,7 @@ static copy_block *block_take(copies *c, size_t room)
         at = &(*at)->next;
     if (*at) {
         b = *at;
+        assert(c->free_n && b->home == c);
         *at = b->next;
         c->free_n--;
     }

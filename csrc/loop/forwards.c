@@ -1,5 +1,7 @@
 /* forwards.c: forwards and the lookups of their batches: which of them they
  * take, and how stale it is. */
+#include <assert.h>
+
 #include "client/client.h"
 #include "loop/prefetch_private.h"
 
@@ -30,7 +32,7 @@ static lookup *take(prefetch *p, batch *b, uint32_t plan)
         l = l->next;
     if (l && (batches_missed(&p->all, b) > b->pass->staleness ||
               batches_missed_strays(&p->all, b))) {
-        l->state = LOOKUP_TAKEN;
+        lookup_event(l, LOOKUP_DROP);
         l = NULL;
     }
     return l;
@@ -86,10 +88,11 @@ int persia_loop_batch_take(loop *s, uint64_t number, uint32_t plan,
         rc = wait_for_updates(p, b);
         note_staleness(p, b, batches_missed_now(&p->all, b));
     }
+    assert(!b || b->users);
     if (b)
         b->users--;
     if (l && rc == PERSIA_OK) {
-        l->state = LOOKUP_TAKEN;
+        lookup_event(l, LOOKUP_TAKE);
         *owner = l->want.owner;
         l->want.owner = NULL;
     }
@@ -133,6 +136,7 @@ int prefetch_taken(prefetch *p, uint64_t number, int reads,
             *index = persia_batch_index_get(*l->want.index);
         if (!rc && !*l->want.index)
             note_end(p, b);
+        assert(b->users);
         b->users--;
         p->stats.prefetched += (uint64_t)reads;
         pthread_cond_broadcast(&p->moved);

@@ -7,6 +7,7 @@
  */
 #include "loop/prefetch_private.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 #include "client/client.h"
@@ -43,6 +44,7 @@ void prefetch_leave(prefetch *p)
 
 static void batch_free(prefetch *p, batch *b)
 {
+    assert(b->state == BATCH_DONE && !b->users && b->pass->batches);
     while (b->lookups) {
         lookup *l = b->lookups;
         b->lookups = l->next;
@@ -78,6 +80,7 @@ static void sweep(prefetch *p)
         if (t->number || t->batches || t->waiters) {
             at = &t->next;
         } else {
+            assert(!t->queue);
             *at = t->next;
             free(t);
             atomic_fetch_sub(&p->passes, 1);
@@ -139,7 +142,7 @@ static void release_late(prefetch *p, batch *b, lookup *l)
 void prefetch_run(prefetch *p, batch *b, lookup *l)
 {
     const uint64_t after = b->after;
-    l->state = LOOKUP_RUNS;
+    lookup_event(l, LOOKUP_RUN);
     b->users++;
     pthread_mutex_unlock(&p->lock);
     int rc = loop_look_up(p->s, &l->want, after);
@@ -148,6 +151,7 @@ void prefetch_run(prefetch *p, batch *b, lookup *l)
         rc = loop_look_up(p->s, &l->want, after);
     }
     pthread_mutex_lock(&p->lock);
+    assert(b->users && l->state != LOOKUP_WAITS);
     b->users--; /* before the loop can end the batch */
     persia_future_complete(l->done, rc);
     pthread_cond_broadcast(&p->moved);
@@ -220,8 +224,8 @@ static int refuse(prefetch *p, batch *b)
     for (size_t i = 0; i < b->forwards_n; i++) {
         forward *f = &b->forwards[i];
         if (f->state == GRAD_OUT)
-            f->state = loop_refuse(p->s, f->ticket) ? GRAD_REFUSED
-                                                     : GRAD_PENDING;
+            forward_event(f, loop_refuse(p->s, f->ticket) ? GRAD_REFUSE
+                                                          : GRAD_PEND);
     }
     if (b->forwards_n)
         batch_follow(&p->all, b);
@@ -240,7 +244,7 @@ void prefetch_pending(prefetch *p, uint64_t ticket)
     if (!f)
         f = batches_adopt(&p->all, ticket, &b);
     if (f && f->state == GRAD_OUT) {
-        f->state = GRAD_PENDING;
+        forward_event(f, GRAD_PEND);
         batch_follow(&p->all, b);
     }
     advance(p);
@@ -276,8 +280,7 @@ void prefetch_updating(prefetch *p, const loop_grad *grads, size_t n,
         forward *f = batches_find(&p->all, grads[i].ticket, &b);
         if (!f)
             continue;
-        f->state = GRAD_UPDATING;
-        f->update = 0;
+        forward_event(f, GRAD_UPDATE);
         b->step = step ? p->all.steps : 0;
         batch_follow(&p->all, b);
     }
@@ -326,22 +329,22 @@ void prefetch_tidy(prefetch *p)
 
 /* Nothing more becomes of these gradients. */
 static void settle(prefetch *p, const loop_grad *grads, size_t n,
-                   enum grad_state state)
+                   enum grad_event event)
 {
     if (prefetch_is_idle(p))
         return;
     pthread_mutex_lock(&p->lock);
     uint64_t step = 0;
-    p->all.clock += state == GRAD_APPLIED;
+    p->all.clock += event == GRAD_APPLY;
     for (size_t i = 0; i < n; i++) {
         batch *b;
         forward *f = batches_find(&p->all, grads[i].ticket, &b);
         if (!f) {
-            p->all.strays += state != GRAD_DISCARDED;
+            p->all.strays += event != GRAD_DISCARD;
             continue;
         }
-        f->state = state;
-        if (state == GRAD_APPLIED)
+        forward_event(f, event);
+        if (event == GRAD_APPLY)
             b->trained = p->all.clock;
         batch_follow(&p->all, b);
         if (b->state != BATCH_DONE)
@@ -358,12 +361,12 @@ static void settle(prefetch *p, const loop_grad *grads, size_t n,
 void prefetch_updated(prefetch *p, const loop_grad *grads, size_t n,
                       int applied)
 {
-    settle(p, grads, n, applied ? GRAD_APPLIED : GRAD_FAILED);
+    settle(p, grads, n, applied ? GRAD_APPLY : GRAD_FAIL);
 }
 
 void prefetch_discarded(prefetch *p, const loop_grad *grads, size_t n)
 {
-    settle(p, grads, n, GRAD_DISCARDED);
+    settle(p, grads, n, GRAD_DISCARD);
 }
 
 static void forget(prefetch *p, batch *list)
@@ -371,7 +374,7 @@ static void forget(prefetch *p, batch *list)
     for (batch *b = list; b; b = b->next) {
         for (lookup *l = b->lookups; l; l = l->next)
             if (l->state == LOOKUP_RUNS)
-                l->state = LOOKUP_TAKEN; /* by no caller */
+                lookup_event(l, LOOKUP_DROP);
         b->after = 0;
         if (b->forwards_n && b->state != BATCH_DONE)
             refuse(p, b);
@@ -427,6 +430,7 @@ unsigned prefetch_owed(prefetch *p)
 void prefetch_paid(prefetch *p)
 {
     pthread_mutex_lock(&p->lock);
+    assert(p->all.paying);
     p->all.paying--;
     advance(p);
     pthread_mutex_unlock(&p->lock);
@@ -490,6 +494,7 @@ void persia_loop_pass_close(loop *s, uint64_t number)
         while (persia_loop_is_embedded(s) &&
                in_use(p, t))
             persia_cond_wait(&p->moved, &p->lock);
+        assert(t->waiters && !t->number);
         t->waiters--;
     }
     prefetch_end(p);
@@ -508,6 +513,7 @@ void prefetch_destroy(prefetch *p)
     persia_sched_destroy(p->jobs); /* its jobs find nothing any more */
     pthread_mutex_lock(&p->lock);
     prefetch_end(p);
+    assert(!p->all.taken && !p->all.passes);
     pthread_cond_destroy(&p->moved);
     pthread_mutex_destroy(&p->lock);
     free(p);

@@ -7,19 +7,10 @@
 
 #include <assert.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "loop/prefetch.h"
-
-enum { TEXT_BYTES = 1024 };
-
-/* The first of its kind since it was raised. */
-typedef struct kept {
-    int code;
-    char text[TEXT_BYTES];
-} kept;
 
 struct updates {
     loop *s;
@@ -38,7 +29,9 @@ struct updates {
     client_update name; /* of the last one that was added */
     int counted;   /* its number is no place any more */
     int strict;    /* one without a place is refused */
-    kept error, lost; /* lost: PERSIA_ELOST, which reports earlier ones */
+    /* The first of its kind since it was raised; lost: PERSIA_ELOST, which
+     * reports earlier ones. */
+    err_kept error, lost;
     loop_counts counts;
 };
 
@@ -112,6 +105,7 @@ void updates_destroy(updates *u)
         return;
     updates_close(u);
     persia_sched_destroy(u->jobs);
+    assert(!u->first && !u->running && !u->left);
     updates_tidy(u);
     pthread_cond_destroy(&u->moved);
     pthread_mutex_destroy(&u->lock);
@@ -155,17 +149,15 @@ static void end(updates *u, update *one, int code)
 /* Keeps this thread's error unless there is one; the lock is held. */
 static void keep(updates *u, int code)
 {
-    kept *k = client_is_loss(code) ? &u->lost : &u->error;
-    if (k->code)
-        return;
-    k->code = code;
-    snprintf(k->text, sizeof k->text, "%s", persia_err_text());
+    err_kept *k = client_is_loss(code) ? &u->lost : &u->error;
+    if (!k->code)
+        persia_err_keep(k, code);
 }
 
 /* The error to raise next, once; the lock is held. */
-static kept next_kept(updates *u)
+static err_kept next_kept(updates *u)
 {
-    kept *k = u->error.code ? &u->error : &u->lost, next = *k;
+    err_kept *k = u->error.code ? &u->error : &u->lost, next = *k;
     k->code = PERSIA_OK;
     return next;
 }
@@ -231,8 +223,9 @@ static int run(updates *u, const update *one)
 static void stop_running(updates *u, const update *one)
 {
     update **at = &u->running;
-    while (*at != one)
+    while (*at && *at != one)
         at = &(*at)->next;
+    assert(*at == one);
     *at = one->next;
 }
 
@@ -254,6 +247,7 @@ static void update_job(void *ctx)
         report(u, one);
 
         pthread_mutex_lock(&u->lock);
+        assert(u->left && (one->name.parts < 2 || u->part_runs));
         if (one->name.parts > 1)
             u->part_runs = 0;
         stop_running(u, one);
@@ -313,7 +307,7 @@ static int name(updates *u, update *one)
 
 int updates_add(updates *u, update *one, int tell)
 {
-    kept earlier = {0};
+    err_kept earlier = {0};
     pthread_mutex_lock(&u->lock);
     /* Not the error of this update, were it fast. */
     if (tell)
@@ -331,7 +325,7 @@ int updates_add(updates *u, update *one, int tell)
     rc = rc ? rc : late;
     if (!earlier.code)
         return rc;
-    persia_err_set(earlier.code, "%s", earlier.text);
+    (void)persia_err_again(&earlier);
     if (!rc)
         return earlier.code;
     pthread_mutex_lock(&u->lock);
@@ -403,9 +397,9 @@ void updates_keep(updates *u, int code)
 int updates_error(updates *u)
 {
     pthread_mutex_lock(&u->lock);
-    kept next = next_kept(u);
+    err_kept next = next_kept(u);
     pthread_mutex_unlock(&u->lock);
-    return next.code ? persia_err_set(next.code, "%s", next.text) : PERSIA_OK;
+    return persia_err_again(&next);
 }
 
 void updates_drop_errors(updates *u)

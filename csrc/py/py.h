@@ -23,6 +23,7 @@
     X(data)                                                                   \
     X(ckpt)                                                                   \
     X(log)                                                                    \
+    X(rows_file)                                                              \
     X(server)
 
 #define PY_DECLARE(file) int py_add_##file(PyObject *module);

@@ -5,6 +5,7 @@
  * worker that has none: its loader may wait for just that batch.  Then the
  * earlier one gets it, and the later one asks again.
  */
+#include <assert.h>
 #include <stdlib.h>
 
 #include "rank/private.h"
@@ -12,41 +13,80 @@
 #define IDLE_NS ((uint64_t)20000000)
 #define LOOK_NS ((uint64_t)50000000) /* at what is cancelled */
 
+enum { NEVER = TAKING_STATES };
+
+static const unsigned char next[TAKING_STATES][TAKING_EVENTS] = {
+    [TAKING_MADE] = {TAKING_QUEUED, NEVER, NEVER, NEVER, NEVER, NEVER, NEVER,
+                     NEVER, NEVER},
+    [TAKING_QUEUED] = {NEVER, TAKING_ASKS, NEVER, NEVER, NEVER, NEVER, NEVER,
+                       NEVER, TAKING_LEFT},
+    [TAKING_ASKS] = {NEVER, TAKING_ASKS, TAKING_HOLDS, TAKING_WANTS,
+                     TAKING_ENDS, NEVER, NEVER, NEVER, TAKING_LEFT},
+    [TAKING_HOLDS] = {NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, TAKING_ASKS,
+                      TAKING_SETTLED, NEVER},
+    [TAKING_WANTS] = {NEVER, TAKING_ASKS, NEVER, NEVER, NEVER, TAKING_HOLDS,
+                      NEVER, NEVER, NEVER},
+    [TAKING_ENDS] = {NEVER, NEVER, NEVER, NEVER, NEVER, TAKING_HOLDS, NEVER,
+                     TAKING_SETTLED, NEVER},
+    [TAKING_SETTLED] = {NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, NEVER,
+                        NEVER, TAKING_LEFT},
+    [TAKING_LEFT] = {TAKING_QUEUED, NEVER, NEVER, NEVER, NEVER, NEVER, NEVER,
+                     NEVER, TAKING_LEFT},
+};
+
+static void list(rank_taken *t)
+{
+    rank_taken **at = &t->r->takes;
+    if (!t->turn)
+        t->turn = ++t->r->turns;
+    while (*at && (*at)->turn < t->turn)
+        at = &(*at)->takes_next;
+    t->takes_next = *at;
+    *at = t;
+}
+
+static void unlist(rank_taken *t)
+{
+    rank_taken **at = &t->r->takes;
+    while (*at && *at != t)
+        at = &(*at)->takes_next;
+    assert(*at == t);
+    *at = t->takes_next;
+}
+
+static int is_listed(enum taking_state state)
+{
+    return state != TAKING_MADE && state != TAKING_LEFT;
+}
+
+void taking_event(rank_taken *t, enum taking_event event)
+{
+    const enum taking_state to = next[t->state][event];
+    assert((int)to != NEVER);
+    if (is_listed(to) && !is_listed(t->state))
+        list(t);
+    if (!is_listed(to) && is_listed(t->state))
+        unlist(t);
+    t->state = to;
+    pthread_cond_broadcast(&t->r->turned);
+}
+
 void order_enter(rank_taken *t)
 {
-    rank_taker *r = t->r;
-    pthread_mutex_lock(&r->lock);
-    rank_taken **end = &r->takes;
-    while (*end)
-        end = &(*end)->takes_next;
-    *end = t;
-    t->takes_next = NULL;
-    t->is_listed = 1;
-    pthread_mutex_unlock(&r->lock);
+    pthread_mutex_lock(&t->r->lock);
+    if (!is_listed(t->state))
+        taking_event(t, TAKING_ENTER);
+    pthread_mutex_unlock(&t->r->lock);
 }
 
 void order_leave(rank_taken *t)
 {
-    rank_taker *r = t->r;
-    pthread_mutex_lock(&r->lock);
-    if (t->is_listed) {
-        rank_taken **at = &r->takes;
-        while (*at != t)
-            at = &(*at)->takes_next;
-        *at = t->takes_next;
-        t->is_listed = 0;
-        pthread_cond_broadcast(&r->turned);
-    }
-    pthread_mutex_unlock(&r->lock);
+    pthread_mutex_lock(&t->r->lock);
+    taking_event(t, TAKING_LEAVE);
+    pthread_mutex_unlock(&t->r->lock);
 }
 
 /* The lock is held in all below. */
-
-static void turn(rank_taken *t, enum take_state state)
-{
-    t->state = state;
-    pthread_cond_broadcast(&t->r->turned);
-}
 
 static void wait_until(rank_taker *r, uint64_t until)
 {
@@ -58,41 +98,24 @@ static int is_cancelled(const rank_taken *t)
     return t->generation != t->r->generation;
 }
 
-/* The batch of t is that of u from now on, which waits for those before it. */
+/* An earlier Take gets the batch of t, and then waits for those before it. */
 static void give(rank_taken *t, rank_taken *u)
 {
-    rank_taker *r = t->r;
-    rank_taken **at = &r->held;
-    while (*at != t)
-        at = &(*at)->held_next;
-    *at = u;
-    u->held_next = t->held_next;
-    u->is_held = 1;
-    t->is_held = 0;
-    link_answer_free(&u->answer);
-    u->answer = t->answer;
-    u->m = t->m;
-    u->from = t->from;
-    u->boot = t->boot;
-    u->lineage = t->lineage;
-    t->answer = (link_answer){0};
-    persia_wire_memory_init(&t->answer.memory);
-    t->number = ++r->number; /* a request with the old one has this batch */
+    pass_move(t, u);
+    t->number = ++t->r->number; /* a request with the old one has this batch */
     t->tries = 0;
-    atomic_store(&t->has_lease, 0);
-    atomic_store(&u->has_lease, 1);
-    turn(u, TAKE_HOLDS);
-    turn(t, TAKE_ASKS);
+    taking_event(u, TAKING_GIVE);
+    taking_event(t, TAKING_LOSE);
 }
 
 static int settle_batch(rank_taken *t)
 {
     rank_taker *r = t->r;
-    turn(t, TAKE_HOLDS);
     while (!is_cancelled(t)) {
         rank_taken *u = r->takes;
         int before = 0;
-        while (u != t && u->state != TAKE_WANTS && u->state != TAKE_AT_END) {
+        assert(u && t->state == TAKING_HOLDS);
+        while (u != t && u->state != TAKING_WANTS && u->state != TAKING_ENDS) {
             before |= !is_cancelled(u);
             u = u->takes_next;
         }
@@ -104,7 +127,7 @@ static int settle_batch(rank_taken *t)
             break;
         wait_until(r, persia_clock_ns() + LOOK_NS);
     }
-    turn(t, TAKE_IS_DONE);
+    taking_event(t, TAKING_SETTLE);
     return 1;
 }
 
@@ -112,8 +135,8 @@ static int settle_batch(rank_taken *t)
 static int all_at_end(const rank_taker *r)
 {
     const rank_taken *t = r->takes;
-    while (t && (is_cancelled(t) || t->state == TAKE_IS_NEW ||
-                 t->state == TAKE_AT_END))
+    while (t && (is_cancelled(t) || t->state == TAKING_QUEUED ||
+                 t->state == TAKING_ENDS))
         t = t->takes_next;
     return !t;
 }
@@ -121,17 +144,17 @@ static int all_at_end(const rank_taker *r)
 static int settle_end(rank_taken *t)
 {
     rank_taker *r = t->r;
-    turn(t, TAKE_AT_END);
-    while (t->state == TAKE_AT_END && !is_cancelled(t)) {
+    taking_event(t, TAKING_END);
+    while (t->state == TAKING_ENDS && !is_cancelled(t)) {
         if (r->over || all_at_end(r)) {
             r->over = 1;
             break;
         }
         wait_until(r, persia_clock_ns() + LOOK_NS);
     }
-    if (t->state == TAKE_HOLDS)
+    if (t->state == TAKING_HOLDS)
         return settle_batch(t);
-    turn(t, TAKE_IS_DONE);
+    taking_event(t, TAKING_SETTLE);
     return 1;
 }
 
@@ -142,23 +165,25 @@ static int settle_idle(rank_taken *t)
 {
     const uint64_t until = persia_clock_ns() + IDLE_NS;
     const rank_taken *u = t->takes_next;
-    while (u && u->state != TAKE_HOLDS)
+    while (u && u->state != TAKING_HOLDS)
         u = u->takes_next;
     if (!u && t->m.status != TAKE_IDLE)
         return 0;
-    turn(t, TAKE_WANTS);
-    while (t->state == TAKE_WANTS && persia_clock_ns() < until &&
+    taking_event(t, TAKING_WANT);
+    while (t->state == TAKING_WANTS && persia_clock_ns() < until &&
            !is_cancelled(t))
         wait_until(t->r, until);
-    if (t->state == TAKE_HOLDS)
+    if (t->state == TAKING_HOLDS)
         return settle_batch(t);
-    turn(t, TAKE_ASKS);
+    taking_event(t, TAKING_ASK);
     return 0;
 }
 
 int order_settle(rank_taken *t)
 {
     pthread_mutex_lock(&t->r->lock);
+    if (t->m.status == TAKE_BATCH)
+        taking_event(t, TAKING_FIND);
     int done = t->m.status == TAKE_BATCH ? settle_batch(t)
                : t->m.status == TAKE_END ? settle_end(t)
                                          : settle_idle(t);

@@ -9,6 +9,7 @@
  * when the loaders had left knows of no end: it is enough that it has nothing
  * and that another one has ended the epoch.
  */
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -77,12 +78,18 @@ static int is_leaving(const rank_taker *r)
 {
     int is = r->backs != 0;
     for (const rank_taken *t = r->takes; t; t = t->takes_next)
-        is |= t->generation != r->generation && t->state != TAKE_IS_NEW &&
-              t->state != TAKE_IS_DONE;
+        is |= t->generation != r->generation && t->state != TAKING_QUEUED &&
+              t->state != TAKING_SETTLED;
     for (const rank_taken *t = r->held; t; t = t->held_next)
-        is |= t->generation != r->generation && !atomic_load(&t->used) &&
-              atomic_load(&t->has_lease);
+        is |= t->generation != r->generation &&
+              (t->held == HELD_HERE || t->held == HELD_UNUSED);
     return is;
+}
+
+/* Whether a loop has had it. */
+static int held_is_used(enum held_state state)
+{
+    return state != HELD_NONE && state != HELD_HERE && state != HELD_UNUSED;
 }
 
 /* The lock is held. */
@@ -107,16 +114,21 @@ static void forget(at_link *at)
     at->parts_n = 0;
 }
 
-void pass_give_back(rank_taker *r)
+enum held_state pass_give_back(rank_taken *t)
 {
+    rank_taker *r = t->r;
     pthread_mutex_lock(&r->lock);
-    r->backs++;
+    const enum held_state was = t->held;
+    r->backs += (unsigned)held_has_lease(was);
+    pass_held_event_locked(t, HELD_DROP);
     pthread_mutex_unlock(&r->lock);
+    return was;
 }
 
 void pass_gave_back(rank_taker *r)
 {
     pthread_mutex_lock(&r->lock);
+    assert(r->backs);
     r->backs--;
     r->backs_ended++;
     for (size_t i = 0; i < r->c.links_n; i++)
@@ -129,7 +141,7 @@ int pass_end(rank_taker *r)
     int over = r->over && !r->again;
     r->again = 0;
     for (const rank_taken *t = r->held; t; t = t->held_next)
-        over &= t->generation != r->generation || atomic_load(&t->used);
+        over &= t->generation != r->generation || held_is_used(t->held);
     for (size_t i = 0; i < r->c.links_n; i++)
         forget(&r->at[i]);
     r->missing_since = 0;
@@ -213,7 +225,7 @@ worker_link *pass_link(rank_taken *t, int *over)
 {
     rank_taker *r = t->r;
     pthread_mutex_lock(&r->lock);
-    t->state = TAKE_ASKS;
+    taking_event(t, TAKING_ASK);
     *over = r->over || pass_is_over(r);
     worker_link *l = *over ? NULL : link_of(t, &t->look);
     if (l && t->place)
@@ -315,37 +327,82 @@ int pass_learn(rank_taken *t)
 
 /* ---- batches that the rank holds ---- */
 
-void pass_hold(rank_taken *t)
+enum { NEVER = HELD_STATES };
+
+static const unsigned char next[HELD_STATES][HELD_EVENTS] = {
+    [HELD_NONE] = {HELD_HERE, HELD_NONE, HELD_NONE, NEVER, HELD_NONE,
+                   HELD_NONE},
+    [HELD_HERE] = {NEVER, HELD_USED, HELD_SKIPPED, HELD_UNUSED, HELD_RETURNED,
+                   HELD_NONE},
+    [HELD_USED] = {NEVER, HELD_USED, HELD_SKIPPED, HELD_UNDONE, HELD_RETURNED,
+                   HELD_NONE},
+    [HELD_SKIPPED] = {NEVER, HELD_SKIPPED, HELD_SKIPPED, NEVER, HELD_RETURNED,
+                      HELD_NONE},
+    [HELD_UNUSED] = {NEVER, HELD_UNDONE, HELD_UNUSED, NEVER, HELD_RETURNED,
+                     HELD_NONE},
+    [HELD_UNDONE] = {NEVER, HELD_UNDONE, HELD_UNDONE, NEVER, HELD_RETURNED,
+                     HELD_NONE},
+    [HELD_RETURNED] = {NEVER, HELD_RETURNED, HELD_RETURNED, NEVER,
+                       HELD_RETURNED, HELD_NONE},
+};
+
+int held_has_lease(enum held_state state)
 {
-    rank_taker *r = t->r;
-    pthread_mutex_lock(&r->lock);
-    atomic_store(&t->has_lease, 1);
-    t->held_next = r->held;
-    r->held = t;
-    t->is_held = 1;
-    pthread_mutex_unlock(&r->lock);
+    return state != HELD_NONE && state != HELD_RETURNED;
 }
 
-void pass_drop(rank_taken *t)
+/* Where t is in the list of those that are held; or its end. */
+static rank_taken **held_place(rank_taken *t)
 {
-    rank_taker *r = t->r;
-    pthread_mutex_lock(&r->lock);
-    if (t->is_held) {
-        rank_taken **at = &r->held;
-        while (*at != t)
-            at = &(*at)->held_next;
-        *at = t->held_next;
-        t->is_held = 0;
+    rank_taken **at = &t->r->held;
+    while (*at && *at != t)
+        at = &(*at)->held_next;
+    return at;
+}
+
+void pass_held_event_locked(rank_taken *t, enum held_event event)
+{
+    const enum held_state was = t->held, to = next[was][event];
+    assert((int)to != NEVER);
+    t->held = to;
+    if (was == HELD_NONE && to != HELD_NONE) {
+        t->held_next = t->r->held;
+        t->r->held = t;
     }
-    pthread_mutex_unlock(&r->lock);
+    if (was != HELD_NONE && to == HELD_NONE) {
+        rank_taken **at = held_place(t);
+        assert(*at == t);
+        *at = t->held_next;
+    }
 }
 
-wire_batch_name *pass_held(rank_taker *r, size_t *n)
+void pass_held_event(rank_taken *t, enum held_event event)
+{
+    pthread_mutex_lock(&t->r->lock);
+    pass_held_event_locked(t, event);
+    pthread_mutex_unlock(&t->r->lock);
+}
+
+void pass_move(rank_taken *t, rank_taken *u)
+{
+    assert(t->held == HELD_HERE && u->held == HELD_NONE);
+    link_answer_free(&u->answer);
+    u->answer = t->answer;
+    u->m = t->m;
+    u->from = t->from;
+    u->boot = t->boot;
+    u->lineage = t->lineage;
+    t->answer = (link_answer){0};
+    persia_wire_memory_init(&t->answer.memory);
+    pass_held_event_locked(t, HELD_DROP);
+    pass_held_event_locked(u, HELD_HOLD);
+}
+
+wire_batch_name *pass_held(const rank_taker *r, size_t *n)
 {
     wire_batch_name *out = NULL;
     size_t most = 0;
     *n = 0;
-    pthread_mutex_lock(&r->lock);
     for (const rank_taken *t = r->held; t; t = t->held_next)
         most++;
     if (most)
@@ -353,6 +410,5 @@ wire_batch_name *pass_held(rank_taker *r, size_t *n)
     for (const rank_taken *t = r->held; t && out; t = t->held_next)
         if (*n < WIRE_HELD_MAX)
             out[(*n)++] = (wire_batch_name){t->m.stream, t->m.number};
-    pthread_mutex_unlock(&r->lock);
     return out;
 }

@@ -24,14 +24,78 @@ typedef struct at_link {
     size_t parts_n;
 } at_link;
 
-/* A Take that is not answered yet: see order.c. */
-enum take_state {
-    TAKE_IS_NEW, /* nothing was sent */
-    TAKE_ASKS,
-    TAKE_HOLDS,  /* a batch, but an earlier Take has none */
-    TAKE_WANTS,  /* a batch that a later one holds: workers have none */
-    TAKE_AT_END, /* the same: the epoch is over */
-    TAKE_IS_DONE
+/* A Take is in one state at a time: see order.c.  Its events, and the state
+ * that each leads to (a blank: it cannot occur there):
+ *
+ *          ENTER   ASK   FIND   WANT   END   GIVE   LOSE  SETTLE  LEAVE
+ *  MADE    QUEUED
+ *  QUEUED          ASKS                                           LEFT
+ *  ASKS            ASKS  HOLDS  WANTS  ENDS                       LEFT
+ *  HOLDS                                            ASKS  SETTLED
+ *  WANTS           ASKS                      HOLDS
+ *  ENDS                                      HOLDS        SETTLED
+ *  SETTLED                                                        LEFT
+ *  LEFT    QUEUED                                                 LEFT
+ */
+enum taking_state {
+    TAKING_MADE,    /* of the thread that made it */
+    TAKING_QUEUED,  /* in rank_taker.takes, as until LEFT; nothing was sent */
+    TAKING_ASKS,    /* a worker is asked, or will be again */
+    TAKING_HOLDS,   /* a batch, but an earlier Take has none */
+    TAKING_WANTS,   /* a batch that a later one holds: workers have none */
+    TAKING_ENDS,    /* the same: the epoch is over */
+    TAKING_SETTLED, /* it has a batch, or the pass is over or cancelled */
+    TAKING_LEFT,    /* not in rank_taker.takes any more */
+    TAKING_STATES
+};
+
+enum taking_event {
+    TAKING_ENTER,  /* behind those that wait; its lookup is made again:
+                      where it was */
+    TAKING_ASK,    /* a worker is chosen; or none gave a batch away */
+    TAKING_FIND,   /* a worker had a batch */
+    TAKING_WANT,   /* it had none */
+    TAKING_END,    /* it has ended the epoch */
+    TAKING_GIVE,   /* it gets the batch of a later one */
+    TAKING_LOSE,   /* it gives its batch to an earlier one */
+    TAKING_SETTLE,
+    TAKING_LEAVE, /* its loop waits for it no more */
+    TAKING_EVENTS
+};
+
+/* The batch of a Take is in one state at a time:
+ *
+ *           HOLD  USE      SKIP     LEAVE    RETURN    DROP
+ *  NONE     HERE  NONE     NONE              NONE      NONE
+ *  HERE           USED     SKIPPED  UNUSED   RETURNED  NONE
+ *  USED           USED     SKIPPED  UNDONE   RETURNED  NONE
+ *  SKIPPED        SKIPPED  SKIPPED           RETURNED  NONE
+ *  UNUSED         UNDONE   UNUSED            RETURNED  NONE
+ *  UNDONE         UNDONE   UNDONE            RETURNED  NONE
+ *  RETURNED       RETURNED RETURNED          RETURNED  NONE
+ *
+ * In all but NONE it is in rank_taker.held, which workers get to know.
+ * In all but NONE and RETURNED it has a lease.
+ */
+enum held_state {
+    HELD_NONE,     /* there is no batch; or none any more */
+    HELD_HERE,     /* it has arrived */
+    HELD_USED,     /* the loop has it */
+    HELD_SKIPPED,  /* ... and wants no gradients of it */
+    HELD_UNUSED,   /* the loop ended early, and never had it */
+    HELD_UNDONE,   /* the loop ended early, and has not trained it */
+    HELD_RETURNED, /* its gradients are on their way to a worker */
+    HELD_STATES
+};
+
+enum held_event {
+    HELD_HOLD,   /* it arrives; or a later Take gives it to this one */
+    HELD_USE,    /* the loop has it */
+    HELD_SKIP,   /* the loop wants no gradients of it */
+    HELD_LEAVE,  /* the loop ends early */
+    HELD_RETURN, /* its gradients leave */
+    HELD_DROP,   /* it goes back, or to an earlier Take, or is done */
+    HELD_EVENTS
 };
 
 struct rank_taker {
@@ -64,6 +128,7 @@ struct rank_taker {
     at_link *at;              /* [links] */
     rank_taken *held;         /* whose gradients workers wait for */
     rank_taken *takes;        /* that are not answered, in order */
+    uint64_t turns;           /* that were given */
     pthread_cond_t turned;    /* one of them has another state */
 };
 
@@ -83,13 +148,11 @@ struct rank_taken {
     batch_index *index;   /* of the store's lookup */
     wire_take_reply m;
     link_answer answer;
-    _Atomic(int) has_lease, used;
-    _Atomic(int) skipped; /* the loop wants no gradients of it */
-    _Atomic(int) undone; /* the loop ended early, and has not trained it */
     /* The rank's lock guards these: */
-    int is_held, is_listed; /* it is in `held`, `takes` */
+    enum taking_state state;
+    enum held_state held;
+    uint64_t turn; /* its place among `takes`; 0: none yet */
     rank_taken *held_next, *takes_next;
-    enum take_state state;
 };
 
 /* ---- rank.c ---- */
@@ -131,22 +194,33 @@ int pass_look_again(rank_taken *t);
 /* The loop has ended.  Whether it had the whole epoch: then the next pass is
  * of the next one.  The rank's lock is held. */
 int pass_end(rank_taker *r);
-/* A batch goes back unused; until it has arrived workers may say that a rank
- * has it. */
-void pass_give_back(rank_taker *r);
+/* The rank has the batch no more.  What it was; if it had a lease it goes
+ * back, and until it has arrived (pass_gave_back()) workers may say that a
+ * rank has it. */
+enum held_state pass_give_back(rank_taken *t);
 void pass_gave_back(rank_taker *r);
 /* Takes in what an answer says of epochs.  Whether the answer is of this pass:
  * a batch of another one is to be given back. */
 int pass_learn(rank_taken *t);
-/* The batches that the rank holds: [*n], or NULL.  The caller frees them. */
-wire_batch_name *pass_held(rank_taker *r, size_t *n);
-/* The rank has it: it has a lease. */
-void pass_hold(rank_taken *t);
-void pass_drop(rank_taken *t);
+/* The batches that the rank holds: [*n], or NULL.  The caller frees them.  The
+ * rank's lock is held. */
+wire_batch_name *pass_held(const rank_taker *r, size_t *n);
+/* An event of its batch, which says by the table above what follows. */
+void pass_held_event(rank_taken *t, enum held_event event);
+/* The only place that changes the state of a Take's batch, and with it the
+ * list of those that are held.  The rank's lock is held. */
+void pass_held_event_locked(rank_taken *t, enum held_event event);
+/* Whether the lease of its batch is the rank's. */
+int held_has_lease(enum held_state state);
+/* The batch of t is that of u from now on.  The rank's lock is held. */
+void pass_move(rank_taken *t, rank_taken *u);
 
 /* ---- order.c ---- */
 
-/* It is behind those that wait. */
+/* The only place that changes a Take's state, and with it the list of those
+ * that wait.  The rank's lock is held. */
+void taking_event(rank_taken *t, enum taking_event event);
+/* It is behind those that wait; again: where it was. */
 void order_enter(rank_taken *t);
 void order_leave(rank_taken *t);
 /* A worker has answered; waits for the Takes before it.  Whether it is done:

@@ -8,10 +8,9 @@
  * worker where the loader sends that place, and waits there; then it looks at
  * the others.
  */
-#include <stdio.h>
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "rank/private.h"
 
@@ -24,6 +23,7 @@
 
 static void rank_free(rank_taker *r)
 {
+    assert(!r->held && !r->takes && !r->backs);
     for (size_t i = 0; i < r->c.links_n && r->at; i++)
         free(r->at[i].parts);
     if (r->c.links)
@@ -64,9 +64,14 @@ static int rank_meet(void *owner, worker_link *l, const wire_hello_reply *m)
     return PERSIA_OK;
 }
 
-static wire_batch_name *rank_held(void *owner, size_t *n)
+static void rank_introduce(void *owner, wire_hello *m)
 {
-    return pass_held(owner, n);
+    rank_taker *r = owner;
+    pthread_mutex_lock(&r->lock);
+    m->held = pass_held(r, &m->held_n);
+    m->epoch = r->epoch;
+    m->place = r->ordered ? r->place : 0;
+    pthread_mutex_unlock(&r->lock);
 }
 
 /* Workers wait for what each rank says of a batch that was sent again, also
@@ -104,7 +109,7 @@ int persia_rank_open(const worker_client_config *config, rank_taker **out)
     for (size_t i = 0; i < r->c.links_n && !rc; i++)
         r->homes[i] = i;
     if (!rc)
-        r->c.held = rank_held;
+        r->c.introduce = rank_introduce;
     if (!rc)
         rc = worker_client_start(&r->c, rank_tick, rank_meet, r);
     if (rc) {
@@ -126,10 +131,10 @@ void persia_rank_close(rank_taker *r)
 static void leave_early(rank_taker *r)
 {
     for (rank_taken *t = r->held; t; t = t->held_next) {
-        if (t->generation != r->generation || !atomic_load(&t->has_lease) ||
-            atomic_load(&t->skipped))
+        if (t->generation != r->generation ||
+            (t->held != HELD_HERE && t->held != HELD_USED))
             continue;
-        atomic_store(&t->undone, 1);
+        pass_held_event_locked(t, HELD_LEAVE);
         if (t->place && t->place < r->used)
             r->used = t->place;
     }
@@ -360,8 +365,9 @@ static int ask(rank_taken *t)
                    .place = t->place,
                    .dtype = r->dtype};
     wire_out o;
-    m.held = pass_held(r, &m.held_n);
     pthread_mutex_lock(&r->lock);
+    assert(t->state == TAKING_ASKS && t->held == HELD_NONE);
+    m.held = pass_held(r, &m.held_n);
     m.job = t->job = r->job;
     t->backs_ended = r->backs_ended;
     m.epoch = r->epoch;
@@ -391,29 +397,28 @@ static int closed(void)
                           "this pass of the data loader has ended");
 }
 
-static void pause_a_little(void)
-{
-    const struct timespec pause = {.tv_nsec = (long)AGAIN_NS};
-    nanosleep(&pause, NULL);
-}
-
 static void gave_back(void *ctx)
 {
     pass_gave_back(ctx);
     rank_put(ctx);
 }
 
-/* Ends the lease without gradients. */
-static void give_back(rank_taken *t, uint32_t reason)
+/* Ends the lease, if it has one, without gradients.  is_over: the loop has
+ * done with a batch that it had. */
+static void give_back(rank_taken *t, int is_over)
 {
-    wire_return m = rank_return(t, reason);
+    const enum held_state was = pass_give_back(t);
+    if (!held_has_lease(was))
+        return;
+    const int done = is_over && (was == HELD_USED || was == HELD_SKIPPED);
+    wire_return m = rank_return(t, done ? RETURN_SKIPPED : RETURN_UNUSED);
     wire_out o;
     persia_wire_out_init(&o);
     if (persia_wire_put_return(&o, &m)) {
         persia_wire_out_free(&o);
+        pass_gave_back(t->r);
         return;
     }
-    pass_give_back(t->r);
     atomic_fetch_add(&t->r->references, 1);
     link_send(t->from, WORKER_RETURN, &o, RPC_NS, gave_back, t->r);
 }
@@ -464,7 +469,7 @@ static int take_again(rank_taker *r)
                             "%s cannot be reached, nor another embedding "
                             "worker",
                             r->c.links[0].address);
-    return rc ? rc : link_pause(MISSING_NS);
+    return rc ? rc : persia_pause_poll(MISSING_NS);
 }
 
 /* One Take; *taken: its answer is for order_settle(). */
@@ -487,6 +492,7 @@ static int take_once(rank_taken *t, int *taken)
     rank_unprepare(t->r, t->from, rc);
     if (rc)
         return link_failed(&t->r->c, t->from, rc) ? PERSIA_OK : rc;
+    int got = 0;
     const int own = pass_learn(t);
     const int none = t->m.status == TAKE_IDLE ||
                      (t->place && t->m.status == TAKE_EMPTY);
@@ -494,16 +500,20 @@ static int take_once(rank_taken *t, int *taken)
         t->from = NULL;
         return rc;
     }
-    if (t->m.status == TAKE_BATCH && !accept(t, own))
-        give_back(t, RETURN_UNUSED);
-    else if (t->m.status == TAKE_BATCH)
-        pass_hold(t);
-    *taken = atomic_load(&t->has_lease) || t->m.status == TAKE_IDLE ||
+    if (t->m.status == TAKE_BATCH) {
+        /* A Hello that says a later place lists it. */
+        pass_held_event(t, HELD_HOLD);
+        if (accept(t, own))
+            got = 1;
+        else
+            persia_taken_give_back(t);
+    }
+    *taken = got || t->m.status == TAKE_IDLE ||
              (t->m.status == TAKE_EMPTY && !t->place);
     if (t->m.status == TAKE_DONE)
         pass_over(t);
     else if (t->m.status == TAKE_EMPTY)
-        pause_a_little();
+        persia_pause(AGAIN_NS);
     return PERSIA_OK;
 }
 
@@ -538,6 +548,7 @@ static int take_in_order(rank_taken *t)
     pthread_mutex_unlock(&r->lock);
     int rc = ordered ? persia_turn_take(&r->in_order) : PERSIA_OK;
     if (!rc) {
+        order_enter(t); /* it has left where it reported a loss before */
         rc = take(t);
         if (ordered)
             persia_turn_give(&r->in_order);
@@ -555,20 +566,15 @@ static void drop(void *source)
 
 void persia_taken_give_back(rank_taken *t)
 {
-    if (atomic_exchange(&t->has_lease, 0))
-        give_back(t, RETURN_UNUSED);
-    pass_drop(t);
+    give_back(t, 0);
 }
 
 void persia_taken_put(rank_taken *t)
 {
     if (atomic_fetch_sub(&t->references, 1) != 1)
         return;
-    if (atomic_load(&t->has_lease))
-        give_back(t, atomic_load(&t->used) && !atomic_load(&t->undone)
-                         ? RETURN_SKIPPED
-                         : RETURN_UNUSED);
-    pass_drop(t);
+    assert(t->state == TAKING_MADE || t->state == TAKING_LEFT);
+    give_back(t, 1);
     link_answer_free(&t->answer);
     rank_put(t->r);
     free(t);
@@ -577,8 +583,8 @@ void persia_taken_put(rank_taken *t)
 void persia_taken_use(rank_taken *t)
 {
     rank_taker *r = t->r;
-    atomic_store(&t->used, 1);
     pthread_mutex_lock(&r->lock);
+    pass_held_event_locked(t, HELD_USE);
     if (t->place && t->generation == r->generation)
         r->used = t->place + r->c.world;
     pthread_mutex_unlock(&r->lock);
@@ -586,7 +592,7 @@ void persia_taken_use(rank_taken *t)
 
 void persia_taken_skip(rank_taken *t)
 {
-    atomic_store(&t->skipped, 1);
+    pass_held_event(t, HELD_SKIP);
 }
 
 const wire_take_reply *persia_taken_reply(const rank_taken *t)

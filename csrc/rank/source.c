@@ -1,6 +1,5 @@
 /* source.c: a batch that a rank has taken: where forwards read, and where
  * gradients go. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -209,14 +208,14 @@ static worker_link *next_link(rank_taker *r, worker_link *l)
 
 int rank_retry(const rank_taken *t, worker_link *l, int rc, uint64_t until)
 {
-    char text[512];
+    err_kept error;
     const worker_client *c = &t->r->c;
     if (rc != PERSIA_EINCOMPLETE)
         return link_retry(c, l, rc, until);
-    snprintf(text, sizeof text, "%s", persia_err_text());
+    persia_err_keep(&error, PERSIA_EUNAVAILABLE);
     rc = persia_client_look(t->c);
     if (!rc) /* the worker has waited, too */
-        rc = link_retry(c, l, persia_err_set(PERSIA_EUNAVAILABLE, "%s", text),
+        rc = link_retry(c, l, persia_err_again(&error),
                         until + c->timeout_ns);
     return rc;
 }
@@ -239,7 +238,7 @@ static int send_return(rank_taken *t, wire_return *m,
             return PERSIA_OK;
         }
         if (!rc)
-            rc = link_pause(WAIT_NS);
+            rc = persia_pause_poll(WAIT_NS);
         else if (link_failed(&r->c, l, rc) && next_link(r, l) != l)
             rc = PERSIA_OK;
         else
@@ -319,9 +318,9 @@ static int push(batcher_source *source, const taken_update *u,
     int rc = hypers ? make_grads(t, u, &m, &memory)
                     : persia_err_set(PERSIA_ENOMEM, "no memory for an update");
     if (!rc) {
-        atomic_store(&t->has_lease, 0);
+        pass_held_event(t, HELD_RETURN);
         rc = send_return(t, &m, &reply);
-        pass_drop(t);
+        pass_held_event(t, HELD_DROP);
     }
     free(memory);
     free(hypers);
@@ -333,8 +332,8 @@ static int push(batcher_source *source, const taken_update *u,
         atomic_fetch_add(&t->r->late_n, 1);
     else if (!rc)
         rc = note_trained(t, u, reply.servers);
-    *counts = (batcher_counts){reply.created, reply.refused, reply.evicted,
-                               reply.nonfinite, reply.touched};
+    *counts = (batcher_counts){0};
+    UPDATE_COUNTS_ADD(counts, &reply);
     return rc;
 }
 

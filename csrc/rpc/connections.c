@@ -5,12 +5,9 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -31,10 +28,8 @@ typedef struct connection {
 struct connections {
     int port;
     uint32_t max;
-    int stop;   /* an eventfd */
     DIR *files; /* /proc/self/fd, open for when no descriptor is left */
-    pthread_t thread;
-    int started;
+    persia_timer timer;
     _Atomic(uint64_t) refused;
     /* The thread's own: those that may stay, by cookie, and what a count
      * finds. */
@@ -157,18 +152,15 @@ static void count(connections *c)
     qsort(c->known, stay, sizeof *c->known, by_number);
 }
 
-static void *guard_main(void *arg)
+static uint64_t guard_tick(void *ctx)
 {
-    connections *c = arg;
-    struct pollfd stop = {.fd = c->stop, .events = POLLIN};
-    uint64_t pause = COUNT_MS;
-    while (poll(&stop, 1, (int)pause) <= 0) {
-        uint64_t start = persia_clock_ns();
-        count(c);
-        pause = (persia_clock_ns() - start) * COUNT_SHARE / 1000000u;
-        pause = pause < COUNT_MS ? COUNT_MS : pause > 10000 ? 10000 : pause;
-    }
-    return NULL;
+    connections *c = ctx;
+    const uint64_t start = persia_clock_ns();
+    count(c);
+    const uint64_t now = persia_clock_ns();
+    const uint64_t ms = (now - start) * COUNT_SHARE / 1000000u;
+    return now + (ms < COUNT_MS ? COUNT_MS : ms > 10000 ? 10000 : ms) *
+                     1000000u;
 }
 
 /* ---- life --------------------------------------------------------------- */
@@ -184,11 +176,10 @@ int connections_guard(int port, uint32_t max, connections **out)
     c->port = port;
     c->max = max;
     c->known = malloc(max * sizeof *c->known);
-    c->stop = eventfd(0, EFD_CLOEXEC);
-    if (!c->known || c->stop < 0) {
+    persia_timer_init(&c->timer);
+    if (!c->known) {
         rc = persia_err_set(PERSIA_ENOMEM,
-                            "no means to limit connections to %u: %s", max,
-                            strerror(errno));
+                            "no memory to limit connections to %u", max);
         goto fail;
     }
     c->files = opendir("/proc/self/fd");
@@ -199,10 +190,9 @@ int connections_guard(int port, uint32_t max, connections **out)
                             max, strerror(errno));
         goto fail;
     }
-    rc = persia_thread_start(&c->thread, guard_main, c, "persia-rpc-conn");
+    rc = persia_timer_start(&c->timer, guard_tick, c, "persia-rpc-conn");
     if (rc)
         goto fail;
-    c->started = 1;
     *out = c;
     return PERSIA_OK;
 fail:
@@ -226,14 +216,9 @@ void connections_free(connections *c)
 {
     if (!c)
         return;
-    if (c->started) {
-        (void)eventfd_write(c->stop, 1);
-        pthread_join(c->thread, NULL);
-    }
+    persia_timer_free(&c->timer);
     if (c->files)
         closedir(c->files);
-    if (c->stop >= 0)
-        close(c->stop);
     free(c->known);
     free(c->found);
     free(c);

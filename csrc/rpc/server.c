@@ -1,16 +1,18 @@
 /* server.c: requests over gRPC, to a handler.
  *
  * A slot takes one call after the other: it waits for a call, reads the
- * request, is in the hands of the handler, and sends the answer.  There are
- * calls_max slots; gRPC lets further calls wait, unread.  A call without the
- * right token is refused before the request is read.  The health service has
- * slots of its own, so that a full server still says that it lives.  Requests
- * that do not arrive keep no slot which others wait for: see stalls.h.
+ * request, is in the hands of the handler, and sends the answer.  stalls.h has
+ * the table of its states.  There are calls_max slots; gRPC lets further calls
+ * wait, unread.  A call without the right token is refused before the request
+ * is read.  The health service has slots of its own, so that a full server
+ * still says that it lives.  Requests that do not arrive keep no slot which
+ * others wait for.
  */
 #include "rpc/connections.h"
 #include "rpc/core.h"
 #include "rpc/stalls.h"
 
+#include <assert.h>
 #include <grpc/support/alloc.h>
 #include <limits.h>
 #include <stdio.h>
@@ -63,7 +65,8 @@ struct rpc_server {
     pthread_cond_t changed;
     size_t live; /* slots that gRPC or a handler has, and their threads
                     that are inside gRPC */
-    size_t admitted; /* requests that the handler has not answered */
+    size_t admitted; /* requests that the handler has, or will, and has not
+                        answered */
     int is_down; /* gRPC has said so */
     rpc_tag down;
 };
@@ -75,7 +78,6 @@ struct slot {
     rpc_sent sent;
     rpc_server *server;
     int health;  /* one of the health service's */
-    int admitted; /* the handler has its request */
 
     grpc_call *grpc;
     grpc_call_details details;
@@ -112,6 +114,7 @@ static void live_add(rpc_server *s)
 static void live_drop(rpc_server *s)
 {
     pthread_mutex_lock(&s->lock);
+    assert(s->live);
     if (--s->live == 0)
         pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
@@ -119,7 +122,6 @@ static void live_drop(rpc_server *s)
 
 static void slot_admit(slot *l)
 {
-    l->admitted = 1;
     pthread_mutex_lock(&l->server->lock);
     l->server->admitted++;
     pthread_mutex_unlock(&l->server->lock);
@@ -127,10 +129,8 @@ static void slot_admit(slot *l)
 
 static void slot_dismiss(slot *l)
 {
-    if (!l->admitted)
-        return;
-    l->admitted = 0;
     pthread_mutex_lock(&l->server->lock);
+    assert(l->server->admitted);
     if (--l->server->admitted == 0)
         pthread_cond_broadcast(&l->server->changed);
     pthread_mutex_unlock(&l->server->lock);
@@ -225,7 +225,6 @@ static void slot_send_as(slot *l, rpc_tag *tag,
     ops[n].op = GRPC_OP_RECV_CLOSE_ON_SERVER;
     ops[n++].data.recv_close_on_server.cancelled = &l->cancelled;
     grpc_call *grpc = l->grpc;
-    slot_dismiss(l); /* an answer that is being sent is not waited for */
     tag_give(tag, answered);
     grpc_call_error error_code =
         grpc_call_start_batch(grpc, ops, n, tag, NULL);
@@ -237,7 +236,9 @@ static void slot_send_as(slot *l, rpc_tag *tag,
 static void slot_send(slot *l, grpc_status_code status, const char *name,
                       const char *text)
 {
-    stalls_answers(l->server->stalls, slot_number(l), l->grpc);
+    int handled = stalls_answers(l->server->stalls, slot_number(l), l->grpc);
+    if (handled && !l->health)
+        slot_dismiss(l); /* an answer that is being sent is not waited for */
     slot_send_as(l, &l->tag, slot_answered, status, name, text);
 }
 
@@ -311,7 +312,7 @@ static void slot_stalled(void *ctx, size_t number)
     slot *l = &s->slots[number];
     char text[80];
     snprintf(text, sizeof text,
-             "the server is full and the request did not come within %d s",
+             "the server is full and the request did not arrive within %d s",
              (l->health ? STALLS_HEALTH_MS : STALLS_MS) / 1000);
     slot_send_as(l, &l->refused, slot_refused, GRPC_STATUS_UNAVAILABLE,
                  l->health ? NULL : persia_err_name(PERSIA_EUNAVAILABLE),
@@ -356,6 +357,8 @@ static void slot_read(rpc_tag *tag, int ok)
         sent_drop(&l->sent);
         return;
     }
+    if (!l->health)
+        slot_admit(l);
     if (!ok || !l->request) {
         /* It was cancelled, or gRPC refused the message: none reads this
          * but clients that sent none. */
@@ -377,10 +380,8 @@ static void slot_read(rpc_tag *tag, int ok)
         slot_fail(&l->call, code, persia_err_text());
     else if (l->health)
         health_answer(l);
-    else {
-        slot_admit(l);
+    else
         l->server->handler(l->server->ctx, &l->call);
-    }
     /* From here on the slot may be another call's. */
 }
 
@@ -433,7 +434,6 @@ static void slot_taken(rpc_tag *tag, int ok)
      * and the slot is another call's after both. */
     atomic_init(&l->sent.users, 2);
     l->sent.ended = slot_ended;
-    stalls_begin(s->stalls, slot_number(l), l->grpc);
     if (!known) {
         slot_refuse(l, GRPC_STATUS_UNIMPLEMENTED, NULL,
                     s->unknown);
@@ -443,9 +443,9 @@ static void slot_taken(rpc_tag *tag, int ok)
         slot_deny(l);
         return;
     }
-    if (!l->health) {
+    if (!l->health)
         l->call.deadline = deadline_of(l->details.deadline);
-    }
+    stalls_reads(s->stalls, slot_number(l), l->grpc);
     grpc_op op;
     memset(&op, 0, sizeof op);
     op.op = GRPC_OP_RECV_MESSAGE;

@@ -1,22 +1,16 @@
 #include "rpc/stalls.h"
 
+#include <assert.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "rpc/core.h"
 
 enum { LOOK_MS = 250 }; /* between two looks for them */
 
-enum waits {
-    WAITS_REQUEST, /* it reads */
-    WAITS_REFUSED, /* it reads still: the answer is that it took too long */
-    WAITS_ANSWER
-};
-
 typedef struct watched {
+    enum slot_state state;
     grpc_call *call; /* NULL: the slot does not wait for its client */
-    enum waits waits;
     uint64_t until; /* persia_clock_ns() up to which it may */
 } watched;
 
@@ -31,8 +25,9 @@ typedef struct kind {
     size_t begin, end;
     uint64_t request_ns, answer_ns; /* patience */
     size_t refusals_min; /* in one look */
-    _Atomic(size_t) free; /* slots that wait for a call */
-    size_t came;     /* requests, since the last look; guarded by the lock */
+    /* The lock guards these: */
+    size_t free; /* slots that are idle */
+    size_t came; /* requests, since the last look */
     size_t refusals; /* in the next look, at most; the thread's own */
 } kind;
 
@@ -41,12 +36,9 @@ struct stalls {
     void *ctx;
     kind health, other;
     late *late; /* [slots_n] the thread's own: what a look found */
-    pthread_t thread;
-    int started;
+    persia_timer timer;
 
     pthread_mutex_t lock; /* guards what follows */
-    pthread_cond_t changed;
-    int stop;
     watched *slots; /* [slots_n] */
 };
 
@@ -55,49 +47,84 @@ static kind *kind_of(stalls *w, size_t slot)
     return slot < w->health.end ? &w->health : &w->other;
 }
 
-/* ---- what slots tell ---------------------------------------------------- */
+/* ---- the state of a slot ------------------------------------------------ */
 
-void stalls_begin(stalls *w, size_t slot, grpc_call *call)
+enum { NEVER = SLOT_STATES };
+
+static const unsigned char next[SLOT_STATES][SLOT_EVENTS] = {
+    [SLOT_IDLE] = {SLOT_READING, NEVER, NEVER, SLOT_ANSWERING, NEVER, NEVER},
+    [SLOT_READING] = {NEVER, SLOT_HANDLED, SLOT_REFUSED, NEVER, NEVER, NEVER},
+    [SLOT_HANDLED] = {NEVER, NEVER, NEVER, SLOT_ANSWERING, NEVER, NEVER},
+    [SLOT_ANSWERING] = {NEVER, NEVER, NEVER, NEVER, SLOT_SENT, NEVER},
+    [SLOT_SENT] = {NEVER, NEVER, NEVER, NEVER, NEVER, SLOT_IDLE},
+    [SLOT_REFUSED] = {NEVER, SLOT_REFUSED, NEVER, NEVER, SLOT_DISMISSED,
+                      NEVER},
+    [SLOT_DISMISSED] = {NEVER, SLOT_DISMISSED, NEVER, NEVER, NEVER,
+                        SLOT_IDLE},
+};
+
+/* The only place that changes a slot's state.  The lock is held. */
+static void slot_event(stalls *w, size_t slot, enum slot_event event)
 {
+    watched *one = &w->slots[slot];
     kind *k = kind_of(w, slot);
-    watched now = {call, WAITS_REQUEST, persia_clock_ns() + k->request_ns};
-    atomic_fetch_sub(&k->free, 1);
+    const enum slot_state was = one->state, to = next[was][event];
+    assert((int)to != NEVER);
+    one->state = to;
+    k->free -= was == SLOT_IDLE;
+    k->free += to == SLOT_IDLE;
+    assert(k->free <= k->end - k->begin);
+}
+
+void stalls_reads(stalls *w, size_t slot, grpc_call *call)
+{
+    const uint64_t until = persia_clock_ns() + kind_of(w, slot)->request_ns;
     pthread_mutex_lock(&w->lock);
-    w->slots[slot] = now;
+    slot_event(w, slot, SLOT_READ);
+    w->slots[slot].call = call;
+    w->slots[slot].until = until;
     pthread_mutex_unlock(&w->lock);
 }
 
 int stalls_came(stalls *w, size_t slot)
 {
     pthread_mutex_lock(&w->lock);
-    int refused = w->slots[slot].waits == WAITS_REFUSED;
-    if (!refused) {
+    slot_event(w, slot, SLOT_CAME);
+    const int handled = w->slots[slot].state == SLOT_HANDLED;
+    if (handled) {
         w->slots[slot].call = NULL;
         kind_of(w, slot)->came++;
     }
     pthread_mutex_unlock(&w->lock);
-    return !refused;
+    return handled;
 }
 
-void stalls_answers(stalls *w, size_t slot, grpc_call *call)
+int stalls_answers(stalls *w, size_t slot, grpc_call *call)
 {
-    watched now = {call, WAITS_ANSWER,
-                   persia_clock_ns() + kind_of(w, slot)->answer_ns};
+    const uint64_t until = persia_clock_ns() + kind_of(w, slot)->answer_ns;
     pthread_mutex_lock(&w->lock);
-    w->slots[slot] = now;
+    const int handled = w->slots[slot].state == SLOT_HANDLED;
+    slot_event(w, slot, SLOT_ANSWER);
+    w->slots[slot].call = call;
+    w->slots[slot].until = until;
     pthread_mutex_unlock(&w->lock);
+    return handled;
 }
 
 void stalls_answered(stalls *w, size_t slot)
 {
     pthread_mutex_lock(&w->lock);
-    w->slots[slot].call = NULL; /* whether it was refused stays known */
+    slot_event(w, slot, SLOT_SEND);
+    w->slots[slot].call = NULL;
     pthread_mutex_unlock(&w->lock);
 }
 
 void stalls_freed(stalls *w, size_t slot)
 {
-    atomic_fetch_add(&kind_of(w, slot)->free, 1);
+    pthread_mutex_lock(&w->lock);
+    assert(!w->slots[slot].call);
+    slot_event(w, slot, SLOT_FREE);
+    pthread_mutex_unlock(&w->lock);
 }
 
 /* ---- the thread --------------------------------------------------------- */
@@ -106,24 +133,24 @@ void stalls_freed(stalls *w, size_t slot)
  * lock. */
 static size_t look(stalls *w, kind *k, uint64_t now, size_t n)
 {
-    size_t free_ones = atomic_load(&k->free), refused = 0;
+    size_t refused = 0;
     /* Many large requests at once are slow for each other: while some arrive,
      * few are refused, or all would begin again and again. */
-    if (free_ones || k->came)
+    if (k->free || k->came)
         k->refusals = k->refusals_min;
     k->came = 0;
-    if (free_ones)
+    if (k->free)
         return n;
     for (size_t i = k->begin; i < k->end; i++) {
         watched *one = &w->slots[i];
         if (!one->call || now < one->until)
             continue;
-        if (one->waits != WAITS_REQUEST) {
+        if (one->state != SLOT_READING) {
             grpc_call_ref(one->call);
             w->late[n++] = (late){i, one->call};
         } else if (refused < k->refusals) {
             refused++;
-            one->waits = WAITS_REFUSED;
+            slot_event(w, i, SLOT_REFUSE);
             one->until = now + k->request_ns;
             w->late[n++] = (late){i, NULL};
         }
@@ -143,24 +170,16 @@ static void send_away(stalls *w, const late *l)
     grpc_call_unref(l->call);
 }
 
-static void *stalls_main(void *arg)
+static uint64_t stalls_tick(void *ctx)
 {
-    stalls *w = arg;
+    stalls *w = ctx;
+    const uint64_t now = persia_clock_ns();
     pthread_mutex_lock(&w->lock);
-    while (!w->stop) {
-        uint64_t now = persia_clock_ns();
-        size_t n = look(w, &w->other, now, look(w, &w->health, now, 0));
-        pthread_mutex_unlock(&w->lock);
-        for (size_t i = 0; i < n; i++)
-            send_away(w, &w->late[i]);
-        uint64_t next = persia_clock_ns() + (uint64_t)LOOK_MS * 1000000u;
-        pthread_mutex_lock(&w->lock);
-        while (!w->stop &&
-               persia_cond_wait_until(&w->changed, &w->lock, next) == 0)
-            ;
-    }
+    size_t n = look(w, &w->other, now, look(w, &w->health, now, 0));
     pthread_mutex_unlock(&w->lock);
-    return NULL;
+    for (size_t i = 0; i < n; i++)
+        send_away(w, &w->late[i]);
+    return persia_clock_ns() + (uint64_t)LOOK_MS * 1000000u;
 }
 
 /* ---- life --------------------------------------------------------------- */
@@ -173,7 +192,7 @@ static void kind_init(kind *k, size_t begin, size_t end, uint64_t request_ms,
     k->request_ns = request_ms * 1000000u;
     k->answer_ns = answer_ms * 1000000u;
     k->refusals_min = k->refusals = refusals_min;
-    atomic_init(&k->free, end - begin);
+    k->free = end - begin;
 }
 
 int stalls_watch(size_t slots_n, size_t health_n,
@@ -186,7 +205,7 @@ int stalls_watch(size_t slots_n, size_t health_n,
         return persia_err_set(PERSIA_ENOMEM,
                               "out of memory: a server's slots");
     pthread_mutex_init(&w->lock, NULL);
-    persia_cond_init(&w->changed);
+    persia_timer_init(&w->timer);
     w->refuse = refuse;
     w->ctx = ctx;
     /* No request of health is large. */
@@ -200,35 +219,27 @@ int stalls_watch(size_t slots_n, size_t health_n,
         code = persia_err_set(PERSIA_ENOMEM,
                               "out of memory: a server of %zu slots", slots_n);
     if (code == PERSIA_OK)
-        code = persia_thread_start(&w->thread, stalls_main, w,
-                                   "persia-rpc-late");
+        code = persia_timer_start(&w->timer, stalls_tick, w,
+                                  "persia-rpc-late");
     if (code != PERSIA_OK) {
         stalls_free(w);
         return code;
     }
-    w->started = 1;
     *out = w;
     return PERSIA_OK;
 }
 
 void stalls_stop(stalls *w)
 {
-    if (!w || !w->started)
-        return;
-    pthread_mutex_lock(&w->lock);
-    w->stop = 1;
-    pthread_cond_signal(&w->changed);
-    pthread_mutex_unlock(&w->lock);
-    pthread_join(w->thread, NULL);
-    w->started = 0;
+    if (w)
+        persia_timer_stop(&w->timer);
 }
 
 void stalls_free(stalls *w)
 {
     if (!w)
         return;
-    stalls_stop(w);
-    pthread_cond_destroy(&w->changed);
+    persia_timer_free(&w->timer);
     pthread_mutex_destroy(&w->lock);
     free(w->slots);
     free(w->late);

@@ -7,14 +7,14 @@
  */
 #include "sched/sched.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { TEXT_BYTES = 1024, THREADS_MAX = 1024 };
+enum { THREADS_MAX = 1024 };
 
 /* How long the caller of a loop watches for stragglers before it sleeps. */
 enum { LINGER_NS = 4000 };
@@ -29,9 +29,8 @@ typedef struct loop {
     struct loop *link;
     int asleep; /* the caller sleeps on `left` */
     pthread_cond_t left;
-    int code; /* of the lowest failing index */
+    err_kept error; /* of the lowest failing index */
     size_t failed;
-    char text[TEXT_BYTES];
 } loop;
 
 typedef struct job {
@@ -79,10 +78,9 @@ void persia_sched_team_install(const sched_team *team)
 static void loop_fail(pthread_mutex_t *lock, loop *l, size_t index, int code)
 {
     pthread_mutex_lock(lock);
-    if (l->code == PERSIA_OK || index < l->failed) {
-        l->code = code;
+    if (l->error.code == PERSIA_OK || index < l->failed) {
+        persia_err_keep(&l->error, code);
         l->failed = index;
-        snprintf(l->text, TEXT_BYTES, "%s", persia_err_text());
     }
     pthread_mutex_unlock(lock);
 }
@@ -199,8 +197,9 @@ static void run_on_pool(sched *s, loop *l)
 
     pthread_mutex_lock(&s->lock);
     loop **at = &s->loops;
-    while (*at != l)
+    while (*at && *at != l)
         at = &(*at)->link;
+    assert(*at == l);
     *at = l->link;
     pthread_mutex_unlock(&s->lock);
     loop_wait(s, l);
@@ -247,15 +246,15 @@ static int loop_for(sched *s, size_t n, int alone, sched_loop_fn fn, void *ctx)
     atomic_init(&l.users, 0);
     l.link = NULL;
     l.asleep = 0;
-    l.code = PERSIA_OK;
+    l.error.code = PERSIA_OK;
     l.failed = 0;
     if (alone || !s->workers)
         loop_run(&s->lock, &l);
     else if (!run_on_team(s, &l))
         run_on_pool(s, &l);
-    if (l.code == PERSIA_OK)
+    if (l.error.code == PERSIA_OK)
         return PERSIA_OK;
-    return persia_err_set(l.code, "%s", l.text);
+    return persia_err_again(&l.error);
 }
 
 int persia_sched_for(sched *s, size_t n, sched_loop_fn fn, void *ctx)
@@ -287,6 +286,7 @@ static void *background_main(void *arg)
             s->idle_jobs--;
             continue;
         }
+        assert(s->queued);
         s->first = j->link;
         s->queued--;
         if (!s->first)
@@ -415,6 +415,7 @@ void persia_sched_destroy(sched *s)
     pthread_cond_broadcast(&s->work);
     for (unsigned i = 0; i < s->workers; i++)
         persia_thread_join(s->worker[i]);
+    assert(!s->first && !s->loops);
     pthread_cond_destroy(&s->job_added);
     pthread_cond_destroy(&s->work);
     pthread_mutex_destroy(&s->job_lock);
@@ -504,6 +505,7 @@ void persia_future_destroy(future *f)
 void persia_future_complete(future *f, int result)
 {
     pthread_mutex_lock(&f->lock);
+    assert(!persia_future_done(f));
     f->result = result;
     if (result != PERSIA_OK)
         f->text = strdup(persia_err_text());

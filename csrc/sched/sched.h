@@ -91,6 +91,30 @@ PERSIA_API int persia_sched_detach(unsigned threads,
                                    void (*end)(void *ctx), void *ctx,
                                    const char *name);
 
+/* Parts of a call that are in flight, and may land after their caller has
+ * left: a callback writes where the caller would read, and the last one of
+ * both frees that memory. */
+typedef struct errand {
+    pthread_mutex_t lock; /* guards what parts write, and all below */
+    pthread_cond_t landed;
+    size_t flying;
+    int left; /* the caller has */
+} errand;
+PERSIA_API void persia_errand_init(errand *e);
+/* No part is in flight. */
+PERSIA_API void persia_errand_free(errand *e);
+/* One part more; the lock is held, or only the caller knows f yet. */
+PERSIA_API void persia_errand_start(errand *e);
+/* A part ends.  The lock is held before, and not after.  Whether the memory is
+ * this callback's now, as it was the last part, and its caller has left. */
+PERSIA_API int persia_errand_land(errand *e);
+/* Waits until nothing flies; the lock is held.  polls: on a thread of the
+ * user.  PERSIA_EINTR, or PERSIA_ETIMEOUT after `until`, both without a
+ * text. */
+PERSIA_API int persia_errand_wait(errand *e, uint64_t until, int polls);
+/* The caller's last use.  Whether the memory is its own, as nothing flies. */
+PERSIA_API int persia_errand_leave(errand *e);
+
 /* A value that one thread completes and others wait for. */
 typedef struct future future;
 PERSIA_API int persia_future_create(future **out);

@@ -165,10 +165,10 @@ static void request_sent(void *owner)
 
 static void fail(ps_service *s, rpc_call *call, int rc)
 {
-    char text[1024];
-    snprintf(text, sizeof text, "%s", persia_err_text());
+    err_kept error;
+    persia_err_keep(&error, rc);
     persia_shard_count_failed(s->shard);
-    call->fail(call, rc, text);
+    call->fail(call, rc, error.text);
 }
 
 static void answered(void *ctx, int rc, shard_reply *reply)

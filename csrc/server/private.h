@@ -20,13 +20,7 @@ struct ps_service {
     shard_ref *ref; /* direct */
     _Atomic(int) closed;
 
-    pthread_mutex_t timer_lock; /* guards: */
-    uint64_t wake_at;           /* when the timer looks; UINT64_MAX: never */
-    int stop;
-    pthread_cond_t wake;
-    pthread_t timer;
-    int timer_runs;
-
+    persia_timer timer;
     job_ends ends;  /* has a lock of its own; so has: */
     server_lines lines;
 };

@@ -18,52 +18,16 @@ shard *persia_service_shard(ps_service *s)
 
 void service_wake(void *service, uint64_t at)
 {
+    persia_timer_wake(&((ps_service *)service)->timer, at);
+}
+
+static uint64_t tick(void *service)
+{
     ps_service *s = service;
-    pthread_mutex_lock(&s->timer_lock);
-    if (at < s->wake_at) {
-        s->wake_at = at;
-        pthread_cond_signal(&s->wake);
-    }
-    pthread_mutex_unlock(&s->timer_lock);
-}
-
-static void *timer_main(void *arg)
-{
-    ps_service *s = arg;
-    for (;;) {
-        uint64_t now = persia_clock_ns();
-        pthread_mutex_lock(&s->timer_lock);
-        s->wake_at = UINT64_MAX; /* others may set it again meanwhile */
-        pthread_mutex_unlock(&s->timer_lock);
-        service_wake(s, persia_shard_tick(s->shard, now));
-        service_wake(s, lines_count(&s->lines, now));
-        pthread_mutex_lock(&s->timer_lock);
-        while (!s->stop && s->wake_at > persia_clock_ns())
-            persia_cond_wait_until(&s->wake, &s->timer_lock, s->wake_at);
-        int stop = s->stop;
-        pthread_mutex_unlock(&s->timer_lock);
-        if (stop)
-            return NULL;
-    }
-}
-
-static int timer_start(ps_service *s)
-{
-    int rc = persia_thread_start(&s->timer, timer_main, s, "persia-timer");
-    s->timer_runs = !rc;
-    return rc;
-}
-
-static void timer_end(ps_service *s)
-{
-    if (!s->timer_runs)
-        return;
-    pthread_mutex_lock(&s->timer_lock);
-    s->stop = 1;
-    pthread_cond_signal(&s->wake);
-    pthread_mutex_unlock(&s->timer_lock);
-    persia_thread_join(s->timer);
-    s->timer_runs = 0;
+    const uint64_t now = persia_clock_ns();
+    const uint64_t shard = persia_shard_tick(s->shard, now);
+    const uint64_t lines = lines_count(&s->lines, now);
+    return shard < lines ? shard : lines;
 }
 
 /* ---- life --------------------------------------------------------------- */
@@ -106,14 +70,12 @@ int persia_service_create(tables *p, const service_config *config,
     ps_service *s = calloc(1, sizeof *s);
     if (!s)
         return persia_err_set(PERSIA_ENOMEM, "no memory for a service");
-    s->wake_at = UINT64_MAX;
-    pthread_mutex_init(&s->timer_lock, NULL);
+    persia_timer_init(&s->timer);
     persia_job_ends_init(&s->ends);
-    persia_cond_init(&s->wake);
     lines_init(&s->lines, config->lines);
     int rc = make_shard(s, p, config);
     if (!rc)
-        rc = timer_start(s);
+        rc = persia_timer_start(&s->timer, tick, s, "persia-timer");
     if (rc)
         (void)persia_service_destroy(s);
     else
@@ -139,16 +101,15 @@ int persia_service_destroy(ps_service *s)
     if (!s)
         return 0;
     persia_service_close(s);
-    timer_end(s);
+    persia_timer_stop(&s->timer);
     if (s->shard && persia_job_ends_wait(&s->ends, s->shard))
         return 1;
     if (s->ref)
         s->ref->ops->close(s->ref);
     persia_shard_destroy(s->shard);
-    pthread_cond_destroy(&s->wake);
     persia_job_ends_free(&s->ends);
     lines_free(&s->lines);
-    pthread_mutex_destroy(&s->timer_lock);
+    persia_timer_free(&s->timer);
     free(s);
     return 0;
 }

@@ -208,7 +208,7 @@ void wait_group(shard *s, const push_call *part)
     if (p.replaced) {
         atomic_fetch_sub(&s->parked_n, 1);
         push_fail(p.replaced, PERSIA_EUNAVAILABLE,
-                  "this part came once more; the later one waits now");
+                  "this part arrived again; the later one waits now");
     }
     if (p.state != LEDGER_NEW || p.rc || p.stale) {
         atomic_fetch_sub(&s->parked_n, 1);

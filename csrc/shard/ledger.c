@@ -521,7 +521,7 @@ int ledger_fill(ledger *l, const wire_ledger *from, size_t n)
         stream *s = find_locked(l, from[i].stream);
         if (s)
             rc = persia_err_set(PERSIA_EARG,
-                                "the ledger of a stream comes twice");
+                                "the ledger of a stream is there twice");
         else if (!(rc = add_locked(l, from[i].stream, &s)))
             import_stream(s, &from[i]);
     }

@@ -86,13 +86,13 @@ static int check_put(const shard *s, const wire_rows *m, table **out)
     const table_config *c = persia_table_get_config(t);
     if (m->n && (m->dim != c->dim || !m->vectors))
         return persia_err_set(PERSIA_ESHAPE,
-                              "table %s: rows of dim %u come, the "
+                              "table %s: rows of dim %u arrive, the "
                               "table has dim %u",
                               c->name, m->vectors ? m->dim : 0, c->dim);
     if (m->state && m->state_floats != persia_table_state_floats(t))
         return persia_err_set(PERSIA_ESHAPE,
                               "table %s: %u floats of state a row "
-                              "come, the table has %u",
+                              "arrive, the table has %u",
                               c->name, m->state_floats,
                               persia_table_state_floats(t));
     if (m->clear && m->n) /* rows that are refused would be too late */

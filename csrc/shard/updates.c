@@ -134,7 +134,7 @@ static int check_table(const shard *s, const wire_push_table *m,
         return rc;
     if (m->grads.n && m->grads.dim != c->dim)
         return persia_err_set(PERSIA_ESHAPE,
-                              "table %s: gradients of dim %u come, "
+                              "table %s: gradients of dim %u arrive, "
                               "the table has dim %u",
                               c->name, m->grads.dim, c->dim);
     return check_ids(s, t, m->ids, m->grads.n);
@@ -156,7 +156,7 @@ int push_check(const shard *s, const shard_push *a)
         rc = check_table(s, t, a->jobs ? &a->jobs[i] : NULL, m->t);
         if (!rc && seen[t->grads.no]++)
             rc = persia_err_set(
-                PERSIA_EARG, "table %s comes twice in one push",
+                PERSIA_EARG, "table %s is twice in one push",
                 persia_table_get_config(persia_tables_table(s->p, t->grads.no))
                     ->name);
     }

@@ -208,7 +208,7 @@ void wait_part(shard *s, const push_call *part)
     if (p.replaced) {
         atomic_fetch_sub(&s->parked_n, 1);
         push_fail(p.replaced, p.again ? PERSIA_EUNAVAILABLE : PERSIA_ECLOSED,
-                  "this part of the step came once more; the later one waits "
+                  "this part of the step arrived again; the later one waits "
                   "now");
     }
     if (p.whole)
@@ -277,7 +277,7 @@ static int check_world(const shard *s, const wire_leave *m)
     return persia_err_set(
         PERSIA_ELIMIT,
         "%u ranks train in step, but the server "
-        "has at most %u requests in hand at once, of which the "
+        "has at most %u requests in flight at once, of which the "
         "part of each rank is one: start it with more (--calls)",
         m->world, calls);
 }
@@ -567,13 +567,13 @@ static void fail_late(shard *s, uint64_t now)
     }
     pthread_mutex_unlock(&s->wait_lock);
     answer_pulls(s, pulls, PERSIA_EUNAVAILABLE, "the update whose rows were "
-                 "asked for did not come in time");
+                 "asked for did not arrive in time");
     fail_groups(s, now, NULL, PERSIA_ETIMEOUT, "other batches of this update "
-                "did not come in time; nothing of it was applied");
+                "did not arrive in time; nothing of it was applied");
     if (!parts)
         return;
     snprintf(text, sizeof text,
-             "step %llu: the part of %s did not come in time; nothing of it "
+             "step %llu: the part of %s did not arrive in time; nothing of it "
              "was applied. Every rank makes as many updates, or iterates "
              "persia.DataLoader, or closes its store where it ends",
              step, missing);

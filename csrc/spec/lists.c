@@ -205,7 +205,13 @@ static const spec_field embedding_worker_stats_fields[] = {
       .offset = offsetof(embedding_worker_stats, restores) },
     { .name = "jobs", .config = "jobs", .kind = SPEC_U64,
       .offset = offsetof(embedding_worker_stats, jobs) },
+    { .name = "lost", .config = "lost", .kind = SPEC_U64,
+      .offset = offsetof(embedding_worker_stats, lost) },
+    { .name = "starved_ns", .config = "starved_ns", .kind = SPEC_U64,
+      .offset = offsetof(embedding_worker_stats, starved_ns) },
+    { .name = "blocked_ns", .config = "blocked_ns", .kind = SPEC_U64,
+      .offset = offsetof(embedding_worker_stats, blocked_ns) },
 };
 const spec_list persia_embedding_worker_stats_list = {
-    embedding_worker_stats_fields, 24
+    embedding_worker_stats_fields, 27
 };

@@ -203,6 +203,9 @@ typedef struct embedding_worker_stats {
     uint64_t oldest_ns; /* since the first of them arrived */
     uint64_t restores; /* times that it began again: servers had other rows */
     uint64_t jobs; /* that have loaders */
+    uint64_t lost; /* updates made here that a server had and lost */
+    uint64_t starved_ns; /* in which a rank waited, and nothing was queued */
+    uint64_t blocked_ns; /* in which a loader could send nothing more */
 } embedding_worker_stats;
 
 extern PERSIA_API const spec_list persia_embedding_worker_stats_list;

@@ -14,6 +14,17 @@
 extern "C" {
 #endif
 
+/* Adds what updates count, from one struct that carries it to another: a
+ * job of a table, a reply of a server or worker, or a batcher_counts. */
+#define UPDATE_COUNTS_ADD(to, more)                                           \
+    (UPDATE_COUNTS_ADD_ONE(to, more, created),                                \
+     UPDATE_COUNTS_ADD_ONE(to, more, refused),                                \
+     UPDATE_COUNTS_ADD_ONE(to, more, evicted),                                \
+     UPDATE_COUNTS_ADD_ONE(to, more, nonfinite),                              \
+     UPDATE_COUNTS_ADD_ONE(to, more, touched))
+#define UPDATE_COUNTS_ADD_ONE(to, more, field)                                \
+    ((void)((to)->field += (more)->field))
+
 /* The first field in which two structs of the list differ, or NULL. */
 PERSIA_API const spec_field *persia_spec_difference(const spec_list *list,
                                                     const void *a,

@@ -96,7 +96,7 @@ int persia_table_cut_begin(table *const *tables, size_t n, table_cut **out)
     for (size_t i = 1; i < n && !rc; i++)
         if (locked[i] == locked[i - 1])
             rc = persia_err_set(PERSIA_EARG,
-                                "table %s comes twice in one snapshot",
+                                "table %s is twice in one snapshot",
                                 locked[i]->config.name);
     if (rc) {
         free(locked);

@@ -26,19 +26,8 @@
 #include "ids/ids.h"
 #include "mem/mem.h"
 
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
-
 /* SLOT_NONE: surely absent; SLOT_SEARCH: it takes row_index_find(). */
-enum { BUCKET_ENTRIES = 12, SLOT_NONE = -1, SLOT_SEARCH = -2 };
-
-typedef struct bucket {
-    uint8_t tag[BUCKET_ENTRIES];
-    uint8_t passed;
-    uint8_t unused[3];
-    uint32_t slot[BUCKET_ENTRIES];
-} bucket;
+enum { SLOT_NONE = -1, SLOT_SEARCH = -2 };
 
 /* One cache line before the buckets. */
 typedef struct page {
@@ -125,21 +114,6 @@ static inline const bucket *row_index_home(const row_index *ix, uint64_t hash)
 {
     const page_ref *ref = row_index_page(ix, hash);
     return &ref->page->bucket[page_home(hash, ref->depth, ref->buckets)];
-}
-
-/* Bit i is set where entry i has this tag. */
-static inline uint32_t bucket_match(const bucket *b, uint8_t tag)
-{
-#ifdef __SSE2__
-    __m128i tags = _mm_load_si128((const __m128i *)(const void *)b);
-    __m128i same = _mm_cmpeq_epi8(tags, _mm_set1_epi8((char)tag));
-    return (uint32_t)_mm_movemask_epi8(same) & 0xFFFu;
-#else
-    uint32_t mask = 0;
-    for (uint32_t i = 0; i < BUCKET_ENTRIES; i++)
-        mask |= (uint32_t)(b->tag[i] == tag) << i;
-    return mask;
-#endif
 }
 
 /* A guess from the home bucket alone: the slot that the id has if it is

@@ -126,7 +126,7 @@ int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n)
     for (size_t j = 1; j < jobs_n; j++)
         if (claims[j].t == claims[j - 1].t)
             return persia_err_set(PERSIA_EARG,
-                                  "table %s comes twice in one push",
+                                  "table %s is twice in one push",
                                   claims[j].t->config.name);
     return reservation_make(&plan->reservation, claims, jobs_n);
 }

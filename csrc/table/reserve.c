@@ -194,7 +194,7 @@ static int reservation_check(reservation *r)
             return persia_err_set(
                 PERSIA_ECAPACITY,
                 "table %s holds %llu rows of at most %llu and %zu "
-                "new ids come (id %lld is one); nothing was "
+                "new ids arrive (id %lld is one); nothing was "
                 "applied. Raise capacity, or let old rows go: "
                 "eviction=\"lru\"",
                 config->name, (unsigned long long)atomic_load(&c->t->rows),

@@ -54,10 +54,12 @@ static const wire_field hello_fields[] = {
     [23] = F(wire_hello, held, MESSAGES, "held", COUNT(wire_hello, held_n),
         .limit = 1024, .type = &batch_name_type),
     [24] = F(wire_hello, stays, U32, "stays", .limit = 1),
+    [25] = F(wire_hello, epoch, U64, "epoch"),
+    [26] = F(wire_hello, place, U64, "place"),
 };
 static const wire_type hello_type = {
     .name = "HelloRequest", .size = sizeof(wire_hello), .fields = hello_fields,
-    .fields_n = 24, .check = at_check_hello
+    .fields_n = 26, .check = at_check_hello
 };
 
 static const wire_field ledger_fields[] = {
@@ -836,10 +838,13 @@ static const wire_field worker_stats_fields[] = {
     [22] = F(embedding_worker_stats, oldest_ns, U64, "oldest_ns"),
     [23] = F(embedding_worker_stats, restores, U64, "restores"),
     [24] = F(embedding_worker_stats, jobs, U64, "jobs"),
+    [25] = F(embedding_worker_stats, lost, U64, "lost"),
+    [26] = F(embedding_worker_stats, starved_ns, U64, "starved_ns"),
+    [27] = F(embedding_worker_stats, blocked_ns, U64, "blocked_ns"),
 };
 static const wire_type worker_stats_type = {
     .name = "WorkerStats", .size = sizeof(embedding_worker_stats),
-    .fields = worker_stats_fields, .fields_n = 24
+    .fields = worker_stats_fields, .fields_n = 27
 };
 
 static const wire_field worker_stats_reply_fields[] = {

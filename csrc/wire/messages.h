@@ -24,7 +24,7 @@ enum {
     WIRE_EPOCHS_MAX = 256,
     WIRE_LOADERS_MAX = 256,
     WIRE_TEXT_MAX = 511,
-    WIRE_FIELDS_MAX = 26
+    WIRE_FIELDS_MAX = 27
 };
 
 /* Numbers of the methods; X(METHOD, Name). */
@@ -175,6 +175,10 @@ typedef struct wire_hello {
     size_t held_n;
     /* a rank that continues: it takes no other process's place */
     uint32_t stays;
+    /* Of the next batch that a rank takes, as in Take: of those before it
+     * takes none but what it holds. */
+    uint64_t epoch;
+    uint64_t place;
 } wire_hello;
 
 /* Which updates of a stream have been applied: numbers 1 .. watermark, and

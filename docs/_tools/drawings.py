@@ -165,10 +165,11 @@ def machine(
     note: str = "",
     bends: dict[tuple[str, str], float] | None = None,
     head: float = 0.0,
+    only: set[tuple[str, str]] | None = None,
 ) -> str:
     """A state machine; ``places`` are columns and rows, and arrows into
-    ``hidden`` states are told by the note alone; ``head`` is room above for
-    arrows that bend."""
+    ``hidden`` states, or that are not among ``only``, are told by the note
+    alone; ``head`` is room above for arrows that bend."""
     w, h, dx, dy = 96.0, 34.0, 158.0, 78.0
     top = min(y for _, y in places.values())
     centers = {
@@ -179,7 +180,7 @@ def machine(
     assert not missing, f"{title}: no place for {missing}"
     lines, labels = [], []
     for (a, b), words in edges.items():
-        if b in hidden:
+        if b in hidden or (only is not None and (a, b) not in only):
             continue
         bend = (bends or {}).get((a, b), 14.0 if (b, a) in edges else 0.0)
         line, label = arrow(centers[a], centers[b], bend, words, w, h)
@@ -201,16 +202,6 @@ def machine(
     return svg(width, height, title, [*lines, *labels, *boxes], -head)
 
 
-REQUEST: Edges = {  # csrc/client/fan.c
-    ("READY", "FLYING"): "send",
-    ("FLYING", "CAME"): "answer",
-    ("CAME", "DONE"): "accept, refuse",
-    ("CAME", "PAUSED"): "unreachable",
-    ("PAUSED", "FLYING"): "send again",
-    ("CAME", "READY"): "other boot: greet it",
-}
-
-
 def partition() -> Edges:
     """The table of Python of a Kafka partition that is read."""
     sys.path.insert(0, str(ROOT))
@@ -227,8 +218,112 @@ def partition() -> Edges:
     return edges
 
 
+def small_machines() -> dict[str, str]:
+    """Those of parts of a batch, and of what one room alone knows."""
+    return {
+        "lookup": machine(
+            "The states of a lookup in the trainer",
+            table("csrc/loop/batches.h", "RUN"),
+            {"WAITS": (0, 0), "RUNS": (1.4, 0), "TAKEN": (2.8, 0)},
+            {"TAKEN"},
+            bends={("WAITS", "TAKEN"): -40.0},
+            head=34.0,
+        ),
+        "gradient": machine(
+            "The states of a gradient in the trainer",
+            table("csrc/loop/batches.h", "PEND"),
+            {
+                "OUT": (0, 0.7),
+                "PENDING": (1.4, 0),
+                "UPDATING": (2.8, 0.7),
+                "REFUSED": (0, 1.9),
+                "APPLIED": (4.2, 0),
+                "FAILED": (4.2, 0.95),
+                "DISCARDED": (4.2, 1.9),
+            },
+            {"APPLIED", "FAILED", "DISCARDED", "REFUSED"},
+            only={
+                ("OUT", "PENDING"),
+                ("OUT", "REFUSED"),
+                ("OUT", "UPDATING"),
+                ("PENDING", "UPDATING"),
+                ("UPDATING", "APPLIED"),
+                ("UPDATING", "FAILED"),
+                ("UPDATING", "DISCARDED"),
+            },
+            note="APPLIED, FAILED and DISCARDED can follow OUT and PENDING, "
+            "too.",
+        ),
+        "stream": machine(
+            "The states of a data loader's stream at an embedding worker",
+            table("csrc/embedding_worker/private.h", "HEAR"),
+            {
+                "THERE": (0, 0.8),
+                "GONE": (1.6, 0),
+                "LEFT": (1.6, 1.6),
+                "OLD": (3.0, 0.8),
+            },
+            {"OLD"},
+            {"OLD"},
+            note="The event end leads from every state to OLD: its rows were "
+            "replaced, or nobody asks for its batches.",
+        ),
+        "taking": machine(
+            "The states of a Take of a rank",
+            table("csrc/rank/private.h", "ENTER"),
+            {
+                "MADE": (0, 0),
+                "QUEUED": (0, 1.2),
+                "ASKS": (1.4, 1.2),
+                "WANTS": (2.8, 0),
+                "ENDS": (2.8, 2.4),
+                "HOLDS": (4.2, 1.2),
+                "SETTLED": (5.6, 1.2),
+                "LEFT": (5.6, 2.4),
+            },
+            {"LEFT"},
+            {"LEFT"},
+            note="The event leave leads from QUEUED, ASKS and SETTLED to "
+            "LEFT: it is answered, or its loop has ended.",
+        ),
+        "held": machine(
+            "The states of a batch that a rank has",
+            table("csrc/rank/private.h", "HOLD"),
+            {
+                "NONE": (0, 1),
+                "HERE": (1.2, 1),
+                "USED": (2.6, 0.2),
+                "UNUSED": (2.6, 1.8),
+                "SKIPPED": (4.2, 0),
+                "UNDONE": (4.2, 1.4),
+                "RETURNED": (5.6, 0.7),
+            },
+            set(),
+            {"NONE", "RETURNED"},
+            bends={("HERE", "SKIPPED"): 70.0},
+            note="Gradients that leave lead from every state with a lease to "
+            "RETURNED; the event drop leads from every state to NONE.",
+        ),
+        "slot": machine(
+            "The states of a slot of a server's calls",
+            table("csrc/rpc/stalls.h", "READ"),
+            {
+                "IDLE": (0, 1),
+                "READING": (1.2, 0),
+                "HANDLED": (2.4, 0),
+                "ANSWERING": (3.6, 0),
+                "SENT": (4.8, 1),
+                "REFUSED": (1.8, 2),
+                "DISMISSED": (3.2, 2),
+            },
+            set(),
+        ),
+    }
+
+
 def machines() -> dict[str, str]:
     job = matrix("csrc/shard/job.h")
+    requests = table("csrc/client/private.h", "SEND")
     words = {
         ("STARTING", "RUNNING"): "files open",
         ("RUNNING", "DONE"): "all written, staged",
@@ -314,7 +409,7 @@ def machines() -> dict[str, str]:
         ),
         "request": machine(
             "The states of a request to one server",
-            REQUEST,
+            requests,
             {
                 "READY": (0, 1),
                 "FLYING": (1.2, 1),
@@ -324,6 +419,7 @@ def machines() -> dict[str, str]:
             },
             {"DONE"},
             bends={("CAME", "READY"): 40.0},
+            only=set(requests) - {("READY", "DONE")},
             head=36.0,
             note="A deadline, or a server that refuses, ends all requests "
             "of the call.",
@@ -457,7 +553,10 @@ def drawings() -> dict[str, str]:
     return {
         "staleness": staleness(),
         "roles": roles(),
-        **{f"states-{name}": one for name, one in machines().items()},
+        **{
+            f"states-{name}": one
+            for name, one in (machines() | small_machines()).items()
+        },
     }
 
 

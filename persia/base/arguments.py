@@ -9,8 +9,6 @@ from pathlib import Path
 
 from persia.redaction import shown
 
-__all__ = ["hide_secrets"]
-
 _START, _END = 47, 48  # of arg_start and arg_end in /proc/PID/stat, from 0
 _OPTIONS = (b"--token",)
 

@@ -1,4 +1,4 @@
-"""Checks of arguments where they come in: errors of Persia, whatever kind of
+"""Checks of arguments where they are given: errors of Persia, whatever kind of
 object it was.
 """
 
@@ -9,8 +9,6 @@ import operator
 from typing import Any, TypeVar
 
 from persia import errors
-
-__all__ = ["kind", "number", "real", "whole"]
 
 T = TypeVar("T")
 

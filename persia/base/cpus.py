@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["cpu_quota", "processors", "text_of"]
-
 
 def text_of(path: Path) -> str:
     """Of a file of the kernel, without the end of its line; "" where there is

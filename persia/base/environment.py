@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping
 
 from persia.base.warning import warn
 
-__all__ = ["drop_links", "variable"]
-
 # Kubernetes gives each process variables for each service of its namespace: a
 # service persia-metrics is PERSIA_METRICS_PORT=tcp://10.0.0.1:9100.
 _LINK = re.compile(r"(tcp|udp|sctp)://")

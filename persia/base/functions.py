@@ -9,15 +9,6 @@ from torch import Tensor
 
 from persia.base.torch_private import without_subclasses
 
-__all__ = [
-    "GET_DATA",
-    "SET_DATA",
-    "SET_REQUIRES_GRAD",
-    "answers",
-    "ordinary",
-    "reduced",
-]
-
 _DATA: Any = Tensor.data
 _REQUIRES_GRAD: Any = Tensor.requires_grad
 #: The functions that torch names where an attribute is read or written.

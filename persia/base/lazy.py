@@ -11,8 +11,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-__all__ = ["lazily"]
-
 
 def lazily(
     package: str, names: Mapping[str, str], modules: Iterable[str] = ()

@@ -18,8 +18,6 @@ from typing import Any, Literal, TextIO
 from persia.errors import flagged
 from persia.redaction import shown
 
-__all__ = ["Format", "Level", "error_line", "said", "say"]
-
 Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["text", "json"]
 

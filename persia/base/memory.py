@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from persia import _core
 
-__all__ = ["keep_memory"]
-
 _KEEP = 256 << 20  # bytes at the end of each of glibc's arenas
 
 

@@ -11,8 +11,6 @@ import yaml
 
 from persia import errors
 
-__all__ = ["read_yaml", "seconds_of", "secret", "validated"]
-
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 # Names of options whose values are shown to no one.

@@ -21,8 +21,6 @@ from typing import IO
 
 from persia.errors import InvalidArgument, PersiaError, StorageError
 
-__all__ = ["new_file", "new_files", "new_folder"]
-
 AnyPath = str | os.PathLike[str]
 
 _AT_FDCWD, _EXCHANGE = -100, 2  # of renameat2()

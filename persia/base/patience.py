@@ -11,8 +11,6 @@ from typing import TypeVar
 
 from persia import errors
 
-__all__ = ["patiently", "saying_so", "watching"]
-
 T = TypeVar("T")
 
 _FIRST_RETRY, _RETRY = 0.05, 2.0  # seconds

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["unsupported"]
-
 _MACHINES = "x86_64", "amd64"
 
 

@@ -6,14 +6,14 @@ Nothing but the standard library, as it is asked for where parts are missing.
 
 from __future__ import annotations
 
+import importlib
 import re
 import tomllib
 from collections.abc import Iterable
 from importlib import metadata
+from typing import Any
 
 from persia.base.version import source_tree
-
-__all__ = ["AGAIN", "install", "required"]
 
 #: How to get another Persia. PyPI has another program of its name.
 AGAIN = (
@@ -53,6 +53,27 @@ def install(names: Iterable[str] = (), extra: str | None = None) -> str:
     return "pip install " + " ".join(
         f"'{one}'" for one in chosen or known.values()
     )
+
+
+def library(name: str, extra: str, what: str) -> Any:
+    """A module of an extra, which only some use.
+
+    Args:
+        name: of the module.
+        extra: that brings it.
+        what: needs it, in the plural, for the error.
+
+    Raises:
+        InvalidArgument: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        from persia.errors import InvalidArgument
+
+        raise InvalidArgument(
+            f"{what} need {name}: {install(extra=extra)}"
+        ) from None
 
 
 def _name(requirement: str) -> str:

@@ -16,8 +16,6 @@ from typing import Any, NoReturn, Self
 
 from persia.errors import flagged
 
-__all__ = ["NUMBERS", "Ended", "Ending", "end_on_sigterm", "ended"]
-
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 _AT_ONCE = 1.0  # seconds that the main thread has, at least

@@ -16,18 +16,6 @@ from persia.base.requirements import install
 from persia.base.urls import Url
 from persia.redaction import clean, shown
 
-__all__ = [
-    "WEB",
-    "failed",
-    "has_folders",
-    "infos_of",
-    "is_refused",
-    "lists_folders",
-    "opening",
-    "system_of",
-    "why",
-]
-
 WEB = {"http", "https"}
 
 _ARROW = {"s3", "gs", "gcs", "hdfs", "viewfs", "file", "abfs", "abfss"}

@@ -1,4 +1,4 @@
-"""Checks of tensors where they come in, and of what becomes one."""
+"""Checks of tensors where they are given, and of what becomes one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from torch import Tensor
 
 from persia import errors
 from persia.base.torch_private import jit_traces
-
-__all__ = ["in_graph", "integers", "tensor", "to_device", "vector"]
 
 # Integer dtypes that widen to int64 without changing a value.
 _WIDENED = (torch.int32, torch.int16, torch.int8, torch.uint8)

@@ -19,32 +19,6 @@ from torch import Tensor, nn
 from persia import errors
 from persia.base.warning import warn
 
-__all__ = [
-    "amp_unscale_",
-    "below_autograd",
-    "constant_while_tracing",
-    "default_key_value_store",
-    "eager_without",
-    "foreach_zero_",
-    "gives_out",
-    "graph_is_kept",
-    "graph_task",
-    "in_backward",
-    "jit_traces",
-    "made_a_step",
-    "makes_parameter",
-    "missing",
-    "order_effects",
-    "register_tree",
-    "runs_node",
-    "sets_parameter",
-    "transforms",
-    "uncompiled",
-    "version_of",
-    "when_backward_ends",
-    "without_subclasses",
-]
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -244,6 +218,15 @@ def _calls(code: CodeType) -> bool:
 
 def _is_ours(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).startswith("persia.")
+
+
+def constant_sizes(tensor: Tensor) -> list[int | None]:
+    """The sizes of a tensor of a graph; None: one that may change."""
+    try:
+        from torch.fx.experimental.symbolic_shapes import is_concrete_int
+    except ImportError:
+        return [s if isinstance(s, int) else None for s in tensor.shape]
+    return [int(s) if is_concrete_int(s) else None for s in tensor.shape]
 
 
 def version_of(tensor: Tensor) -> int:

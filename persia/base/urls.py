@@ -10,8 +10,6 @@ from urllib.parse import parse_qsl, unquote
 from persia import errors
 from persia.redaction import MARK, cut, shown_url
 
-__all__ = ["ANY", "Url", "decoded", "literal", "pattern_of"]
-
 #: What makes a pattern of a name.
 ANY = re.compile(r"[*?\[]")
 

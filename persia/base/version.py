@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-__all__ = ["RELEASE", "__version__", "commit_of", "source_tree", "version_of"]
-
 #: The release that this is, or that the source tree will become.
 RELEASE = "0.2.0"
 

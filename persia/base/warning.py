@@ -8,8 +8,6 @@ from types import FrameType
 
 from persia.redaction import shown
 
-__all__ = ["warn"]
-
 _OWN = ("persia", "torch", "copy", "pickle", "multiprocessing")
 
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from persia.base.lazy import lazily
 
 if TYPE_CHECKING:
-    from persia.checkpoint.saving import Checkpoint, check, read_extra
+    from persia.checkpoint.saving import Checkpoint, read_extra
 
-__all__ = ["Checkpoint", "check", "read_extra"]
+__all__ = ["Checkpoint", "read_extra"]
 
 # A server reads manifests without torch.
 __getattr__, __dir__ = lazily(
     __name__,
-    {"Checkpoint": "saving", "check": "saving", "read_extra": "saving"},
+    {"Checkpoint": "saving", "read_extra": "saving"},
 )

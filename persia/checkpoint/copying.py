@@ -12,9 +12,7 @@ from persia.checkpoint import saving
 from persia.store.engine import engine_of
 
 if TYPE_CHECKING:
-    from persia.store import Store
-
-__all__ = ["copy_rows"]
+    from persia.store.store import Store
 
 
 def copy_rows(source: Store, target: Store) -> None:

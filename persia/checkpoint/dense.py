@@ -29,23 +29,7 @@ from persia.store.configs import EmbeddingBagConfig, word
 
 if TYPE_CHECKING:
     from persia.optim import SparseOptimizer
-    from persia.store import Store
-
-__all__ = [
-    "PLACE",
-    "Dense",
-    "RandomStates",
-    "TableSettings",
-    "check_classes",
-    "classes_of",
-    "load_state",
-    "parts_of",
-    "poolings_of",
-    "read_dense",
-    "say_differences",
-    "states_of",
-    "write_dense",
-]
+    from persia.store.store import Store
 
 _DENSE = "dense.pt"
 PLACE = "place"  # of a rank's last batch, in its states
@@ -228,7 +212,8 @@ def write_dense(folder: Path, states: Dense) -> dict[str, Any]:
     except OSError:
         raise
     except Exception as error:
-        # torch's writer fails where Ctrl-C comes into it: that comes first.
+        # torch's writer fails where Ctrl-C interrupts it: that is raised
+        # first.
         context = error.__context__
         if context is not None and not isinstance(context, Exception):
             raise context from None

@@ -323,8 +323,8 @@ class LocalRoot:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise StorageError(
-                    f"another save into {self} is going on; wait for it, or "
-                    "save into another folder"
+                    f"another save into {self} is not complete; wait for it, "
+                    "or save into another folder"
                 ) from None
             yield
 

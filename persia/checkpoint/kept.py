@@ -18,9 +18,7 @@ from persia.store.state import updates_of
 if TYPE_CHECKING:
     import torch
 
-    from persia.store import Store
-
-__all__ = ["KeptRows", "keep_rows"]
+    from persia.store.store import Store
 
 
 def keep_rows(

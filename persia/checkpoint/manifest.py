@@ -114,10 +114,9 @@ class Table(_Entry):
 
 
 class Ledger(_Entry):
-    """The updates of a stream that a shard has: all up to the watermark but
-    for `skipped` of them, and watermark + 1 + i where bit i of the window
-    (hexadecimal) is 1.
-    """
+    """The updates of a stream that a shard has: all up to the watermark except
+    `skipped` of them, and watermark + 1 + i where bit i of the window
+    (hexadecimal) is 1."""
 
     stream: int = _U64
     watermark: int = _U64
@@ -139,7 +138,7 @@ class Ledger(_Entry):
 class Shard(_Entry):
     """Counters of a shard at the checkpoint; `sync_step`: of steps that all
     ranks took together; `t`: the highest of an update (Adam's step count);
-    `restore`: the id of the restore that its rows stem from, 0 if of none.
+    `restore`: the id of the restore that its rows are from, 0 if of none.
     """
 
     updates: int = _U64
@@ -236,8 +235,15 @@ def encode_manifest(document: dict[str, Any]) -> bytes:
     return (text + "\n").encode()
 
 
-def decode_manifest(raw: bytes, path: Path | str) -> Manifest:
-    """The reverse; `path` is for messages."""
+def decode_document(
+    raw: bytes, path: Path | str, format: str, versions: Sequence[int]
+) -> dict[str, Any]:
+    """The reverse, of a document of this format; `path` is for messages.
+
+    Raises:
+        CorruptFile: it is not what was written.
+        SchemaMismatch: it is of another format, or version.
+    """
     try:
         document = json.loads(raw)
         if not isinstance(document, dict) or encode_manifest(document) != raw:
@@ -246,14 +252,22 @@ def decode_manifest(raw: bytes, path: Path | str) -> Manifest:
     except (ValueError, KeyError, RecursionError) as error:
         raise CorruptFile(f"{path} is truncated or altered: {error}") from None
     version = document.get("version")
-    if document.get("format") != FORMAT or version not in (1, VERSION):
+    if document.get("format") != format or version not in versions:
+        known = " and ".join(map(str, versions))
         raise SchemaMismatch(
             f"{path} has format {document.get('format')!r}, version "
-            f"{version!r}; this Persia reads {FORMAT!r}, versions 1 and "
-            f"{VERSION}: load it with the Persia that wrote it"
+            f"{version!r}; this Persia reads {format!r}, version {known}: "
+            "load it with the Persia that wrote it"
         )
+    return document
+
+
+def decode_manifest(raw: bytes, path: Path | str) -> Manifest:
+    """The manifest of a checkpoint; errors are those of
+    :func:`decode_document`."""
+    document = decode_document(raw, path, FORMAT, (1, VERSION))
     try:
-        if version == 1:
+        if document["version"] == 1:
             document = _upgrade(document)
         return Manifest.model_validate(document)
     except (pydantic.ValidationError, KeyError, TypeError, ValueError) as e:
@@ -283,7 +297,7 @@ class Part:
         ledgers: of all streams that it knows.
         files: what it wrote; to be read: of all shards that had rows of its
             range.
-        restore: that its rows stem from.
+        restore: that its rows are from.
     """
 
     updates: int

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["fitted", "names_of"]
-
 
 def names_of(parts: Mapping[str, Any]) -> dict[str, list[str]]:
     """The names of the parameters of each optimizer, in its order; "" for

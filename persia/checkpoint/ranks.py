@@ -88,7 +88,7 @@ class Ranks:
         self._silence = silence
         #: Set when the work of rank 0 is not wanted any more.
         self.stop = threading.Event()
-        #: What a signal's handler raised and the others are to hear of.
+        #: What a signal's handler raised and the others are to raise.
         self._interrupt: BaseException | None = None
         self._open = False  # within agreed(): a signal raises there
         self._handlers: dict[int, Any] = {}  # those before ours
@@ -179,7 +179,7 @@ class Ranks:
         )
 
     def _told(self) -> int | None:
-        """The rank that rank 0 gave up, where this one hears of that."""
+        """The rank that rank 0 gave up, where this one learns it."""
         if not self._can_meet or self.rank == 0:
             return None
         deadline = time.monotonic() + _LOOK
@@ -193,9 +193,9 @@ class Ranks:
         return None
 
     def _meet(self, silence: float | None) -> None:
-        """Until every rank is here: rank 0 hears each, then each hears rank
-        0. Unlike the collectives of torch it knows who does not come.
-        """
+        """Until every rank is here: each reports to rank 0, then rank 0 to
+        each. Unlike the collectives of torch it knows which rank is
+        missing."""
         dist, sign = torch.distributed, torch.zeros(1)
         until = None if silence is None else time.monotonic() + silence
         if self.rank:
@@ -287,7 +287,7 @@ class Ranks:
     def lead(self, work: Callable[[], T]) -> T:
         """Rank 0 works while the others wait; all return its result.
 
-        The ranks hear of each other every second meanwhile, so that no
+        The ranks report to each other every second meanwhile, so that no
         deadline of the process group passes, and a dead rank is noticed. Work
         that may take long looks at `stop` now and then.
         """

@@ -19,8 +19,7 @@ from persia.checkpoint.files import Found, Root, opened
 from persia.checkpoint.manifest import RowFile, Table
 from persia.errors import CorruptFile, StorageError
 
-__all__ = ["RowBlock", "read_rows"]
-
+_FIELDS = "count", "seen"
 _TYPES = {"U64": "<u8", "U32": "<u4", "U8": "u1", "F32": "<f4", "BF16": "<u2"}
 
 
@@ -32,6 +31,9 @@ class RowBlock(NamedTuple):
     state: npt.NDArray[np.float32]
     age: npt.NDArray[np.int64]
     """Updates of the table since the last one that touched the row."""
+    fields: dict[str, npt.NDArray[Any]]
+    """What the eviction of the table keeps of a row: "count", updates that
+    touched it, float32; "seen", seconds since 1970 of the last, uint32."""
 
 
 def read_rows(root: Root, found: Found, table: Table) -> Iterator[RowBlock]:
@@ -42,6 +44,8 @@ def read_rows(root: Root, found: Found, table: Table) -> Iterator[RowBlock]:
         StorageError: it cannot be read.
     """
     for entry in table.files:
+        if not entry.rows:  # what admission has seen
+            continue
         with root.reading(found, [entry]) as folder:
             columns = _columns(folder, entry)
             ids = columns["ids"].view(np.int64)
@@ -49,7 +53,9 @@ def read_rows(root: Root, found: Found, table: Table) -> Iterator[RowBlock]:
             # The file has the low 32 bits of the clock.
             age = (table.pushes[entry.shard] - clock) & 0xFFFFFFFF
             state = columns.get("state", np.empty((len(ids), 0), np.float32))
-            yield RowBlock(ids, _vectors(columns["vectors"]), state, age)
+            fields = {n: columns[n] for n in _FIELDS if n in columns}
+            vectors = _vectors(columns["vectors"])
+            yield RowBlock(ids, vectors, state, age, fields)
 
 
 def _vectors(raw: npt.NDArray[Any]) -> npt.NDArray[np.float32]:

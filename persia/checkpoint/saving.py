@@ -71,9 +71,7 @@ from persia.store.engine import engine_of
 from persia.store.state import lineages_of, updates_of
 
 if TYPE_CHECKING:
-    from persia.store import Store
-
-__all__ = ["Checkpoint", "check", "load", "read_extra", "save"]
+    from persia.store.store import Store
 
 
 @dataclasses.dataclass(frozen=True)
@@ -378,9 +376,8 @@ def _fit(parts: Mapping[str, Any], dense: dict[str, Any]) -> list[str]:
 
 @contextlib.contextmanager
 def _loading(store: Store, strict: bool = True) -> Iterator[None]:
-    """States may come before their rows, and other rows at the servers are
-    this store's own doing.
-    """
+    """States may be loaded before their rows, and other rows at the servers
+    are this store's own doing."""
     _core.ckpt_loading(engine_of(store).handle, True)
     try:
         with _together(store, strict):
@@ -444,7 +441,7 @@ def _go_on(
     if engine_of(store).core.held(True):
         engine_of(store).discard()  # gradients of the rows that were
     if since is None:
-        engine_of(store).core.forget()  # and those that are still to come
+        engine_of(store).core.forget()  # and those that are still to be loaded
         _greet(store, restored=True)
     else:
         connection = engine_of(store).connection

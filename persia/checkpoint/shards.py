@@ -277,7 +277,7 @@ class ShardRows:
             return _poll(len(self._peers), status, self._timeout, stop, until)
         except InvalidArgument as error:
             raise Unavailable(
-                f"the save into {folder} has come to nothing, a server was "
+                f"the save into {folder} has failed, a server was "
                 f"started again in the middle of it, or another save took "
                 f"its place: save again ({error})"
             ) from error

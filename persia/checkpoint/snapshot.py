@@ -23,8 +23,6 @@ from persia.checkpoint.files import (
 )
 from persia.errors import CorruptFile, StorageError
 
-__all__ = ["SNAPSHOT", "RowsFile", "Snapshot", "save_rows"]
-
 SNAPSHOT = "shard.json"
 
 

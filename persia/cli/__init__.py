@@ -8,8 +8,6 @@ import sys
 from persia.base.environment import variable
 from persia.base.signals import end_on_sigterm
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Runs a command. Where a part of the installation cannot be loaded, that

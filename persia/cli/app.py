@@ -22,8 +22,6 @@ from persia.base.signals import ended
 from persia.base.version import source_tree
 from persia.redaction import shown
 
-__all__ = ["COMMANDS", "app", "main"]
-
 _DEBUG = "PERSIA_DEBUG"
 
 
@@ -34,13 +32,15 @@ COMMANDS = {
     "evaluate": "Score a saved model: AUC, log loss, calibration.",
     "predict": "Write the probability of a click for each sample.",
     "report": "Write an HTML file about a saved model.",
+    "export": "Make a saved model ready to be served.",
     "schema": "Print a schema, to edit and pass to persia train --schema.",
     "prepare": "Sort a log by its timestamps, in bounded memory.",
     "data": "Check files of samples.",
     "checkpoint": "List, inspect and verify checkpoints, local or remote.",
+    "model": "List, inspect, verify and compare exports.",
     "rows": "Look at single rows, or erase them.",
     "log": "Look into the logs of servers, and verify them.",
-    "serve": "Serve rows, or batches with their embeddings.",
+    "serve": "Serve rows, batches with their embeddings, or models.",
     "feed": "Send the batches of a data set to embedding workers.",
     "status": "Show what servers hold and do.",
     "launch": "Start parameter servers here, and a command that uses them.",

@@ -10,8 +10,6 @@ from typing import Any, Protocol
 
 from persia.base.logs import say
 
-__all__ = ["Counted", "Tell", "progress", "watched"]
-
 EVERY = 5.0  # seconds between two lines
 
 

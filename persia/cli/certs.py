@@ -11,8 +11,6 @@ from rich.text import Text
 
 from persia.cli.options import Json, print_json
 
-__all__ = ["command"]
-
 console = Console(highlight=False)
 
 _TEXTS = {
@@ -49,10 +47,10 @@ def command(
 
     persia certs certs --hosts ps0,ps1
     """
-    from persia.distributed.certs import write_set
+    from persia.distributed.certs import write_certificates
 
     names = [host.strip() for host in hosts.split(",") if host.strip()]
-    made = write_set(folder, names, days, force)
+    made = write_certificates(folder, names, days, force)
     if json:
         print_json({path.name: str(path) for path in made})
         return

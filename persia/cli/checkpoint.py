@@ -15,8 +15,6 @@ from persia.cli.options import Json, Step, print_json
 from persia.cli.shared import Commands
 from persia.errors import CorruptFile, SchemaMismatch, StorageError
 
-__all__ = ["commands"]
-
 commands = Commands(no_args_is_help=True)
 console = Console(emoji=False, highlight=False, markup=False)
 

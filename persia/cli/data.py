@@ -11,8 +11,6 @@ from persia.cli.options import BatchSize, Json, print_json
 from persia.cli.shared import Commands
 from persia.errors import MalformedData
 
-__all__ = ["commands"]
-
 commands = Commands(no_args_is_help=True)
 
 _SHOWN = 10  # malformed samples
@@ -54,7 +52,7 @@ def check(
             "an error.",
         ),
     ] = 0.01,
-    batch_size: BatchSize = 4096,
+    batch_size: BatchSize = 1024,
     json: Json = False,
 ) -> None:
     """Read all samples of files as persia train would, and train nothing.

@@ -6,8 +6,6 @@ import typer
 
 from persia.cli.options import Json
 
-__all__ = ["command"]
-
 
 def command(
     json: Json = False,

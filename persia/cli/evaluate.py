@@ -20,8 +20,6 @@ from persia.cli.options import (
 )
 from persia.errors import InvalidArgument
 
-__all__ = ["command"]
-
 
 def command(
     root: Root,
@@ -36,7 +34,7 @@ def command(
     servers: LiveServers = None,
     namespace: Namespace = "default",
     device: Device = "cpu",
-    batch_size: BatchSize = 4096,
+    batch_size: BatchSize = 1024,
     json: Json = False,
 ) -> None:
     """Score a saved model: AUC, log loss, normalised entropy, calibration.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from persia.data import Dataset, Sender
     from persia.data.feeding import Loader
 
-__all__ = ["command"]
-
 # Options of the data, which mean what they mean in persia train.
 _DATA = (
     *("data", "table_schema", "samples", "shuffle", "eval_data", "eval_split"),
@@ -68,7 +66,7 @@ class FeedConfig(pydantic.BaseModel):
         description="Namespace of the tables of the workers (default: "
         "PERSIA_NAMESPACE, else default).",
     )
-    shard: str = Field(
+    loader: str = Field(
         "0/1",
         pattern="^[0-9]+/[0-9]+$",
         description="Which data loader of how many, such as 0/2: each sends "
@@ -87,7 +85,7 @@ class FeedConfig(pydantic.BaseModel):
         False,
         description="With kafka:// and --parts: send messages as they arrive, "
         "in one epoch that does not end. Each loader has the parts of its "
-        "--shard, and those of loaders that died.",
+        "--loader, and those of loaders that died.",
     )
     job: str | None = Field(
         None,
@@ -142,7 +140,7 @@ class FeedConfig(pydantic.BaseModel):
         if kafka:  # whose batches are cut by offsets alone
             of = {"batch_size", "namespace"}
         if part is None:
-            of.add("shard")
+            of.add("loader")
         options = self.model_dump(mode="json", include=of)
         for field in of & {"data", "eval_data"}:
             # Of a URL all but the user and the password tells it from others.
@@ -176,10 +174,10 @@ def command(
     given |= positional(file, given)
     config = validated(FeedConfig, given)
     begin(config.model_dump(by_alias=True))
-    index, count = map(int, config.shard.split("/"))
+    index, count = map(int, config.loader.split("/"))
     if index >= count:
         raise InvalidArgument(
-            f"--shard {config.shard}: loaders are 0 to N - 1 of N"
+            f"--loader {config.loader}: loaders are 0 to N - 1 of N"
         )
     if config.parts and not config.job_name:
         raise InvalidArgument(
@@ -201,7 +199,7 @@ def _try(config: FeedConfig, index: int, count: int) -> None:
     """Reads the first batch."""
     from persia.train.sources import no_sample, open_data
 
-    source, _ = open_data(train_options(config), (index, count))
+    source, _ = open_data(train_options(config), index, count)
     if next(iter(source), None) is None:
         raise MalformedData(f"nothing to send: {no_sample(source)}")
     workers = config.workers or variable("PERSIA_WORKERS")
@@ -323,7 +321,7 @@ def _send(
     """Sends one share of the batches; what was read, if it is all."""
     from persia.train.sources import open_data
 
-    source, _ = open_data(train_options(config), (index, count))
+    source, _ = open_data(train_options(config), index, count)
     say(f"sending {config.data} to embedding workers")
     loader.send(source, partial(_sender, config))
     return source if count == 1 else None

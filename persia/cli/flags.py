@@ -16,8 +16,6 @@ from pydantic.fields import FieldInfo
 
 from persia.errors import InvalidArgument, flagged
 
-__all__ = ["positional", "with_flags"]
-
 Command = TypeVar("Command", bound=Callable[..., None])
 
 

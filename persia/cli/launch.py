@@ -16,8 +16,6 @@ from persia.cli.feed import FeedConfig
 from persia.cli.options import DryRun, seconds
 from persia.cli.shared import log_variables
 
-__all__ = ["SETTINGS", "command"]
-
 #: What follows "--" is another program's.
 SETTINGS = {"allow_interspersed_args": False}
 
@@ -56,13 +54,34 @@ def command(
         ),
     ] = 0,
     loaders: Annotated[
-        int,
+        str,
         typer.Option(
-            min=0,
-            max=256,
-            help="Number of data loaders: persia feed, to the workers.",
+            help="Number of data loaders: persia feed, to the workers. With "
+            "--autoscale from least to most, such as 1:4.",
         ),
-    ] = 0,
+    ] = "0",
+    autoscale: Annotated[
+        bool,
+        typer.Option(
+            "--autoscale",
+            help="Start loaders while ranks wait for batches, and end some "
+            "while they wait for ranks.",
+        ),
+    ] = False,
+    scale_out_after: Annotated[
+        float,
+        typer.Option(
+            callback=seconds,
+            help="Seconds for which more loaders must have been wanted.",
+        ),
+    ] = 60.0,
+    scale_in_after: Annotated[
+        float,
+        typer.Option(
+            callback=seconds,
+            help="Seconds for which fewer loaders must have been wanted.",
+        ),
+    ] = 600.0,
     parts: Annotated[
         int,
         typer.Option(
@@ -186,6 +205,7 @@ def command(
         checkpoints = Path(str(file["checkpoints"]))
     if metrics_port is None:
         metrics_port = _port(file.get("metrics_port"))
+    least, most = _range(loaders, autoscale)
     feed_options = [*(["--data", data] if data else []), *shlex.split(feed)]
     feed_options, variables = hidden(feed_options)
     cluster = Cluster(
@@ -197,7 +217,9 @@ def command(
         metrics_port=metrics_port,
         tls=tls,
         embedding_workers=embedding_workers,
-        loaders=loaders,
+        loaders=least,
+        loaders_max=most if autoscale else None,
+        scale_after=(scale_out_after, scale_in_after),
         parts=parts,
         feed=feed_options,
         loader_variables=variables,
@@ -246,6 +268,24 @@ def hidden(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         option = name.removeprefix("--").replace("-", "_").upper()
         variables[f"PERSIA_FEED_{option}"] = value
     return arguments, variables
+
+
+def _range(text: str, scaled: bool) -> tuple[int, int]:
+    """(1, 4) of "1:4", (2, 2) of "2"."""
+    first, colon, last = text.partition(":")
+    low, high = (
+        int(part) if part.isdecimal() else -1
+        for part in (first, last or first)
+    )
+    if not 0 <= low <= high <= 256:
+        raise typer.BadParameter(
+            f"--loaders {text}: need a number from 0 to 256, or two as in 1:4"
+        )
+    if bool(colon) != scaled:
+        raise typer.BadParameter(
+            f"--loaders {text}: LEAST:MOST and --autoscale go together"
+        )
+    return low, high
 
 
 def _port(value: object) -> int | None:

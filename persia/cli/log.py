@@ -12,8 +12,6 @@ from persia.cli.options import Json, print_json
 from persia.cli.shared import Commands
 from persia.errors import CorruptFile, StorageError
 
-__all__ = ["commands"]
-
 commands = Commands(no_args_is_help=True)
 
 _Log = Annotated[

@@ -9,22 +9,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-__all__ = [
-    "BatchSize",
-    "Device",
-    "DryRun",
-    "Json",
-    "LiveServers",
-    "Namespace",
-    "Root",
-    "Servers",
-    "Step",
-    "Timeout",
-    "print_json",
-    "seconds",
-    "to_json",
-]
-
 _SECONDS_MAX = 1e6  # poll() takes an int of milliseconds
 
 

@@ -19,8 +19,6 @@ from persia.train.config import RowDtype, WireDtype, of_train
 if TYPE_CHECKING:
     from persia.distributed.planning import Plan
 
-__all__ = ["PlanConfig", "command"]
-
 console = Console(highlight=False)
 
 

@@ -22,8 +22,6 @@ from persia.cli.options import (
 )
 from persia.errors import InvalidArgument, MalformedData
 
-__all__ = ["command"]
-
 
 def command(
     root: Root,
@@ -52,7 +50,7 @@ def command(
     servers: LiveServers = None,
     namespace: Namespace = "default",
     device: Device = "cpu",
-    batch_size: BatchSize = 4096,
+    batch_size: BatchSize = 1024,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:

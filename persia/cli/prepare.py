@@ -11,8 +11,6 @@ from persia.cli.bars import progress
 from persia.cli.options import DryRun, Json, print_json
 from persia.errors import InvalidArgument
 
-__all__ = ["command"]
-
 
 def command(
     data: Annotated[
@@ -48,8 +46,8 @@ def command(
     from persia.data import prepare
 
     options: dict[str, Any] = {
-        "chunk_rows": chunk_samples,
-        "file_rows": file_samples,
+        "chunk_samples": chunk_samples,
+        "file_samples": file_samples,
         "dry_run": dry_run,
     }
     name, _, path = data.partition(":")
@@ -76,13 +74,13 @@ def command(
             {
                 "files": [str(file) for file in made.files],
                 "schema": str(made.schema),
-                "samples": made.rows,
+                "samples": made.samples,
                 "malformed": made.malformed,
             }
         )
     else:
         print(
-            f"{made.rows:,} samples in {len(made.files)} files in {out}, "
+            f"{made.samples:,} samples in {len(made.files)} files in {out}, "
             f"{made.malformed:,} malformed left out"
         )
         print(f"persia train '{out}/*.parquet' --schema {made.schema}")

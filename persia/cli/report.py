@@ -19,8 +19,6 @@ from persia.cli.options import (
     print_json,
 )
 
-__all__ = ["command"]
-
 
 def command(
     root: Root,
@@ -51,7 +49,7 @@ def command(
     servers: LiveServers = None,
     namespace: Namespace = "default",
     device: Device = "cpu",
-    batch_size: BatchSize = 4096,
+    batch_size: BatchSize = 1024,
     json: Json = False,
 ) -> None:
     """Write an HTML file with scores, calibration by decile, AUC by slice,

@@ -21,9 +21,7 @@ from persia.cli.shared import Commands
 from persia.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from persia.store import Store
-
-__all__ = ["commands"]
+    from persia.store.store import Store
 
 commands = Commands(no_args_is_help=True)
 
@@ -295,8 +293,8 @@ def _on_servers(
             "ROOT, or set PERSIA_SERVERS"
         )
     from persia.checkpoint.shards import rows_of
-    from persia.store import Store
     from persia.store.engine import engine_of
+    from persia.store.store import Store
 
     store = Store(
         servers=servers,
@@ -318,8 +316,8 @@ def _on_servers(
 
 def _restored(table: str, checkpoint: str, step: int | None) -> Store:
     from persia.checkpoint import files
-    from persia.store import Store
     from persia.store.engine import engine_of
+    from persia.store.store import Store
 
     found = files.find(files.root_of(checkpoint), step)
     specs = {t.name: t.native() for t in found.manifest.tables}

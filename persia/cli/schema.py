@@ -10,8 +10,6 @@ from persia import errors
 from persia.base.urls import Url
 from persia.cli.options import Json, print_json
 
-__all__ = ["command"]
-
 
 def command(
     data: Annotated[

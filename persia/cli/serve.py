@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from persia.base.logs import say
 from persia.base.options import validated
@@ -13,15 +15,14 @@ from persia.distributed.server import ServeConfig, find_shards
 from persia.distributed.shards import serve as run
 from persia.distributed.shards import these
 from persia.distributed.worker import WorkerConfig, serve_worker
-
-__all__ = ["commands"]
+from persia.serving.config import ModelConfig
 
 commands = Commands(no_args_is_help=True)
 
 
 @commands.callback()
 def _serve() -> None:
-    """Serve rows, or batches with their embeddings."""
+    """Serve rows, batches with their embeddings, or models."""
 
 
 _PANELS = {  # the first option of each group
@@ -33,6 +34,15 @@ _PANELS = {  # the first option of each group
     "checkpoints": "Checkpoints",
     "metrics_port": "Metrics",
     "admin_token_file": "Security",
+}
+_MODEL_PANELS = {
+    "host": "Where it listens",
+    "executors": "Batches",
+    "candidates": "Limits",
+    "versions": "Versions",
+    "metrics_port": "Metrics",
+    "token": "Security",
+    "grace": "The process",
 }
 _WORKER_PANELS = {
     "host": "Where it listens",
@@ -66,6 +76,45 @@ def ps(dry_run: DryRun = False, **flags: Any) -> None:
         say(f"would serve {which} on {config.host}:{config.port}")
         return
     run(config)
+
+
+@commands.command()
+@with_flags(ModelConfig, _MODEL_PANELS)
+def model(
+    exports: Annotated[
+        list[str],
+        typer.Argument(
+            help="Folders of persia export, PATH or NAME=PATH; a name is the "
+            "last part of a path.",
+            metavar="MODEL...",
+        ),
+    ],
+    dry_run: DryRun = False,
+    **flags: Any,
+) -> None:
+    """Answer requests over HTTP, by the Open Inference Protocol v2.
+
+    It prints a line "serving 1 models on 127.0.0.1:8080" when it is ready.
+    A new version of an export answers as soon as it is current there. At
+    SIGTERM it answers the requests in flight, and exits.
+
+    persia serve model exported
+
+    persia serve model clicks=exported --port 9000 --metrics-port 9001
+    """
+    from persia.serving.folder import find_version
+    from persia.serving.process import serve_model
+    from persia.serving.repository import named_paths
+
+    config = validated(ModelConfig, flags)
+    begin({"exports": exports} | config.model_dump())
+    config.security()  # its files can be read
+    if dry_run:
+        for name, path in named_paths(tuple(exports)).items():
+            version = find_version(path).manifest.name
+            say(f"would serve {name}, version {version}")
+        return
+    serve_model(config, tuple(exports))
 
 
 @commands.command()

@@ -30,16 +30,6 @@ from persia.base.options import read_yaml, secret
 from persia.errors import InvalidArgument
 from persia.redaction import shown
 
-__all__ = [
-    "PANEL",
-    "SHARED",
-    "Commands",
-    "begin",
-    "layers",
-    "log_variables",
-    "made",
-]
-
 PANEL = "All commands"
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
         TrainerStatus,
     )
 
-__all__ = ["command"]
-
 # Names are shown as they are: neither markup nor emoji.
 _PLAIN: dict[str, Any] = dict.fromkeys(("emoji", "highlight", "markup"), False)
 console = Console(**_PLAIN)
@@ -254,7 +252,7 @@ def _embedding(workers: list[EmbeddingStatus]) -> Table:
             continue
         stats = w.stats
         queue = f"{_bytes(stats['bytes'])} of {_bytes(stats['bytes_limit'])}"
-        counters = ("again", "late", "given_up", "failed", "loaders_gone")
+        counters = "again late given_up failed lost loaders_gone".split()
         rows.append(
             [
                 w.address,
@@ -271,7 +269,7 @@ def _embedding(workers: list[EmbeddingStatus]) -> Table:
         "embedding workers: batches by state, and per second",
         "address, up, loaders, ranks, queue, queued, withheld!, looking!, "
         "leased, returning!, oldest, in/s, taken/s, trained/s, again!, late!, "
-        "given up!, failed!, loaders gone!",
+        "given up!, failed!, lost!, loaders gone!",
         rows,
     )
 

@@ -12,8 +12,6 @@ import typer
 
 from persia.cli.options import Json
 
-__all__ = ["command"]
-
 Durable = Literal["off", "process", "disk"]
 
 
@@ -33,7 +31,7 @@ def command(
             help="Seed of the first round, which follows from it alone; that "
             "of each later round is one more."
         ),
-    ] = 1,
+    ] = 0,
     short: Annotated[
         bool, typer.Option("--short", help="Few batches, three kills.")
     ] = False,

@@ -29,8 +29,6 @@ if TYPE_CHECKING:  # importing them takes seconds that no other command needs
     from persia.train.run import Result, Run
     from persia.train.trainer import Progress as Position
 
-__all__ = ["command"]
-
 # Paths are shown as they are: neither markup nor emoji.
 console = Console(emoji=False, highlight=False, markup=False)
 _NAMES = {"auc": "AUC", "logloss": "log loss", "gauc": "GAUC"}
@@ -164,7 +162,7 @@ def _train(
     at_once, ending.first = ending.first, lambda _: run.trainer.interrupt()
     with _progress(run) as show:
         finished = run.fit(show, told)
-    if finished and not was_finished and not run.trainer.rows:
+    if finished and not was_finished and not run.trainer.samples:
         told("nothing was left to train: the data end before that")
     failed: PersiaError | None = None
     if run.must_save:
@@ -176,6 +174,9 @@ def _train(
             if not finished:
                 raise
             failed = error  # the result is printed all the same
+    if finished and failed is None and run.config.export_to is not None:
+        ending.what = "all was saved, and nothing was exported"
+        told(f"exported to {run.export()}")
     for line in run.losses():
         told(line)
     ending.what = "all was saved; the scores were not computed"
@@ -257,7 +258,7 @@ def _table(result: Result) -> Table:
         note = "of the last epoch, scored before it was trained on"
         row("AUC", f"{result.auc:.4f}", note)
     if scores is not None:
-        note = f"{scores.rows:,} samples held out"
+        note = f"{scores.samples:,} samples held out"
         if scores.tasks:
             note += f", mean of {len(scores.tasks)} tasks"
         if math.isnan(scores.auc):

@@ -15,12 +15,9 @@ from persia.base.lazy import lazily
 
 if TYPE_CHECKING:
     from persia.data.base import Dataset
-    from persia.data.batches.batch import Batch
-    from persia.data.batches.jagged import JaggedBatch
     from persia.data.formats.files import Files
     from persia.data.kafka.source import Kafka
     from persia.data.records import Records
-    from persia.data.schema.hashing import hash_ids
     from persia.data.schema.inference import infer
     from persia.data.schema.schema import Schema
     from persia.data.sender import Sender
@@ -28,17 +25,14 @@ if TYPE_CHECKING:
     from persia.data.table import Table
 
 __all__ = [
-    "Batch",
     "Dataset",
     "Files",
-    "JaggedBatch",
     "Kafka",
     "Prepared",
     "Records",
     "Schema",
     "Sender",
     "Table",
-    "hash_ids",
     "infer",
     "prepare",
 ]
@@ -46,17 +40,14 @@ __all__ = [
 __getattr__, __dir__ = lazily(
     __name__,
     {
-        "Batch": "batches.batch",
         "Dataset": "base",
         "Files": "formats.files",
-        "JaggedBatch": "batches.jagged",
         "Kafka": "kafka.source",
         "Prepared": "sorting",
         "Records": "records",
         "Schema": "schema.schema",
         "Sender": "sender",
         "Table": "table",
-        "hash_ids": "schema.hashing",
         "infer": "schema.inference",
         "prepare": "sorting",
     },

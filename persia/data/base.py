@@ -24,8 +24,6 @@ from persia import _core, errors
 from persia.base.check import kind, whole
 from persia.data.batches.batch import Batch
 
-__all__ = ["Dataset", "hash_version_of", "pair", "read_ahead", "value_hash"]
-
 T = TypeVar("T")
 
 log = logging.getLogger("persia.data")
@@ -69,8 +67,8 @@ class Dataset(IterableDataset[Batch]):
     """An iterable of batches that knows its features.
 
     Under a ``torch.utils.data.DataLoader`` with workers, each worker makes
-    its share of the batches; under ``torchrun``, ``shard=(rank, world)``
-    does the same for ranks.
+    its share of the batches; under ``torchrun``, ``rank=`` and
+    ``world_size=`` do the same for ranks.
 
     Attributes:
         keys: names of the id features, as in ``batch.ids.keys()``.
@@ -90,16 +88,14 @@ class Dataset(IterableDataset[Batch]):
         *,
         seed: int,
         drop_last: bool,
-        shard: tuple[int, int],
+        rank: int,
+        world_size: int,
     ) -> None:
         self.batch_size = whole("batch_size", batch_size, 1, 2**63 - 1)
-        need = "(rank, world) with 0 <= rank < world"
-        rank, world = pair("shard", shard, need)
-        if not 0 <= whole("rank", rank, 0, 2**63 - 1) < world:
-            raise errors.InvalidArgument(f"shard is {shard}, need {need}")
+        self.world_size = whole("world_size", world_size, 1, 2**63 - 1)
+        self.rank = whole("rank", rank, 0, self.world_size - 1)
         self.seed = whole("seed", seed, 0, 2**64 - 1)
         self.drop_last = drop_last
-        self.shard = shard
         self._epoch = 0
         self.forget_position()
 
@@ -116,16 +112,18 @@ class Dataset(IterableDataset[Batch]):
             InvalidArgument: it is the share of a rank itself.
         """
         whole("parts", n, 1, 2**31 - 1)
-        if self.shard != (0, 1):
+        if self.world_size > 1:
             raise errors.InvalidArgument(
-                f"parts of shard {self.shard}: need those of the whole data"
+                f"parts of the share of rank {self.rank} of "
+                f"{self.world_size}: need "
+                "those of the whole data"
             )
         return self._parts_of(n)
 
     def _parts_of(self, n: int) -> list[Self]:
         parts = [self._copy() for _ in range(n)]
         for i, part in enumerate(parts):
-            part.shard = (i, n)
+            part.rank, part.world_size = i, n
         return parts
 
     def forget_position(self) -> None:
@@ -155,7 +153,7 @@ class Dataset(IterableDataset[Batch]):
         return (
             f"{type(self).__name__}({len(self.keys)} id features, "
             f"{self.dense_features} dense, batch_size={self.batch_size}, "
-            f"shard={self.shard})"
+            f"rank={self.rank}, world_size={self.world_size})"
         )
 
     @property
@@ -178,7 +176,7 @@ class Dataset(IterableDataset[Batch]):
         return list(schema.tasks)
 
     def __iter__(self) -> Iterator[Batch]:
-        rank, world = self.shard
+        rank, world = self.rank, self.world_size
         worker = get_worker_info()
         _in_workers[self._number] = worker is not None
         if worker is not None:
@@ -223,7 +221,7 @@ class Dataset(IterableDataset[Batch]):
                 loader that takes them ahead.
 
         Returns:
-            ``epoch``, ``batches`` (of this shard) and ``at``: where that is
+            ``epoch``, ``batches`` (of this rank) and ``at``: where that is
             in the data, or None where it is not known any more. A source
             with a schema adds its ``hash_version``.
 
@@ -267,7 +265,7 @@ class Dataset(IterableDataset[Batch]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next iteration begins after the batches that were given out.
 
-        The data, the options and the shard must be those of before. Ids get
+        The data, the options and the rank must be those of before. Ids get
         the version of the hash that the state says; 1, if it says none.
 
         Raises:

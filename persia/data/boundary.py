@@ -13,8 +13,6 @@ import pyarrow as pa
 from persia import errors
 from persia.redaction import clean
 
-__all__ = ["guarded", "guarding", "is_of_storage"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

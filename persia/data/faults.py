@@ -8,8 +8,6 @@ from collections import Counter
 from persia import errors
 from persia.base.check import real
 
-__all__ = ["MALFORMED_LIMIT", "Faults", "check_limit"]
-
 log = logging.getLogger("persia.data")
 
 
@@ -89,9 +87,10 @@ class Faults:
         if self._samples >= _EARLY:
             self.check()
 
-    def check(self) -> None:
-        """As :meth:`passed`, at the end of the data."""
-        if self._samples < _LEAST or not self._kinds:
+    def check(self, least: int = _LEAST) -> None:
+        """As :meth:`passed`, at the end of the data, which has as many samples
+        as a share of it needs."""
+        if self._samples < least or not self._kinds:
             return
         kind, count = self._kinds.most_common(1)[0]
         if count <= self.limit * self._samples:

@@ -2,9 +2,8 @@
 
 Loaders share parts. Each part is a stream of batches that has the same name,
 and the same batches under the same numbers, whichever loader sends it.
-Embedding workers know which loader has a part; one that they do not hear of
-any more loses it to another. Servers know which batches are trained, so those
-are passed over then.
+Embedding workers know which loader has a part; one that is silent loses it to
+another. Servers know which batches are trained, so those are passed over then.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from persia import errors
-from persia.data import Batch, Dataset, Kafka, Sender
+from persia.data import Dataset, Kafka, Sender
+from persia.data.batches.batch import Batch
 from persia.data.kafka.source import grown_parts
-
-__all__ = ["Loader", "parts_of"]
 
 _ASK = 2.0  # seconds until the parts of others are asked for again
 _COMMIT = 5.0  # seconds between commits to a group of Kafka

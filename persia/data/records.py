@@ -30,8 +30,6 @@ from persia.data.schema.schema import Schema
 from persia.data.source import Part, Place, Source, wanted_rows
 from persia.data.table import as_schema, as_table, check_columns, of_dicts
 
-__all__ = ["Records"]
-
 _DICTS = 8192  # made a table at a time
 _SAMPLE = 10_000
 
@@ -60,11 +58,11 @@ class Records(Source):
         malformed_limit: the share of the samples that one rule, such as that
             of a column, may leave out. Beyond it the iteration ends with
             LimitReached: after 10,000 samples, or at the end of 100 or more.
-        shuffle: 0, or a number of rows: so many are read at a time, and given
-            out in an order decided by ``seed`` and ``epoch``.
+        shuffle: False, or a number of samples: so many are read at a time, and
+            given out in an order decided by ``seed`` and ``epoch``.
         seed: of the shuffle.
         drop_last: leave out a last batch that is smaller.
-        shard: (rank, world): take every world-th block of batch_size rows of
+        rank, world_size: take every world_size-th block of batch_size rows of
             the iterable; (0, 1) where each rank has an iterable of its own.
 
     Raises:
@@ -78,14 +76,15 @@ class Records(Source):
         self,
         source: Iterable[Any] | Callable[[int], Iterable[Any]],
         schema: Schema | str | os.PathLike[str] | None = None,
-        batch_size: int = 4096,
+        batch_size: int = 1024,
         *,
         strict: bool = False,
         malformed_limit: float = MALFORMED_LIMIT,
-        shuffle: int = 0,
-        seed: int = 1,
+        shuffle: bool | int = False,
+        seed: int = 0,
         drop_last: bool = False,
-        shard: tuple[int, int] = (0, 1),
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
         if not callable(source) and not isinstance(source, Iterable):
             kind("source", source, (), _NEED)
@@ -108,13 +107,14 @@ class Records(Source):
         super().__init__(
             schema,
             batch_size,
-            rows=(0, None),
+            samples=(0, None),
             strict=strict,
             malformed_limit=malformed_limit,
             shuffle=shuffle,
             seed=seed,
             drop_last=drop_last,
-            shard=shard,
+            rank=rank,
+            world_size=world_size,
         )
 
     def _items(self) -> Iterator[Any]:
@@ -176,7 +176,7 @@ class Records(Source):
                     self.schema, table.column_names, f"row {first} or before"
                 )
                 wanted = wanted_rows(
-                    numbers, self.rows, self.batch_size, shard, shards
+                    numbers, self.samples, self.batch_size, shard, shards
                 )
                 wanted &= numbers >= place.row
                 early = [(int(numbers[i]), *bad[i]) for i in bad if wanted[i]]

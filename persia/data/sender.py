@@ -26,8 +26,6 @@ from persia.distributed.addresses import (
 )
 from persia.distributed.security import Security
 
-__all__ = ["Sender"]
-
 
 class Sender:
     """Sends batches to embedding workers, for ranks with a
@@ -41,9 +39,8 @@ class Sender:
     Each batch is kept until workers report that it is done. A worker that was
     started again gets its batches once more. The batches of one that cannot be
     reached go to the others. A thread does that as long as the sender is open,
-    and tells workers that the loader is alive: the epoch of one of which they
-    hear nothing for 30 seconds (``persia serve worker --loader-silence``)
-    ends.
+    and tells workers that the loader is alive: the epoch of one that is silent
+    for 30 seconds (``persia serve worker --loader-silence``) ends.
 
     Args:
         workers: addresses "host:port" of embedding workers, several with

@@ -28,8 +28,6 @@ from persia.data.schema.columns import column_of
 from persia.data.schema.encode import Encoder, LabelError
 from persia.data.schema.schema import CategoricalColumn, Schema
 
-__all__ = ["Prepared", "prepare"]
-
 FAN_IN = 32  # runs that are merged at once
 GROUP_ROWS = 1 << 16
 SCHEMA = "schema.yaml"
@@ -47,14 +45,14 @@ class Prepared:
     Attributes:
         files: the paths of the Parquet files, in the order of time.
         schema: the path of their schema.
-        rows: in them.
-        malformed: rows left out.
+        samples: in them.
+        malformed: samples left out.
         malformed_lines: what was wrong with the first 100 of them.
     """
 
     files: list[Path]
     schema: Path
-    rows: int
+    samples: int
     malformed: int
     malformed_lines: list[str]
 
@@ -64,8 +62,8 @@ def prepare(
     schema: Schema | str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    chunk_rows: int = 1 << 20,
-    file_rows: int = 1 << 22,
+    chunk_samples: int = 1 << 20,
+    file_samples: int = 1 << 22,
     join: Join | None = None,
     encoding: str | None = "utf-8",
     tell: Tell | None = None,
@@ -75,9 +73,9 @@ def prepare(
 
     Labels become 0 and 1, numbers float64, times timestamps in UTC; values
     that are hashed stay as they are, so their ids do too. Rows of the same
-    time keep their order. It sorts ``chunk_rows`` rows at a time, writes them
-    to temporary files, and merges these: memory does not depend on the number
-    of rows; the disk holds them twice for a while.
+    time keep their order. It sorts ``chunk_samples`` samples at a time,
+    writes them to temporary files, and merges these: memory does not depend on
+    the number of samples; the disk holds them twice for a while.
 
     The files appear together when all are complete, and then replace those
     of an earlier call. An error, Ctrl-C or a kill leaves these as they were.
@@ -89,8 +87,8 @@ def prepare(
         out: a folder for part-00000.parquet, ... and schema.yaml. Other files
             in it stay. It must hold none of the files that are read, and no
             such parts without the schema that an earlier call wrote.
-        chunk_rows: rows sorted at a time.
-        file_rows: most rows of a file that is written.
+        chunk_samples: samples sorted at a time.
+        file_samples: most samples of a file that is written.
         join: adds columns to a piece of the log before the schema is applied.
         encoding: of text files.
         tell: is called with what is done, and the rows that it is done for,
@@ -114,8 +112,8 @@ def prepare(
             "the schema names no timestamp to sort by; add timestamp: COLUMN"
         )
     _refuse_parts_of_others(Path(out))
-    chunk_rows = whole("chunk_rows", chunk_rows, 1, 2**31)
-    file_rows = whole("file_rows", file_rows, 1, 2**31)
+    chunk_samples = whole("chunk_samples", chunk_samples, 1, 2**31)
+    file_samples = whole("file_samples", file_samples, 1, 2**31)
     known = schema if join is None else _before_join(schema, join)
     data = Files(paths, known, encoding=encoding)
     if join is None:  # dtypes that the first rows decide
@@ -132,11 +130,11 @@ def prepare(
         work = folder / "runs"
         work.mkdir()
         read = _told(chain(first, tables), "sorting", told)
-        runs = _runs(read, chunk_rows, work)
+        runs = _runs(read, chunk_samples, work)
         while len(runs) > FAN_IN:
             runs = _merge_some(runs, work)
         merged = _told(_merge(runs), "merging", told)
-        names, rows = _write(merged, folder, file_rows)
+        names, rows = _write(merged, folder, file_samples)
         shutil.rmtree(work)
         if not rows:
             raise errors.MalformedData(_why_nothing(data, faults))

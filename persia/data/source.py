@@ -24,8 +24,6 @@ from persia.data.faults import MALFORMED_LIMIT, Faults, check_limit
 from persia.data.schema.encode import Encoder, LabelError, encode_rows
 from persia.data.schema.schema import Schema
 
-__all__ = ["Part", "Place", "Source", "check_rows"]
-
 PIECE_ROWS = 1 << 16  # encoded at once
 
 Ints = npt.NDArray[np.int64]
@@ -87,19 +85,29 @@ class Source(Dataset):
         schema: Schema,
         batch_size: int,
         *,
-        rows: tuple[int, int | None],
+        samples: tuple[int, int | None],
         strict: bool,
         malformed_limit: float = MALFORMED_LIMIT,
-        shuffle: int,
+        shuffle: bool | int,
         seed: int,
         drop_last: bool,
-        shard: tuple[int, int],
+        rank: int,
+        world_size: int,
     ) -> None:
         super().__init__(
-            batch_size, seed=seed, drop_last=drop_last, shard=shard
+            batch_size,
+            seed=seed,
+            drop_last=drop_last,
+            rank=rank,
+            world_size=world_size,
         )
-        self.rows = check_rows(rows)
-        self.shuffle = whole("shuffle", shuffle, 0, 2**63 - 1)
+        self.samples = check_samples(samples)
+        if shuffle is True:
+            raise errors.InvalidArgument(
+                "shuffle=True: give the number of samples that are read at a "
+                "time and mixed, such as shuffle=100_000"
+            )
+        self.shuffle = whole("shuffle", shuffle or 0, 0, 2**63 - 1)
         self._faults = Faults(strict, check_limit(malformed_limit))
         self._set_schema(schema)
 
@@ -270,13 +278,13 @@ class Source(Dataset):
         return rows, numbers if ok.all() else numbers[ok]
 
 
-def check_rows(rows: tuple[int, int | None]) -> tuple[int, int | None]:
-    """A range of rows: (first, end), where end may be None."""
+def check_samples(samples: tuple[int, int | None]) -> tuple[int, int | None]:
+    """A range of samples: (first, end), where end may be None."""
     need = "(first, end) with 0 <= first <= end, or end None"
-    first, end = pair("rows", rows, need)
-    first = whole("the first of rows", first, 0, 2**63 - 1)
+    first, end = pair("samples", samples, need)
+    first = whole("the first of samples", first, 0, 2**63 - 1)
     if end is not None:
-        end = whole("the end of rows", end, first, 2**63 - 1, " or None")
+        end = whole("the end of samples", end, first, 2**63 - 1, " or None")
     return first, end
 
 

@@ -18,15 +18,13 @@ from persia.data.batches.batch import Batch
 from persia.data.batches.jagged import JaggedBatch
 from persia.data.batches.rows import Rows
 from persia.data.boundary import guarded
-from persia.data.faults import Faults
+from persia.data.faults import MALFORMED_LIMIT, Faults, check_limit
 from persia.data.schema.columns import column_of
 from persia.data.schema.encode import Encoder, LabelError, encode_rows, measure
 from persia.data.schema.encode_ids import is_same_in_versions
 from persia.data.schema.hashing import Bad, as_array, hash_array
 from persia.data.schema.inference import infer
 from persia.data.schema.schema import Schema
-
-__all__ = ["Table", "as_schema", "as_table", "check_columns", "ids_of"]
 
 _PIECE = 1 << 16  # rows
 
@@ -51,13 +49,15 @@ class Table(Dataset):
         schema: a :class:`Schema`, the path of a YAML file, or the name of a
             preset. None: inferred (see :func:`persia.data.infer`).
         batch_size: samples of a batch; the last one may have fewer.
-        shuffle: give the rows out in an order decided by ``seed`` and
-            ``epoch``.
+        shuffle: give the samples out in an order decided by ``seed`` and
+            ``epoch``. A number is as True: all of them are in memory.
         seed: of the shuffle.
         drop_last: leave out a last batch that is smaller.
         strict: raise MalformedData at a malformed row; False leaves it out
             and counts it in ``malformed``.
-        shard: (rank, world): take every world-th batch.
+        malformed_limit: the share of the samples that one rule, such as that
+            of a column, may leave out; more raise LimitReached.
+        rank, world_size: take every world_size-th batch.
 
     Attributes:
         schema: with what was inferred or measured.
@@ -65,7 +65,8 @@ class Table(Dataset):
     Raises:
         SchemaMismatch: a column of the schema is missing, or has another
             type; or a label is neither 0 nor 1.
-        MalformedData: a row is malformed.
+        MalformedData: a row is malformed, and ``strict``.
+        LimitReached: too many are.
         InvalidArgument: data of another kind.
     """
 
@@ -74,16 +75,22 @@ class Table(Dataset):
         self,
         data: Any,
         schema: Schema | str | os.PathLike[str] | None = None,
-        batch_size: int = 4096,
+        batch_size: int = 1024,
         *,
-        shuffle: bool = False,
-        seed: int = 1,
+        shuffle: bool | int = False,
+        seed: int = 0,
         drop_last: bool = False,
-        strict: bool = True,
-        shard: tuple[int, int] = (0, 1),
+        strict: bool = False,
+        malformed_limit: float = MALFORMED_LIMIT,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
         super().__init__(
-            batch_size, seed=seed, drop_last=drop_last, shard=shard
+            batch_size,
+            seed=seed,
+            drop_last=drop_last,
+            rank=rank,
+            world_size=world_size,
         )
         bad: Bad = {}
         if schema is None:
@@ -96,10 +103,12 @@ class Table(Dataset):
         self.shuffle = bool(shuffle)
         self.keys = [c.feature for c in self.schema.features]
         self.dense_names = [c.column for c in self.schema.dense]
-        self._faults = Faults(strict)
+        self._faults = Faults(strict, check_limit(malformed_limit))
         for row, (text, about) in sorted(bad.items()):
             self._faults.add(f"row {row}", text, about)
         self._rows = _encode(self.schema, table, self._faults, bad)
+        self._faults.passed(table.num_rows)
+        self._faults.check(1)
         self._same = is_same_in_versions(self.schema, table)
 
     @property
@@ -113,8 +122,8 @@ class Table(Dataset):
         return self._faults.lines
 
     @property
-    def rows(self) -> int:
-        """The number of rows, without malformed ones."""
+    def samples(self) -> int:
+        """The number of samples, without malformed ones."""
         return len(self._rows)
 
     def use_hash_version(self, version: int) -> None:
@@ -135,13 +144,13 @@ class Table(Dataset):
 
     def __len__(self) -> int:
         """The number of batches."""
-        full, rest = divmod(self.rows, self.batch_size)
+        full, rest = divmod(self.samples, self.batch_size)
         full += bool(rest) and not self.drop_last
-        return len(range(self.shard[0], full, self.shard[1]))
+        return len(range(self.rank, full, self.world_size))
 
     def __repr__(self) -> str:
         return (
-            f"Table(rows={self.rows}, features={self.keys}, "
+            f"Table(samples={self.samples}, features={self.keys}, "
             f"dense={self.dense_names}, batch_size={self.batch_size})"
         )
 
@@ -159,11 +168,11 @@ class Table(Dataset):
             InvalidArgument: the test, or what is left, has labels of one
                 kind only: no AUC is defined there.
         """
-        held = held_out(test, self.rows)
-        order = np.arange(self.rows)
+        held = held_out(test, self.samples)
+        order = np.arange(self.samples)
         if seed is not None:
-            order = np.random.default_rng(seed).permutation(self.rows)
-        at = max(0, self.rows - held)
+            order = np.random.default_rng(seed).permutation(self.samples)
+        at = max(0, self.samples - held)
         parts = []
         for place in (np.sort(order[:at]), np.sort(order[at:])):
             part = self._copy()
@@ -181,7 +190,7 @@ class Table(Dataset):
     def _batches_from(
         self, shard: int, shards: int, begin: int, at: Any
     ) -> Iterator[tuple[Batch, Any]]:
-        n, size = self.rows, self.batch_size
+        n, size = self.samples, self.batch_size
         order: npt.NDArray[np.int64] | None = None
         if self.shuffle:
             rng = np.random.default_rng((self.seed, self.epoch))

@@ -6,8 +6,7 @@ it works in the forked workers of ``torch.utils.data.DataLoader`` (pass
 ``batch_size=None``), which then share the batches among them.
 """
 
-from persia.data.base import Dataset, value_hash
-from persia.data.schema.schema import Schema
+from persia.data.base import value_hash
 from persia.datasets.clicks import ClickStream, criteo_syn, kwai_video
 from persia.datasets.criteo import Criteo
 from persia.datasets.csv import CSV
@@ -19,8 +18,6 @@ __all__ = [
     "Avazu",
     "ClickStream",
     "Criteo",
-    "Dataset",
-    "Schema",
     "SyntheticCTR",
     "Taobao",
     "criteo_syn",

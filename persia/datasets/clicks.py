@@ -19,8 +19,6 @@ from persia.data.batches.batch import Batch
 from persia.data.batches.jagged import JaggedBatch
 from persia.metrics import auc
 
-__all__ = ["ClickStream", "criteo_syn", "kwai_video"]
-
 BEGIN = 1_704_067_200.0  # the first row's time: 2024-01-01 in UTC
 
 Words = npt.NDArray[np.uint64]
@@ -44,9 +42,9 @@ class ClickStream(Dataset):
     and ``timestamp`` float64 [B].
 
     Args:
-        rows: number of rows.
+        samples: number of samples.
         batch_size: samples of a batch; the last one may have fewer.
-        seed: decides all that is random, 0 to 2**64 - 1.
+        seed: random seed, 0 to 2**64 - 1.
         features: features ``C1``, ... with one id a sample.
         lists: features ``L1``, ... with 0 to ``max_length`` ids a sample.
         max_length: most ids of a list.
@@ -55,13 +53,13 @@ class ClickStream(Dataset):
         zipf: the k-th most frequent id has probability ~ k ** -zipf; above 0
             and not 1.
         churn: share of the ids that is new in each window, 0 to 1.
-        window_rows: rows of a window.
+        window_samples: samples of a window.
         window: seconds of a window.
         ctr: about the share of clicks.
         signal: standard deviation of the logit that decides the clicks.
         start: number of the first row.
         drop_last: leave out a last batch that is smaller.
-        shard: (rank, world): take every world-th batch.
+        rank, world_size: take every world_size-th batch.
 
     Raises:
         InvalidArgument: an option out of its range.
@@ -69,9 +67,9 @@ class ClickStream(Dataset):
 
     def __init__(
         self,
-        rows: int,
-        batch_size: int = 4096,
-        seed: int = 1,
+        samples: int,
+        batch_size: int = 1024,
+        seed: int = 0,
         *,
         features: int = 8,
         lists: int = 0,
@@ -80,24 +78,29 @@ class ClickStream(Dataset):
         vocabulary: int = 10_000,
         zipf: float = 1.05,
         churn: float = 0.0,
-        window_rows: int = 100_000,
+        window_samples: int = 100_000,
         window: float = 86_400.0,
         ctr: float = 0.25,
         signal: float = 1.5,
         start: int = 0,
         drop_last: bool = False,
-        shard: tuple[int, int] = (0, 1),
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
         super().__init__(
-            batch_size, seed=seed, drop_last=drop_last, shard=shard
+            batch_size,
+            seed=seed,
+            drop_last=drop_last,
+            rank=rank,
+            world_size=world_size,
         )
-        self.rows = whole("rows", rows, 0, 2**62)
+        self.samples = whole("samples", samples, 0, 2**62)
         self.start = whole("start", start, 0, 2**62)
         self.features = whole("features", features, 1, 1024)
         self.lists = whole("lists", lists, 0, 1024)
         self.max_length = whole("max_length", max_length, 1, 1 << 16)
         self.vocabulary = whole("vocabulary", vocabulary, 1, 2**60)
-        self.window_rows = whole("window_rows", window_rows, 1, 2**62)
+        self.window_samples = whole("window_samples", window_samples, 1, 2**62)
         self.window = number("window", window, 1e-9, 1e9)
         self.zipf = number("zipf", zipf, 1e-3, 10)
         self.churn = number("churn", churn, 0, 1)
@@ -113,37 +116,37 @@ class ClickStream(Dataset):
 
     def __len__(self) -> int:
         """The number of batches."""
-        full, rest = divmod(self.rows, self.batch_size)
+        full, rest = divmod(self.samples, self.batch_size)
         full += bool(rest) and not self.drop_last
-        return len(range(self.shard[0], full, self.shard[1]))
+        return len(range(self.rank, full, self.world_size))
 
     def __repr__(self) -> str:
         return (
-            f"ClickStream(rows={self.rows}, features={len(self.keys)}, "
+            f"ClickStream(samples={self.samples}, features={len(self.keys)}, "
             f"vocabulary={self.vocabulary}, churn={self.churn}, "
             f"batch_size={self.batch_size})"
         )
 
-    def test(self, rows: int = 200_000) -> ClickStream:
-        """The rows that follow in time, to test on."""
-        return self._range(self.start + self.rows, rows)
+    def test(self, samples: int = 200_000) -> ClickStream:
+        """The samples that follow in time, to test on."""
+        return self._range(self.start + self.samples, samples)
 
     def in_window(self, number: int) -> ClickStream:
-        """The rows of one window."""
-        return self._range(number * self.window_rows, self.window_rows)
+        """The samples of one window."""
+        return self._range(number * self.window_samples, self.window_samples)
 
-    def _range(self, start: int, rows: int) -> ClickStream:
+    def _range(self, start: int, samples: int) -> ClickStream:
         part = copy.copy(self)
         part.forget_position()
-        part.start, part.rows = start, rows
+        part.start, part.samples = start, samples
         return part
 
     def planted_auc(self) -> float:
         """The AUC of the effects that decided the clicks: the best that a
         model can reach."""
         logits, labels = [], []
-        for first in range(0, self.rows, 1 << 14):
-            n = min(1 << 14, self.rows - first)
+        for first in range(0, self.samples, 1 << 14):
+            n = min(1 << 14, self.samples - first)
             batch, logit = self._make(self.start + first, n)
             assert batch.label is not None
             labels.append(batch.label)
@@ -161,18 +164,18 @@ class ClickStream(Dataset):
     ) -> Iterator[tuple[Batch, Any]]:
         size = self.batch_size
         first = (begin * shards + shard) * size
-        for low in range(first, self.rows, shards * size):
-            n = min(size, self.rows - low)
+        for low in range(first, self.samples, shards * size):
+            n = min(size, self.samples - low)
             if n == size or not self.drop_last:
                 yield self._make(self.start + low, n)[0], None
 
     # ---- rows
 
     def _make(self, first: int, n: int) -> tuple[Batch, Floats]:
-        """n rows, and the logits that decided their clicks."""
+        """n samples, and the logits that decided their clicks."""
         rows = np.arange(first, first + n, dtype=np.uint64)
         key = _mix(rows * _GOLDEN + self._salt)
-        now = rows.astype(np.float64) / self.window_rows
+        now = rows.astype(np.float64) / self.window_samples
         columns, effects = [], []
         for f in range(self.features):
             ids, effect = self._ids(_mix(key + np.uint64(100 + f)), f, now)
@@ -266,12 +269,13 @@ def _normal(x: Words) -> Floats:
 
 def criteo_syn(
     parameters: float | str = "100T",
-    rows: int = 2_000_000,
-    batch_size: int = 4096,
-    seed: int = 1,
+    samples: int = 2_000_000,
+    batch_size: int = 1024,
+    seed: int = 0,
     *,
     dim: int = 128,
-    shard: tuple[int, int] = (0, 1),
+    rank: int = 0,
+    world_size: int = 1,
 ) -> ClickStream:
     """Clicks like Criteo's with as many ids as a model of a given size has.
 
@@ -282,11 +286,11 @@ def criteo_syn(
     Args:
         parameters: of the embeddings together: a number, or a text such as
             "6.25T" or "100T".
-        rows: samples.
+        samples: number of samples.
         batch_size: samples of a batch.
-        seed: decides all that is random.
+        seed: random seed.
         dim: numbers of an embedding.
-        shard: (rank, world): take every world-th batch.
+        rank, world_size: take every world_size-th batch.
 
     Raises:
         InvalidArgument: no number of parameters, or less than one id for
@@ -294,23 +298,25 @@ def criteo_syn(
     """
     count = _count(parameters)
     return ClickStream(
-        rows,
+        samples,
         batch_size,
         seed,
         features=26,
         dense=13,
         vocabulary=round(count / whole("dim", dim, 1, 4096) / 26),
-        shard=shard,
+        rank=rank,
+        world_size=world_size,
     )
 
 
 def kwai_video(
-    rows: int = 2_000_000,
-    batch_size: int = 4096,
-    seed: int = 1,
+    samples: int = 2_000_000,
+    batch_size: int = 1024,
+    seed: int = 0,
     *,
     vocabulary: int = 50_000_000,
-    shard: tuple[int, int] = (0, 1),
+    rank: int = 0,
+    world_size: int = 1,
 ) -> ClickStream:
     """Clicks shaped like those of short videos.
 
@@ -320,14 +326,14 @@ def kwai_video(
     day, and clicks that are not rare.
 
     Args:
-        rows: samples.
+        samples: number of samples.
         batch_size: samples of a batch.
-        seed: decides all that is random.
+        seed: random seed.
         vocabulary: ids of a feature at any time.
-        shard: (rank, world): take every world-th batch.
+        rank, world_size: take every world_size-th batch.
     """
     return ClickStream(
-        rows,
+        samples,
         batch_size,
         seed,
         features=8,
@@ -336,8 +342,9 @@ def kwai_video(
         vocabulary=vocabulary,
         churn=0.2,
         ctr=0.4,
-        window_rows=max(1, rows // 8),
-        shard=shard,
+        window_samples=max(1, samples // 8),
+        rank=rank,
+        world_size=world_size,
     )
 
 

@@ -24,8 +24,6 @@ from persia.data.schema.schema import Schema
 from persia.data.source import Block, Place
 from persia.data.table import held_out
 
-__all__ = ["Criteo", "is_criteo"]
-
 INTEGERS, CATEGORIES = 13, 26
 CRITEO_COLUMNS = 1 + INTEGERS + CATEGORIES
 
@@ -44,18 +42,18 @@ class Criteo(Files):
             has no labels), "1tb" (a file a day, always with labels) or
             "auto": the first for one file, the second for several. It
             decides what :meth:`split` takes by default.
-        rows: (first, end) of the lines to read, counted over all files in
+        samples: (first, end) of the lines to read, counted over all files in
             their order, malformed ones included; end may be None.
         strict: raise MalformedData at a malformed line, instead of
             counting it in ``malformed`` and logging its file and number.
         drop_last: leave out a last batch that is smaller.
-        shuffle: 0, or a number of rows: so many are read at a time, and
+        shuffle: False, or a number of samples: so many are read at a time, and
             given out in an order decided by ``seed`` and ``epoch``.
         log_dense: give log(1 + max(x, 0)) for each integer x; False gives x.
         hash_salts: hash_salt of columns (as ``{"C3": 1}``) that share a
             table with others but not their vocabulary.
         seed: of the shuffle.
-        shard: (rank, world): take every world-th block of batch_size lines.
+        rank, world_size: take every world_size-th block of batch_size lines.
 
     Attributes:
         malformed: malformed lines seen so far in this process.
@@ -70,17 +68,18 @@ class Criteo(Files):
     def __init__(
         self,
         paths: Paths,
-        batch_size: int = 4096,
+        batch_size: int = 1024,
         layout: Literal["auto", "kaggle", "1tb"] = "auto",
         *,
-        rows: tuple[int, int | None] = (0, None),
+        samples: tuple[int, int | None] = (0, None),
         strict: bool = False,
         drop_last: bool = False,
-        shuffle: int = 0,
+        shuffle: bool | int = False,
         log_dense: bool = True,
         hash_salts: Mapping[str, int] | None = None,
-        seed: int = 1,
-        shard: tuple[int, int] = (0, 1),
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
         if layout not in ("auto", "kaggle", "1tb"):
             raise errors.InvalidArgument(
@@ -91,13 +90,14 @@ class Criteo(Files):
             _schema(log_dense, hash_salts or {}),
             batch_size,
             format="csv",
-            rows=rows,
+            samples=samples,
             strict=strict,
             shuffle=shuffle,
             seed=seed,
             drop_last=drop_last,
             encoding=None,
-            shard=shard,
+            rank=rank,
+            world_size=world_size,
         )
         if layout == "auto":
             layout = "kaggle" if len(self.files) == 1 else "1tb"
@@ -118,7 +118,7 @@ class Criteo(Files):
         Counts the lines first (see ``count_lines()``).
         """
         lines = self.count_lines()
-        first = self.rows[0]
+        first = self.samples[0]
         if test is None and self.layout == "1tb" and len(self.files) > 1:
             assert self._lines is not None
             at = max(0, min(lines, sum(self._lines[:-1]) - first))
@@ -137,7 +137,7 @@ class Criteo(Files):
         start = before + place.row
         mark = place.mark
         plan = LinePlan(
-            self.rows,
+            self.samples,
             self.batch_size,
             shard,
             shards,

@@ -16,8 +16,6 @@ from persia.data.batches.batch import Batch
 from persia.data.batches.jagged import JaggedBatch
 from persia.metrics import auc
 
-__all__ = ["SyntheticCTR"]
-
 # Test rows begin here, far from any training row, and are the same ones
 # whatever the number of training rows.
 TEST_START = 1 << 40
@@ -34,7 +32,7 @@ class SyntheticCTR(Dataset):
     can expect, is about 0.80 with the default options.
 
     Args:
-        rows: number of rows.
+        samples: number of samples.
         batch_size: samples of a batch.
         seed: decides rows, ids and the planted model, 0 to 2**64 - 1.
         singles: features ``C1``, ``C2``, ... with one id a sample.
@@ -48,7 +46,7 @@ class SyntheticCTR(Dataset):
         signal: standard deviation of the planted logit; it sets the AUC.
         start: number of the first row.
         drop_last: leave out a last batch that is smaller.
-        shard: (rank, world): take every world-th batch.
+        rank, world_size: take every world_size-th batch.
 
     Raises:
         InvalidArgument: an option out of its range.
@@ -56,9 +54,9 @@ class SyntheticCTR(Dataset):
 
     def __init__(
         self,
-        rows: int,
-        batch_size: int = 4096,
-        seed: int = 1,
+        samples: int,
+        batch_size: int = 1024,
+        seed: int = 0,
         *,
         singles: int = 26,
         multis: int = 2,
@@ -70,13 +68,18 @@ class SyntheticCTR(Dataset):
         signal: float = 1.35,
         start: int = 0,
         drop_last: bool = False,
-        shard: tuple[int, int] = (0, 1),
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
         super().__init__(
-            batch_size, seed=seed, drop_last=drop_last, shard=shard
+            batch_size,
+            seed=seed,
+            drop_last=drop_last,
+            rank=rank,
+            world_size=world_size,
         )
         start = whole("start", start, 0, 2**63 - 1)
-        rows = whole("rows", rows, 0, 2**63 - 1 - start)
+        samples = whole("samples", samples, 0, 2**63 - 1 - start)
         for name, count in [
             ("singles", singles),
             ("multis", multis),
@@ -87,7 +90,7 @@ class SyntheticCTR(Dataset):
             whole(name, count, 0, 2**32 - 1)
         for name, value in [("zipf", zipf), ("ctr", ctr), ("signal", signal)]:
             number(name, value, 0)  # their ranges the core knows
-        self.rows = rows
+        self.samples = samples
         self.start = start
         self.keys = [f"C{i + 1}" for i in range(singles)]
         self.keys += [f"M{i + 1}" for i in range(multis)]
@@ -113,33 +116,34 @@ class SyntheticCTR(Dataset):
 
     def __len__(self) -> int:
         """The number of batches."""
-        rank, world = self.shard
-        full = self.rows // self.batch_size
-        if not self.drop_last and self.rows % self.batch_size:
+        rank, world = self.rank, self.world_size
+        full = self.samples // self.batch_size
+        if not self.drop_last and self.samples % self.batch_size:
             full += 1
         return len(range(rank, full, world))
 
-    def test(self, rows: int = 200_000) -> SyntheticCTR:
-        """Other rows of the same log, to test on.
+    def test(self, samples: int = 200_000) -> SyntheticCTR:
+        """Other samples of the same log, to test on.
 
         They begin at row 2**40: the same ones for any number of training
         rows.
         """
         return SyntheticCTR(
-            rows,
+            samples,
             self.batch_size,
             self.seed,
             start=TEST_START,
             drop_last=self.drop_last,
-            shard=self.shard,
+            rank=self.rank,
+            world_size=self.world_size,
             **self._options,
         )
 
     def _batches(self, shard: int, shards: int) -> Iterator[Batch]:
         for first in range(
-            shard * self.batch_size, self.rows, shards * self.batch_size
+            shard * self.batch_size, self.samples, shards * self.batch_size
         ):
-            n = min(self.batch_size, self.rows - first)
+            n = min(self.batch_size, self.samples - first)
             if n == self.batch_size or not self.drop_last:
                 yield self._read(self.start + first, n, None)
 
@@ -164,10 +168,10 @@ class SyntheticCTR(Dataset):
         )
 
     def _planted(self) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = np.empty(self.rows, np.float32)
-        labels = np.empty(self.rows, np.float32)
-        for first in range(0, self.rows, 1 << 14):
-            part = slice(first, min(first + (1 << 14), self.rows))
+        logits = np.empty(self.samples, np.float32)
+        labels = np.empty(self.samples, np.float32)
+        for first in range(0, self.samples, 1 << 14):
+            part = slice(first, min(first + (1 << 14), self.samples))
             n = part.stop - first
             batch = self._read(self.start + first, n, logits[part])
             assert batch.label is not None
@@ -175,9 +179,10 @@ class SyntheticCTR(Dataset):
         return torch.from_numpy(logits), torch.from_numpy(labels)
 
     def planted_logits(self) -> torch.Tensor:
-        """The planted model's logits of all rows in order, float32 [rows]."""
+        """The planted model's logits of all samples in order, float32
+        [samples]."""
         return self._planted()[0]
 
     def planted_auc(self) -> float:
-        """The planted model's AUC on these rows (NaN without both labels)."""
+        """AUC of the planted model here; NaN without both labels."""
         return auc(*self._planted())

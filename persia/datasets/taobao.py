@@ -17,12 +17,10 @@ from persia.data.schema.columns import column_of
 from persia.data.schema.schema import Schema
 from persia.data.sorting import Prepared, prepare
 
-__all__ = ["Avazu", "Taobao", "prepare_taobao"]
-
 LOG, ADS, USERS = "raw_sample.csv", "ad_feature.csv", "user_profile.csv"
 
 
-def Avazu(paths: Paths, batch_size: int = 4096, **options: Any) -> Files:
+def Avazu(paths: Paths, batch_size: int = 1024, **options: Any) -> Files:
     """Avazu's click log: 40,428,967 impressions of ten days, in time order.
 
     A line has a click (17 % of them), the hour, and 22 categories. Get
@@ -38,7 +36,7 @@ def Avazu(paths: Paths, batch_size: int = 4096, **options: Any) -> Files:
     return Files(paths, "avazu", batch_size, format="csv", **options)
 
 
-def Taobao(paths: Paths, batch_size: int = 4096, **options: Any) -> Files:
+def Taobao(paths: Paths, batch_size: int = 1024, **options: Any) -> Files:
     """Taobao's display advertising, as ``persia prepare`` wrote it.
 
     26,557,961 impressions of eight days, 5 % of them clicks; 1,140,000 users

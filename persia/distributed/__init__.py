@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING
 from persia.base.lazy import lazily
 
 if TYPE_CHECKING:
+    from persia.distributed.certs import write_certificates
     from persia.distributed.security import Security
 
-__all__ = ["Security"]
+__all__ = ["Security", "write_certificates"]
 
-__getattr__, __dir__ = lazily(__name__, {"Security": "security"})
+__getattr__, __dir__ = lazily(
+    __name__, {"Security": "security", "write_certificates": "certs"}
+)

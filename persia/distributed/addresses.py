@@ -14,20 +14,6 @@ from persia.base.check import kind
 from persia.base.environment import variable
 from persia.distributed.security import Security
 
-__all__ = [
-    "MESSAGE_LIMIT",
-    "WIRE_DTYPES",
-    "addresses_of",
-    "bracketed",
-    "job_of",
-    "namespace_of",
-    "no_user",
-    "resolve",
-    "resolve_workers",
-    "why_away",
-    "why_workers_away",
-]
-
 #: In the order of Dtype in persia.proto.
 WIRE_DTYPES = ("fp32", "fp16", "bf16")
 

@@ -22,9 +22,7 @@ from persia.base.output import new_files
 from persia.distributed.security import Security
 from persia.errors import InvalidArgument, StorageError
 
-__all__ = ["FILES", "Authority", "one_job", "write_set"]
-
-#: What :func:`write_set` writes.
+#: What :func:`write_certificates` writes.
 FILES = (
     "ca.pem",
     "server.pem",
@@ -142,7 +140,7 @@ def one_job() -> Security:
     )
 
 
-def write_set(
+def write_certificates(
     folder: Path, hosts: Sequence[str], days: int = 365, force: bool = False
 ) -> list[Path]:
     """Writes ``FILES`` into a folder: an authority's certificate, a

@@ -48,8 +48,6 @@ from persia.distributed.ranks import (
 )
 from persia.distributed.security import Security
 
-__all__ = ["RUN_ID", "Job", "Settings", "resolve", "stream_id"]
-
 RUN_ID = "PERSIA_RUN_ID"  # environment: what the launcher calls its run
 
 T = TypeVar("T")
@@ -174,8 +172,8 @@ def _job_here(restarts: int) -> str:
 
 
 def _agree_on_t(core: _core.Store, key: _Key, restarts: int) -> None:
-    """Updates of all ranks go on after one t, though ranks open at different
-    times: that which the first rank has found at the servers."""
+    """Updates of all ranks continue after one t, though ranks open at
+    different times: that which the first rank has found at the servers."""
     if group_here() is None:
         return
     with _streams_lock:
@@ -638,7 +636,7 @@ class Connection:
             warn(text)
 
     def _agree_on_step(self, handle: int) -> None:
-        """All ranks join at all servers; then all go on behind the same
+        """All ranks join at all servers; then all continue behind the same
         step."""
         rank, world = self.job.rank, self.job.world
         group = need_group("a synchronous pass (staleness=0) over all ranks")

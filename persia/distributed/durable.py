@@ -35,8 +35,6 @@ from persia.errors import (
 if TYPE_CHECKING:
     from persia.distributed.server import ServeConfig
 
-__all__ = ["Log", "described", "verified"]
-
 #: The root of cuts, as the core knows it: no user's checkpoint has this name.
 ROOT = "@log"
 #: Levels of ``--durable`` that keep a log.
@@ -135,7 +133,7 @@ class Log:
         except StorageError as error:
             raise StorageError(
                 f"{self.path}: {error}. Bring back what is missing; or "
-                "`log_from=cut` leaves out what came after the rows that "
+                "`log_from=cut` leaves out what follows the rows that "
                 "were written last, if a checkpoint is gone for good"
             ) from None
         if found["torn"]:

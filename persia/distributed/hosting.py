@@ -24,16 +24,14 @@ from persia.distributed.security import Security
 if TYPE_CHECKING:
     from persia.distributed.cluster import Job
 
-__all__ = ["Hosting", "LoggedHosting", "RankHosting", "close_hosted"]
-
-# Threads, at least, that take requests of the other ranks, and requests in
-# hand at once.
+# Threads, at least, that take requests of the other ranks, and requests at
+# once.
 _SERVER_THREADS = 2
 _SERVER_CALLS = 1024
 _SERVER_CONNECTIONS = 4096
 _POLL = 0.05  # seconds
 _PATIENCE = 600.0  # seconds for other ranks to close
-_GRACE = 1.0  # seconds for calls in hand
+_GRACE = 1.0  # seconds for calls in flight
 
 _hosted: list[Hosting] = []  # of this process, until its end
 _hostings: dict[str, int] = {}  # by namespace: how many there were

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from persia.distributed.cluster import Job
     from persia.distributed.ranks import Keys
 
-__all__ = ["JOB_SECRET", "secure_job"]
-
 JOB_SECRET = "PERSIA_JOB_SECRET"  # environment: known to all ranks
 
 _NONE = "none"  # what rank 0 sends if it has no secret
@@ -78,7 +76,7 @@ def _by_keys(keys: Keys, job: Job) -> Security:
     if job.rank == 0:
         from persia.distributed.certs import one_job
 
-        # Without a secret the others hear of it, and do not wait.
+        # Without a secret the others get that as an error, and do not wait.
         text = _seal(one_job().to_json(), secret) if secret else _NONE
         keys.set("security", text)
     sealed = keys.get("security") if secret or job.rank else _NONE

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import ctypes
 import functools
 import os
 import re
@@ -22,34 +21,38 @@ import selectors
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import (
     Callable,
-    Collection,
-    Iterable,
     Iterator,
     Mapping,
     Sequence,
 )
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import NoReturn
 
+from persia.distributed.autoscale import Autoscaler
 from persia.distributed.printer import Printer, Unprinted
+from persia.distributed.processes import (
+    SIGNALS,
+    Process,
+    become_reaper,
+    descendants,
+    end_with_parent,
+    exit_status,
+    kill,
+)
 from persia.distributed.security import VARIABLES
 from persia.errors import InvalidArgument, PersiaError, line_of
 
-__all__ = ["Cluster", "reserve", "run"]
-
+_METRICS = re.compile(r"^metrics on http://\S+:(\d+)/metrics$")
 _SERVING = re.compile(r"serving (shards?|an embedding worker) .* on ")
-_LAST_LINES = 20
 _LINE_MAX = 1 << 16  # bytes that may wait for the end of their line
 _KILL_AFTER = 5.0  # seconds that what a command left has to end itself
 # Of the grace: until the command and loaders have ended, and the workers.
 _SHARES = (0.7, 0.8)
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _NAME = "localhost"  # of all servers in their certificate, whatever the host
 
@@ -58,10 +61,6 @@ _NAME = "localhost"  # of all servers in their certificate, whatever the host
 _FOR_TORCHRUN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 _RUN_ID = "PERSIA_RUN_ID"  # see persia.cluster
-
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def reserve(host: str = "127.0.0.1") -> socket.socket:
@@ -110,6 +109,9 @@ class Cluster:
         tls: make certificates and tokens for servers and command.
         embedding_workers: which the command finds in PERSIA_WORKERS.
         loaders: data loaders, which send them batches.
+        loaders_max: as many as that are started while ranks wait for them,
+            and ended while they wait for ranks; None: ``loaders`` stay.
+        scale_after: seconds for which more, and fewer, must have been wanted.
         feed: options of ``persia feed``, for each loader.
         loader_variables: more of them, in the environment of the loaders.
         parts: of the data, which loaders share; 0: each has its own.
@@ -136,6 +138,8 @@ class Cluster:
         tls: bool = False,
         embedding_workers: int = 0,
         loaders: int = 0,
+        loaders_max: int | None = None,
+        scale_after: tuple[float, float] = (60.0, 600.0),
         feed: Sequence[str] = (),
         loader_variables: Mapping[str, str] | None = None,
         parts: int = 0,
@@ -168,6 +172,11 @@ class Cluster:
             raise InvalidArgument(
                 "`parts` are what data loaders share: give `loaders`, too"
             )
+        if loaders_max is not None and not loaders <= loaders_max <= parts:
+            raise InvalidArgument(
+                f"`loaders` from {loaders} to {loaders_max} share {parts} "
+                "parts of the data: give `parts`, at least as many"
+            )
         if embedding_workers and secured:
             raise InvalidArgument(
                 "`embedding_workers` with TLS or tokens of `ps_config`: "
@@ -175,6 +184,8 @@ class Cluster:
             )
         self.embedding_workers = embedding_workers
         self.loaders = loaders
+        self.loaders_max = loaders_max
+        self.scale_after = scale_after
         self.feed = list(feed)
         self.loader_variables = dict(loader_variables or {})
         self.parts = parts
@@ -219,6 +230,8 @@ class Cluster:
         command = [sys.executable, "-m", "persia", "serve", "worker"]
         command += ["--host", self.host, "--port", str(port)]
         command += ["--loaders", str(max(self.parts or self.loaders, 1))]
+        if self.loaders_max is not None:
+            command += ["--metrics-port", "0"]
         command += ["--grace", str(min(self.grace, 86400))]
         return [*command, "--timeout", str(max(self.start, 1.0)), *options]
 
@@ -227,7 +240,8 @@ class Cluster:
         command = [sys.executable, "-m", "persia", "feed", *self.feed]
         if self.parts:
             command += ["--parts", str(self.parts)]
-        return [*command, "--shard", f"{loader}/{self.loaders}"]
+        count = self.loaders_max or self.loaders
+        return [*command, "--loader", f"{loader}/{count}"]
 
     def command_lines(self) -> list[list[str]]:
         """What would be started, for people: ports are chosen then."""
@@ -247,11 +261,11 @@ class Cluster:
         if not self.tls:
             yield [], {}
             return
-        from persia.distributed.certs import write_set
+        from persia.distributed.certs import write_certificates
 
         with tempfile.TemporaryDirectory(prefix="persia-launch-") as name:
             folder = Path(name)
-            write_set(folder, ["127.0.0.1", _NAME])
+            write_certificates(folder, ["127.0.0.1", _NAME])
             options = {
                 "--tls-ca": "ca.pem",
                 "--tls-cert": "server.pem",
@@ -280,8 +294,8 @@ def run(cluster: Cluster) -> int:
         The exit status of the command, or of what failed first.
     """
     # Blocked until the handlers are there: none may get lost, or end this
-    # process while its child goes on.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    # process while its child continues.
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     _flush()
     parent = os.getpid()
     supervisor = os.fork()
@@ -289,12 +303,12 @@ def run(cluster: Cluster) -> int:
         _supervisor_main(cluster, parent)
 
     def forward(number: int, frame: object) -> None:
-        _kill(supervisor, number)
+        kill(supervisor, number)
 
-    before = {number: signal.signal(number, forward) for number in _SIGNALS}
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    before = {number: signal.signal(number, forward) for number in SIGNALS}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     try:
-        return _exit_status(os.waitpid(supervisor, 0)[1])
+        return exit_status(os.waitpid(supervisor, 0)[1])
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -305,8 +319,8 @@ def _supervisor_main(cluster: Cluster, parent: int) -> NoReturn:
     status = 1
     try:
         os.setsid()  # Ctrl-C comes from the parent, once
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        end_with_parent()
+        become_reaper()
         if os.getppid() == parent:
             status = _Supervisor(cluster).run()
     except PersiaError as error:
@@ -328,87 +342,6 @@ def _flush() -> None:
                 stream.flush()
 
 
-def _prctl(option: int, value: int) -> None:
-    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "prctl failed")
-
-
-def _exit_status(status: int) -> int:
-    """Of waitpid(), as a shell has it: 128 + n for signal n."""
-    code = os.waitstatus_to_exitcode(status)
-    return 128 - code if code < 0 else code
-
-
-class _Process:
-    """A child of the supervisor, with what it prints."""
-
-    def __init__(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str]
-    ) -> None:
-        self.name = name
-        self.command = list(command)
-        self.status: int | None = None  # None: it runs
-        self.last: collections.deque[str] = collections.deque(
-            maxlen=_LAST_LINES
-        )
-        self.rest: dict[int, bytes] = {}  # descriptor -> unfinished line
-        mine = os.getpid()
-
-        def begin() -> None:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-            _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != mine:
-                os._exit(1)
-
-        server = name != "job"
-        try:
-            self.popen = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL if server else None,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=dict(environment),
-                start_new_session=True,
-                preexec_fn=begin,
-            )
-        except OSError as error:
-            raise InvalidArgument(
-                f"{command[0]} cannot be started: {error.strerror}"
-            ) from None
-
-    @property
-    def pid(self) -> int:
-        return self.popen.pid
-
-    def pipes(self) -> Iterable[IO[bytes]]:
-        assert self.popen.stdout is not None
-        assert self.popen.stderr is not None
-        return self.popen.stdout, self.popen.stderr
-
-    def signal(self, number: int) -> None:
-        """To it and the others of its process group."""
-        if self.status is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, number)
-
-    def end(self) -> str:
-        """How it ended, in words."""
-        assert self.status is not None
-        if self.status > 128:
-            with contextlib.suppress(ValueError):
-                name = signal.Signals(self.status - 128).name
-                return f"was ended by {name}"
-        return f"exited with status {self.status}"
-
-    def story(self, what: str) -> str:
-        """What became of it, and its last lines."""
-        lines = [f"{self.name} (pid {self.pid}) {what}"]
-        if self.last:
-            lines[0] += "; its last lines:"
-            lines += [f"  {line}" for line in self.last]
-        return "\n".join(lines)
-
-
 class _Stopped(Exception):
     """The user, or the system, wants an end."""
 
@@ -419,7 +352,7 @@ class _Stopped(Exception):
 class _Late(Exception):
     """Servers do not serve in time."""
 
-    def __init__(self, servers: list[_Process]) -> None:
+    def __init__(self, servers: list[Process]) -> None:
         self.servers = servers
 
 
@@ -428,17 +361,26 @@ class _Supervisor:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.processes: dict[int, _Process] = {}  # by pid
+        self.processes: dict[int, Process] = {}  # by pid
         self.serving: set[str] = set()  # names of servers and workers
         self.deadline = 0.0  # when all must serve
         count = cluster.servers + cluster.embedding_workers
         self.held = [reserve(cluster.host) for _ in range(count)]
-        self.loaders: list[_Process] = []
+        self.loaders: list[Process] = []
+        self.retired: set[int] = set()  # loaders that are not wanted, by pid
+        self.sending: set[str] = set()  # names of loaders
+        self.metrics: dict[str, int] = {}  # ports, by worker
+        self.environment: dict[str, str] = {}  # of loaders
+        self.autoscaler: Autoscaler | None = None
+        if cluster.loaders_max is not None:
+            self.autoscaler = Autoscaler(
+                cluster.loaders, cluster.loaders_max, *cluster.scale_after
+            )
         self.signals: collections.deque[int] = collections.deque()
         kinds = {
             "ps": cluster.servers,
             "worker": cluster.embedding_workers,
-            "loader": cluster.loaders,
+            "loader": cluster.loaders_max or cluster.loaders,
         }
         names = [f"{k}{i}" for k, n in kinds.items() for i in range(n)]
         self.printer = Printer(["job", *names])
@@ -451,9 +393,9 @@ class _Supervisor:
         self.wake = (receive, send)
         signal.set_wakeup_fd(send.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        for number in _SIGNALS:
+        for number in SIGNALS:
             signal.signal(number, lambda n, frame: self.signals.append(n))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     # ---- from start to end
 
@@ -472,8 +414,8 @@ class _Supervisor:
                 self._end_all()
 
     def _run(self, options: list[str], environment: dict[str, str]) -> int:
-        servers: list[_Process] = []
-        job: _Process | None = None
+        servers: list[Process] = []
+        job: Process | None = None
         try:
             environment = self._environment_of_job() | environment
             ports = self._ports()
@@ -491,15 +433,9 @@ class _Supervisor:
             if self.cluster.wait:
                 self._watch(servers, self._all_serve)
             if not self._failed(servers):
-                for i in range(self.cluster.loaders):
-                    command = self.cluster.loader_command(i)
-                    self.loaders.append(
-                        self._start(
-                            f"loader{i}",
-                            command,
-                            environment | self.cluster.loader_variables,
-                        )
-                    )
+                self.environment = environment | self.cluster.loader_variables
+                for _ in range(self.cluster.loaders):
+                    self._start_loader()
                 job = self._start("job", self.cluster.command, environment)
                 self._watch(servers, functools.partial(self._done, job))
         except _Stopped as stopped:
@@ -529,7 +465,7 @@ class _Supervisor:
         return 0
 
     def _interrupted(
-        self, job: _Process | None, servers: list[_Process], number: int
+        self, job: Process | None, servers: list[Process], number: int
     ) -> int:
         """Ends all because of a signal; a second one ends them at once."""
         self.printer.tell(f"stopping: {signal.Signals(number).name}")
@@ -538,8 +474,8 @@ class _Supervisor:
 
     def _unread(
         self,
-        job: _Process | None,
-        servers: list[_Process],
+        job: Process | None,
+        servers: list[Process],
         unprinted: Unprinted,
     ) -> int:
         """Ends all, in peace, because no process reads what they say."""
@@ -569,21 +505,23 @@ class _Supervisor:
 
     # ---- what is waited for
 
-    def _watch(
-        self, servers: list[_Process], done: Callable[[], bool]
-    ) -> None:
+    def _watch(self, servers: list[Process], done: Callable[[], bool]) -> None:
         """Until that is so, or a server has ended."""
         while (
             not done()
             and not self._failed(servers)
             and not self._failed_loader()
         ):
+            self._scale()
             self._step(self._time_left(servers))
 
-    def _time_left(self, servers: list[_Process]) -> float | None:
-        """Seconds until all must serve; None: they do."""
+    def _time_left(self, servers: list[Process]) -> float | None:
+        """Seconds until all must serve, or loads are asked for; None: both
+        are done."""
         if self._all_serve():
-            return None
+            if self.autoscaler is None:
+                return None
+            return max(self.autoscaler.due - time.monotonic(), 0.0)
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise _Late([s for s in servers if s.name not in self.serving])
@@ -593,30 +531,71 @@ class _Supervisor:
         cluster = self.cluster
         return len(self.serving) == cluster.servers + cluster.embedding_workers
 
-    def _done(self, job: _Process) -> bool:
+    def _done(self, job: Process) -> bool:
         """A server that is stopped while it starts looks like one that has
         failed: what succeeds before waits for it."""
         return bool(job.status) or (job.status == 0 and self._all_serve())
 
     @staticmethod
-    def _failed(servers: list[_Process]) -> _Process | None:
+    def _failed(servers: list[Process]) -> Process | None:
         """A server that ended, whatever its status: none should."""
         return next((s for s in servers if s.status is not None), None)
 
-    def _failed_loader(self) -> _Process | None:
+    def _failed_loader(self) -> Process | None:
         """A data loader that ended with an error; others may end."""
-        return next((p for p in self.loaders if p.status), None)
+        return next(
+            (
+                p
+                for p in self.loaders
+                if p.status and p.pid not in self.retired
+            ),
+            None,
+        )
 
     def _start(
         self, name: str, command: Sequence[str], environment: Mapping[str, str]
-    ) -> _Process:
+    ) -> Process:
         environment = {"PYTHONUNBUFFERED": "1"} | dict(environment)
-        process = _Process(name, command, environment)
+        process = Process(name, command, environment)
         self.processes[process.pid] = process
         for pipe in process.pipes():
             os.set_blocking(pipe.fileno(), False)
             self.selector.register(pipe, selectors.EVENT_READ, process)
         return process
+
+    # ---- how many loaders there are
+
+    def _start_loader(self) -> None:
+        names = {p.name for p in self.loaders if p.status is None}
+        i = 0
+        while f"loader{i}" in names:
+            i += 1
+        self.sending.discard(f"loader{i}")
+        command = self.cluster.loader_command(i)
+        self.loaders.append(
+            self._start(f"loader{i}", command, self.environment)
+        )
+
+    def _scale(self) -> None:
+        """As the loads want it, until the data has ended."""
+        wanted = [p for p in self.loaders if p.pid not in self.retired]
+        if (
+            self.autoscaler is None
+            or not self._all_serve()
+            or any(p.status is not None for p in wanted)
+        ):
+            return
+        ports = list(self.metrics.values())
+        ready = all(p.name in self.sending for p in wanted)
+        for said in self.autoscaler.ask(ports, len(wanted), ready):
+            self.printer.tell(str(said))
+            if isinstance(said, str):
+                continue
+            for _ in range(said.before, said.after):
+                self._start_loader()
+            for process in wanted[said.after :]:
+                self.retired.add(process.pid)
+                process.signal(signal.SIGTERM)
 
     # ---- the loop
 
@@ -636,7 +615,7 @@ class _Supervisor:
         if self.signals and not ending:
             raise _Stopped(self.signals.popleft())
 
-    def _read(self, fd: int, pipe: object, process: _Process) -> bool:
+    def _read(self, fd: int, pipe: object, process: Process) -> bool:
         """Whether there was something to read."""
         try:
             data = os.read(fd, 1 << 16)
@@ -659,13 +638,17 @@ class _Supervisor:
                 self.printer.line(process.name, text, error)
         return bool(data)
 
-    def _note(self, process: _Process, text: str) -> None:
-        """Remembers which servers are ready."""
+    def _note(self, process: Process, text: str) -> None:
+        """Remembers which processes are ready."""
         if _SERVING.search(text) and process.name.startswith(("ps", "worker")):
             self.serving.add(process.name)
+        if process.name.startswith("loader") and text.startswith("sending "):
+            self.sending.add(process.name)
+        if found := _METRICS.search(text):
+            self.metrics[process.name] = int(found[1])
 
     def _reap(self) -> None:
-        """Takes note of all that ended, orphans that came to us included."""
+        """Takes note of all that ended, orphans that are ours now included."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -675,12 +658,10 @@ class _Supervisor:
                 return
             process = self.processes.get(pid)
             if process is not None:
-                process.status = process.popen.returncode = _exit_status(
-                    status
-                )
+                process.status = process.popen.returncode = exit_status(status)
                 self._drain(process)
 
-    def _drain(self, process: _Process) -> None:
+    def _drain(self, process: Process) -> None:
         """Reads what a process that has ended still had to say."""
         for pipe in process.pipes():
             for _ in range(64):  # a child of its own may write for ever
@@ -694,8 +675,8 @@ class _Supervisor:
 
     def _end(
         self,
-        job: _Process | None,
-        servers: list[_Process],
+        job: Process | None,
+        servers: list[Process],
         number: int = signal.SIGTERM,
     ) -> None:
         """Ends the job, by this signal, and what it left, then servers."""
@@ -710,7 +691,7 @@ class _Supervisor:
         self._stop(servers, signal.SIGTERM, began + grace)
 
     def _stop(
-        self, processes: list[_Process], number: int, deadline: float
+        self, processes: list[Process], number: int, deadline: float
     ) -> None:
         """Sends a signal, waits, and kills what is still there."""
         for process in processes:
@@ -738,7 +719,7 @@ class _Supervisor:
         deadline = min(max(deadline, now + 1.0), now + _KILL_AFTER)
         while True:
             mine = {p.pid for p in self.processes.values() if p.status is None}
-            orphans = _descendants(os.getpid(), mine)
+            orphans = descendants(os.getpid(), mine)
             if not orphans:
                 return
             late = time.monotonic() > deadline or bool(self.signals)
@@ -746,7 +727,7 @@ class _Supervisor:
                 return
             for pid in orphans:
                 if late or pid not in asked:
-                    _kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+                    kill(pid, signal.SIGKILL if late else signal.SIGTERM)
             asked.update(orphans)
             self._step(0.05, ending=True)
 
@@ -754,11 +735,11 @@ class _Supervisor:
         """Kills whatever is left; there is nothing in the usual case."""
         deadline = time.monotonic() + _KILL_AFTER
         while time.monotonic() < deadline:
-            left = _descendants(os.getpid())
+            left = descendants(os.getpid())
             if not left:
                 return
             for pid in left:
-                _kill(pid, signal.SIGKILL)
+                kill(pid, signal.SIGKILL)
             self._reap()
             time.sleep(0.01)
 
@@ -770,27 +751,3 @@ def _without_admin(options: list[str]) -> list[str]:
         return options
     at = options.index(name)
     return options[:at] + options[at + 2 :]
-
-
-def _kill(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
-def _descendants(root: int, without: Collection[int] = ()) -> list[int]:
-    """All processes below one, whatever their sessions, but those that have
-    ended, and ``without`` some and what is below these."""
-    parents: dict[int, int] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) not in without:
-            with contextlib.suppress(OSError, ValueError):
-                stat = Path(f"/proc/{name}/stat").read_text()
-                state, parent = stat.rpartition(")")[2].split()[:2]
-                if state not in "ZX":
-                    parents[int(name)] = int(parent)
-    found: list[int] = []
-    level = {root}
-    while level:
-        level = {pid for pid, parent in parents.items() if parent in level}
-        found += sorted(level)
-    return found

@@ -13,15 +13,6 @@ from collections.abc import Mapping, Sequence
 from persia import _core
 from persia.errors import InvalidArgument
 
-__all__ = [
-    "DTYPES",
-    "WIRE",
-    "Plan",
-    "bytes_a_row",
-    "message_bytes",
-    "plan",
-]
-
 DTYPES = {"fp32": _core.FP32, "bf16": _core.BF16, "int8": _core.INT8}
 
 #: dtype on the wire -> bytes of a value, bytes of a row's scale.

@@ -11,8 +11,6 @@ from typing import TextIO
 
 from persia.errors import flagged
 
-__all__ = ["Printer", "Unprinted"]
-
 
 class Unprinted(Exception):
     """What the processes say cannot be written."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _POLL = 0.05  # seconds
 _FIRST_PAUSE = 5e-5
-_PATIENCE = 600.0  # seconds for other ranks to come
+_PATIENCE = 600.0  # seconds for other ranks to arrive
 _MEETING = 1800.0  # the same in a pass, as long as torch's collectives wait
 
 
@@ -68,7 +68,7 @@ def side_group(group: Any) -> Any:
 
 
 def _finish(work: Any) -> None:
-    """A wait within torch would not hear of Ctrl-C."""
+    """A wait within torch would not end at Ctrl-C."""
     pause = _FIRST_PAUSE
     while not work.is_completed():
         time.sleep(pause)
@@ -183,7 +183,7 @@ class Passes:
     it is back, before its next forward.
 
     Without DistributedDataParallel nothing keeps the ranks' steps together.
-    Then they meet before each exchange: until every rank came to it or has
+    Then they meet before each exchange: until every rank reached it or has
     ended its pass, the first, second, ... of each rank being one.
 
     Args:
@@ -195,8 +195,8 @@ class Passes:
         self._prefix = prefix
         self._job = job
         self._open = 0  # passes of this rank
-        self._is_out = False  # and has told so
-        # Made once, and few keys: what a store is told it keeps. It also
+        self._is_out = False  # and has reported it
+        # Made once, and few keys: a store keeps what it is given. It also
         # knows what an earlier object like this one has told.
         self._keys: Keys | None = None
         # Of passes whose ranks meet: the number of the last one, and of its
@@ -321,7 +321,7 @@ class Passes:
         while came + (ended := keys.count(over, 0)) < world:
             if time.monotonic() > deadline:
                 raise errors.DeadlineExceeded(
-                    f"{world - came - ended} of {world} ranks neither came to "
+                    f"{world - came - ended} of {world} ranks neither reached "
                     f"exchange {self._turn} of training pass {self._number} "
                     f"nor ended their batches within {_MEETING:.0f} s; all "
                     "ranks make as many passes, or their model is in "

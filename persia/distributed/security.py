@@ -16,8 +16,6 @@ from persia.base.environment import variable
 from persia.base.warning import warn
 from persia.errors import InvalidArgument, StorageError
 
-__all__ = ["VARIABLES", "Security"]
-
 # Environment variable -> keyword of Security.load(), for clients.
 VARIABLES = {
     "PERSIA_TLS_CA": "ca",
@@ -162,7 +160,10 @@ def _read(what: str, path: str | os.PathLike[str] | None) -> str | None:
         why = error.strerror
     except UnicodeDecodeError:
         why = "it is no text"
-    raise StorageError(f"{what}: {path} cannot be read: {why}")
+    # A secret may stand where its file should.
+    is_path = os.path.isabs(path) or os.path.isdir(os.path.dirname(path))
+    shown = path if is_path else "the file named"
+    raise StorageError(f"{what}: {shown} cannot be read: {why}")
 
 
 def _check_mode(what: str, path: str | os.PathLike[str] | None) -> None:

@@ -40,14 +40,6 @@ from persia.errors import (
     Unavailable,
 )
 
-__all__ = [
-    "SAVE_SECONDS",
-    "ServeConfig",
-    "Server",
-    "find_shard",
-    "find_shards",
-]
-
 _LINES = 2  # the file of lines about denied calls and changes of rows
 _WAIT = 3600.0  # seconds that a call within the process may take
 _POLL = 0.02  # seconds between questions whether something is done
@@ -127,7 +119,7 @@ class ServeConfig(Listening):
     durable: Literal["off", "process", "disk"] = Field(
         "off",
         description="What an acknowledged update survives: off (nothing: "
-        "what came after the last checkpoint is lost, and reported), process "
+        "what followed the last checkpoint is lost, and reported), process "
         "(a crash of the server), disk (a power cut, too).",
     )
     log: str | None = Field(
@@ -241,7 +233,7 @@ def find_shards(
         end, n = find_shard(last + count, shards, environment, host)
         if begin > end:
             raise InvalidArgument(
-                f"`shard={config.shard}`: {begin} comes after {end}"
+                f"`shard={config.shard}`: {begin} follows {end}"
             )
         return range(begin, end + 1), n
     if config.server_count is None:
@@ -393,7 +385,7 @@ class Server:
         return self._channel.stats() | counts
 
     def stop(self, grace: float | None = None) -> None:
-        """No more requests; those in hand have so many seconds (default: the
+        """No more requests; those in flight have so many seconds (default: the
         grace)."""
         if self.log is not None:
             self.log.end_cuts()

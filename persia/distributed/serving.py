@@ -17,15 +17,6 @@ from persia.base.signals import Ending
 from persia.distributed.addresses import MESSAGE_LIMIT, namespace_of
 from persia.distributed.security import Security
 
-__all__ = [
-    "Listening",
-    "Signals",
-    "Stopped",
-    "core_holes",
-    "few_files",
-    "warn_of",
-]
-
 # Files that the core opens at most, and connections that the system takes
 # before they are counted.
 _FILES, _BURST = 65536, 4096
@@ -60,13 +51,13 @@ class Listening(pydantic.BaseModel):
     )
     message_limit: pydantic.ByteSize = Field(
         pydantic.ByteSize(MESSAGE_LIMIT),
-        ge=2 << 20,  # what tells of 4,096 tables must fit
+        ge=2 << 20,  # what describes 4,096 tables must fit
         le=(2 << 30) - 1,
         validate_default=True,
         description="Most bytes of a request and of a reply, at least 2MiB.",
     )
     calls: int = Field(
-        256, ge=1, le=65536, description="Requests in hand at once."
+        256, ge=1, le=65536, description="Requests in flight at once."
     )
     connections: int = Field(
         4096,
@@ -101,7 +92,7 @@ class Listening(pydantic.BaseModel):
         ge=0,
         le=86400,
         description="Seconds from SIGTERM or Ctrl-C until it has ended, "
-        "whatever it waits for: requests in hand, other servers, files.",
+        "whatever it waits for: requests in flight, other servers, files.",
     )
 
     @pydantic.model_validator(mode="after")
@@ -131,7 +122,7 @@ class Listening(pydantic.BaseModel):
 
 def few_files(connections: int) -> str | None:
     """What to tell where the process may open too few files for so many
-    connections, and for those that come before they are counted.
+    connections, and for those that are open before they are counted.
 
     gRPC's listener is lost for ever once no file descriptor is left.
     """
@@ -147,7 +138,8 @@ def few_files(connections: int) -> str | None:
     )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -157,10 +149,10 @@ def _is_loopback(host: str) -> bool:
 def core_holes(config: Listening, holes: str) -> str | None:
     """What to tell where others than this machine reach a gRPC core with
     published holes: who shows no certificate can stop the server."""
-    if not holes or config.mutual_tls or _is_loopback(config.host):
+    if not holes or config.mutual_tls or is_loopback(config.host):
         return None
     return (
-        f"gRPC's core {_core.GRPC} has published holes ({holes}): whoever "
+        f"gRPC's core {_core.GRPC} has published holes ({holes}): anyone who "
         "reaches this port may stop the server; install Persia's wheel, which "
         "has a current core (docs/install.md), or give `mutual_tls`"
     )
@@ -170,7 +162,7 @@ def warn_of(config: Listening) -> None:
     """Says what is risky about serving so."""
     if config.insecure:
         say(
-            "`insecure`: whoever reaches this port may read and change all "
+            "`insecure`: anyone who reaches this port may read and change all "
             "rows",
             "warning",
         )
@@ -181,7 +173,7 @@ def warn_of(config: Listening) -> None:
 
 
 class Stopped(BaseException):
-    """A signal came before anything was served."""
+    """A signal arrived before anything was served."""
 
 
 class Signals(Ending):

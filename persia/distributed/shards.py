@@ -14,8 +14,6 @@ from persia.distributed.server import (
 )
 from persia.distributed.serving import Signals, Stopped, warn_of
 
-__all__ = ["Shards", "serve", "these"]
-
 
 def these(numbers: range, shards: int) -> str:
     """As text: shard 0 of 2, or shards 0 to 3 of 8."""
@@ -117,7 +115,7 @@ class Shards:
             return stack.pop_all()
 
     def stop(self, grace: float) -> None:
-        """No more requests; those in hand have so many seconds."""
+        """No more requests; those in flight have so many seconds."""
         for server in self.servers[1:]:
             if server.log is not None:
                 server.log.end_cuts()
@@ -136,7 +134,7 @@ class Shards:
 def serve(config: ServeConfig) -> None:
     """Serves until SIGTERM or SIGINT; a second one ends it at once.
 
-    One that comes earlier, while rows are being restored, ends it without
+    One that arrives earlier, while rows are being restored, ends it without
     ``save_on_exit``: the rows that it would write are not all there.
     """
     least = SAVE_SECONDS if config.save_on_exit is not None else 0.0

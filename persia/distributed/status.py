@@ -21,18 +21,6 @@ from persia.distributed.security import Security
 from persia.errors import InvalidArgument, PersiaError
 from persia.redaction import shown
 
-__all__ = [
-    "EmbeddingStatus",
-    "ServerStatus",
-    "TableStatus",
-    "TrainerStatus",
-    "ask",
-    "ask_embedding",
-    "ask_trainers",
-    "staleness",
-    "tables",
-]
-
 _RATES = ("updates", "pulls", "pushes")
 _TABLE_RATES = ("pulled", "created")
 _PAGE = 64 << 20  # bytes of a page of metrics, at most

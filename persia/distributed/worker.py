@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from functools import partial
 from typing import Any, Literal
 
@@ -27,12 +28,11 @@ from persia.distributed.serving import (
     Stopped,
     warn_of,
 )
-from persia.errors import InvalidArgument
+from persia.errors import InvalidArgument, PersiaError
 
-# Seconds after the grace in which requests in hand get their error.
+# Seconds after the grace in which requests in flight get their error.
 _CANCELLED = 0.1
-
-__all__ = ["Worker", "WorkerConfig", "serve_worker"]
+_LOOK = 1.0  # seconds
 
 
 class WorkerConfig(Listening):
@@ -169,7 +169,7 @@ class Worker:
         return self._core.stats()
 
     def stop(self, grace: float) -> None:
-        """No more requests; those in hand have so many seconds. Then nothing
+        """No more requests; those in flight have so many seconds. Then nothing
         waits for parameter servers any longer."""
         over = threading.Timer(grace + _CANCELLED, self._core.interrupt)
         over.daemon = True
@@ -210,8 +210,12 @@ def _run(worker: Worker, signals: Signals) -> None:
     say(
         f"serving an embedding worker of {worker.servers} servers on {address}"
     )
+    reports = threading.Thread(
+        target=_report_lost, args=(worker,), name="persia-lost", daemon=True
+    )
+    reports.start()
     signals.wait()
-    signals.what = "batches that were in hand are offered again"
+    signals.what = "batches that were in flight are offered again"
     say("stopping")
     worker.stop(min(0.8 * config.grace, signals.left))
     counts = worker.stats()
@@ -220,3 +224,19 @@ def _run(worker: Worker, signals: Signals) -> None:
         f"{counts['trained']:,} batches were trained, "
         f"{counts['skipped']:,} skipped, {left:,} are left"
     )
+
+
+def _report_lost(worker: Worker) -> None:
+    """Trainers and loaders report it, too, unless they have ended."""
+    said = 0
+    with contextlib.suppress(PersiaError):
+        while True:
+            time.sleep(_LOOK)
+            lost = worker.stats()["lost"]
+            if lost > said:
+                say(
+                    f"servers that were started again have lost {lost:,} "
+                    "updates of this embedding worker so far",
+                    "warning",
+                )
+            said = lost

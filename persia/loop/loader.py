@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from persia import _core, errors
 from persia.base.check import whole
 from persia.data.base import hash_version_of
-from persia.data.batches.jagged import JaggedBatch, skip
+from persia.data.batches.jagged import JaggedBatch
 from persia.loop.stream import Stream, Taking, open_pass
 from persia.nn.embedding import tables_of
 from persia.nn.joined import Given, Joined
@@ -29,8 +29,6 @@ from persia.nn.lookups import Collection, collections_of
 from persia.store.ahead import LookedUp
 from persia.store.engine import Engine, engine_of
 from persia.store.operators import TAKEN
-
-__all__ = ["DataLoader", "skip"]
 
 T = TypeVar("T")
 
@@ -58,13 +56,13 @@ class DataLoader(Generic[T]):
     for it. Should it fail, the next call that trains, or ``store.flush()``,
     raises its error.
 
-    All that is worth it where a core or a wire would wait otherwise. Tables in
-    this process and a model on the CPU with as many threads
+    Looking ahead helps only where a core or the network would be idle. Tables
+    in this process and a model on the CPU with as many threads
     (``torch.get_num_threads()``) as there are cores leave none: then forward
     and backward do their own lookups and updates, as in a plain loop. So with
-    a staleness of 1 or more the bits of a training depend on the machine.
-    They do not with ``staleness=0``, nor, where tables are in this process,
-    with ``prefetch=False``.
+    a staleness of 1 or more the bits of a training depend on the machine. They
+    do not with ``staleness=0``, nor, where tables are in this process, with
+    ``prefetch=False``.
 
     A batch counts until its gradients are applied, until ``batch.skip()``, or
     until the loop asks for a next batch that could not be looked up
@@ -86,15 +84,16 @@ class DataLoader(Generic[T]):
             among its fields (or the batch itself) with the features of a
             module.
         prefetch: whether anything is done ahead; "auto": where a core or a
-            wire would wait otherwise. The decision of the latest pass is
-            ``store.stats()["loader"]["prefetch"]``. With tables on servers or
-            ranks False takes no batch ahead, but updates still overlap.
+            wire would wait otherwise. ``prefetch`` of
+            ``store.stats()["lookahead"]`` is the latest decision. With
+            tables on servers or ranks False takes no batch ahead, but updates
+            still overlap.
 
     A forward knows ids again by the object, or by their contents: also a dict
     of tensors, and what ``.to()`` has copied to another device. Compiled code
     knows the ids of a JaggedBatch alone. Ids that are not found or that
     changed are looked up by the forward, which warns once, and are counted:
-    ``store.stats()["loader"]["not_prefetched"]``.
+    ``store.stats()["lookahead"]["not_prefetched"]``.
 
     Leaving the loop (``break``, an exception, ``close()`` of the iterator)
     cancels what was looked up ahead. Several iterators may be open at once,
@@ -217,7 +216,8 @@ class DataLoader(Generic[T]):
 
     @property
     def _continuing(self) -> Any:
-        """The source, if its iterations go on where the latest one ended."""
+        """The source, if its iterations continue where the latest one
+        ended."""
         continues = getattr(self.batches, "continues", False)
         return self.batches if continues is True else None
 
@@ -316,8 +316,8 @@ class _Pass(Iterator[T]):
                 handle, -1 if bound is None else bound, here
             )
             self._streams.append((handle, stream))
-        # The other ranks go on without a pass that is open at the exit. This
-        # runs before the exit of the stores, which were made before.
+        # The other ranks continue without a pass that is open at the exit.
+        # This runs before the exit of the stores, which were made before.
         self._exit = partial(_at_exit, weakref.ref(self), os.getpid())
         atexit.register(self._exit)
 

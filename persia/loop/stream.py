@@ -29,12 +29,10 @@ from persia.distributed.addresses import (
 from persia.distributed.security import Security
 from persia.nn.collections import EmbeddingBagCollection
 from persia.nn.lookups import Collection
-from persia.store import Store
 from persia.store.configs import TableConfig, pooling_of
 from persia.store.engine import engine_of
 from persia.store.operators import TAKEN
-
-__all__ = ["Stream", "Taking"]
+from persia.store.store import Store
 
 _ELSEWHERE = (
     "the ids of this batch are at the embedding workers: a rank gets their "
@@ -46,7 +44,7 @@ class Stream:
     """The batches of data loaders, looked up by embedding workers.
 
     It is the ``batches`` of a :class:`persia.DataLoader`; a model needs no
-    change. Each batch comes with the embeddings of its ids, and its gradients
+    change. Each batch has the embeddings of its ids, and its gradients
     go back to the worker, which applies them at the parameter servers. An
     iteration ends when the data loaders have ended an epoch.
 
@@ -449,8 +447,8 @@ class Taking(Iterator[_core.Taken]):
         self._rank.again()
 
     def close(self) -> None:
-        """What was not received is offered again, and so is a batch in hand
-        that was not trained, also if it was the last one of the epoch."""
+        """What was not received is offered again, and so is a batch that was
+        taken and was not trained, also if it was the last one of the epoch."""
         if not self.closed:
             self.closed = True
             if not self._ended:

@@ -1,7 +1,8 @@
 """Metrics: exact ones of a whole evaluation, and ones that follow a stream.
 
-Those of clicks take *logits* (scores before the sigmoid) and labels of 0 and
-1 of one dimension, :class:`TaskMetrics` also those of several tasks, in which
+Those of clicks take labels of 0 and 1, and *scores* where only the order
+matters (the AUC), else *logits* (scores before the sigmoid), all of one
+dimension; :class:`TaskMetrics` takes also those of several tasks, in which
 NaN is a label that is missing; those of rankings take the scores of several
 items for each query. All take tensors or arrays, and touch no table.
 

@@ -16,12 +16,13 @@ import numpy.typing as npt
 import torch
 
 from persia import errors
-
-__all__ = ["BinaryMetrics", "Scores", "StreamingAUC", "auc", "logloss"]
+from persia.base.warning import warn
 
 Values = torch.Tensor | npt.NDArray[np.floating]
 Groups = torch.Tensor | npt.NDArray[np.integer]
 Array = npt.NDArray[np.float64]
+#: Scores of so many samples that lie in [0, 1] are probabilities.
+_MANY = 20
 _Part = tuple[
     npt.NDArray[np.float32],
     npt.NDArray[np.bool_],
@@ -32,18 +33,18 @@ _Part = tuple[
 
 @dataclass(frozen=True)
 class Scores:
-    """How well logits of ``rows`` samples foretell their labels.
+    """How well logits of ``samples`` samples foretell their labels.
 
-    ``rows`` and ``positives`` are numbers of samples; in all others a sample
-    counts by its weight, where there are weights. ``auc`` and
-    ``normalized_entropy`` are NaN where the labels are all equal (neither is
-    defined there), ``calibration`` where there is no positive.
+    ``samples`` and ``positives`` are numbers; in all others a sample counts
+    by its weight, where there are weights. ``auc`` and ``normalized_entropy``
+    are NaN where the labels are all equal (neither is defined there),
+    ``calibration`` where there is no positive.
 
     Of several tasks, ``positives`` is the sum of those of the tasks, and all
     that follows it a mean over the tasks; ``tasks`` has the scores of each.
     """
 
-    rows: int
+    samples: int
     positives: int
     auc: float
     logloss: float
@@ -60,27 +61,37 @@ class Scores:
 
 
 def auc(
-    logits: Values, labels: Values, weights: Values | None = None
+    scores: Values, labels: Values, weights: Values | None = None
 ) -> float:
     """Exact area under the ROC curve; equal scores count one half.
 
     Args:
-        logits: [n] scores; only their order matters.
+        scores: [n], such as logits or probabilities; only their order
+            matters.
         labels: [n] of 0 and 1.
         weights: [n] of the samples, 0 or more; None: all equal.
 
     Returns:
         The area, or NaN where all labels are equal.
     """
-    return auc_of(*as_arrays(logits, labels, weights))
+    return auc_of(*as_arrays(scores, labels, weights, "scores"))
 
 
 def logloss(
     logits: Values, labels: Values, weights: Values | None = None
 ) -> float:
-    """Mean cross entropy in nats of the sigmoids of [n] logits, weighted
-    where there are ``weights`` [n]."""
-    return _logloss(*as_arrays(logits, labels, weights))
+    """Mean cross entropy in nats.
+
+    Args:
+        logits: [n], scores before the sigmoid: ``torch.logit(p)`` of
+            probabilities ``p``.
+        labels: [n] of 0 and 1.
+        weights: [n] of the samples, 0 or more; None: all equal.
+
+    Warns:
+        UserWarning: the logits look like probabilities.
+    """
+    return _logloss(*logit_arrays(logits, labels, weights))
 
 
 class BinaryMetrics:
@@ -106,7 +117,7 @@ class BinaryMetrics:
         """Adds one batch: logits [n], labels [n] and, where samples have
         them, weights [n] and groups [n], integers. All batches have groups,
         or none."""
-        x, y, w = as_arrays(logits, labels, weights)
+        x, y, w = logit_arrays(logits, labels, weights)
         g = np.empty(0, np.int64)
         if groups is not None:
             g = groups_of(groups, len(x))
@@ -127,7 +138,7 @@ class BinaryMetrics:
         positive, all_of_it = (w * y).sum(), w.sum()
         loss = _logloss(x, y, w)
         return Scores(
-            rows=len(y),
+            samples=len(y),
             positives=int(y.sum()),
             auc=auc_of(x, y, w),
             logloss=loss,
@@ -149,13 +160,13 @@ class BinaryMetrics:
 
 
 class StreamingAUC:
-    """AUC of a stream in constant memory, from two histograms of the logits.
+    """AUC of a stream in constant memory, from two histograms of the scores.
 
-    The logits in [-limit, limit] fall into ``bins`` equal bins, those outside
+    The scores in [-limit, limit] fall into ``bins`` equal bins, those outside
     into the first or the last.  A pair of one positive and one negative in the
     same bin counts one half, whatever its order; so the true AUC lies within
     ``error()`` of ``compute()``, where ``error()`` is half the share of such
-    pairs: a bound, no estimate.  With the defaults a bin is 1/128 of a logit
+    pairs: a bound, no estimate.  With the defaults a bin is 1/128
     wide, and the bound is about 0.001 for logits of unit variance.
     """
 
@@ -175,15 +186,15 @@ class StreamingAUC:
 
     def update(
         self,
-        logits: torch.Tensor,
+        scores: torch.Tensor,
         labels: torch.Tensor,
         weights: torch.Tensor | None = None,
     ) -> None:
-        """Adds one batch: float logits [n] (NaN is refused), labels [n] and,
-        where samples have them, weights [n]."""
-        x = logits.detach().reshape(-1).float()
+        """Adds one batch: float scores [n], such as logits (NaN is refused),
+        labels [n] and, where samples have them, weights [n]."""
+        x = scores.detach().reshape(-1).float()
         if bool(x.isnan().any()):
-            raise errors.InvalidArgument("StreamingAUC: a logit is NaN")
+            raise errors.InvalidArgument("StreamingAUC: a score is NaN")
         bins = self._bins
         index = ((x + self._limit) * (bins / (2 * self._limit))).floor_()
         index = index.clamp_(0, bins - 1).long()
@@ -205,18 +216,36 @@ class StreamingAUC:
         return ratio(0.5 * (positive * negative).sum(), pairs)
 
 
-def as_arrays(
+def logit_arrays(
     logits: Values, labels: Values, weights: Values | None = None
 ) -> tuple[Array, Array, Array]:
+    """As :func:`as_arrays`. Warns where the logits look like probabilities,
+    whose sigmoids would be scored in silence."""
+    x, y, w = as_arrays(logits, labels, weights)
+    if len(x) >= _MANY and 0 <= x.min() < x.max() <= 1:
+        warn(
+            "metrics: all logits are in [0, 1], as probabilities are; logits "
+            "are scores before the sigmoid: of probabilities p they are "
+            "torch.logit(p)"
+        )
+    return x, y, w
+
+
+def as_arrays(
+    scores: Values,
+    labels: Values,
+    weights: Values | None = None,
+    what: str = "logits",
+) -> tuple[Array, Array, Array]:
     """float64 [n] each, checked; samples without weights have 1."""
-    x, y = _array(logits), _array(labels)
+    x, y = _array(scores), _array(labels)
     if x.shape != y.shape:
         raise errors.ShapeError(
-            f"metrics: {len(x)} logits but {len(y)} labels"
+            f"metrics: {len(x)} {what} but {len(y)} labels"
         )
     if np.isnan(x).any():
         raise errors.InvalidArgument(
-            f"metrics: {int(np.isnan(x).sum())} logits are NaN"
+            f"metrics: {int(np.isnan(x).sum())} {what} are NaN"
         )
     wrong = np.flatnonzero((y != 0) & (y != 1))
     if len(wrong):
@@ -229,7 +258,7 @@ def as_arrays(
     w = _array(weights)
     if w.shape != x.shape:
         raise errors.ShapeError(
-            f"metrics: {len(x)} logits but {len(w)} weights"
+            f"metrics: {len(x)} {what} but {len(w)} weights"
         )
     wrong = np.flatnonzero(~(np.isfinite(w) & (w >= 0)))
     if len(wrong):
@@ -281,11 +310,11 @@ def _logloss(x: Array, y: Array, w: Array) -> float:
     return ratio(cross_entropy(x, y, w), w.sum())
 
 
-def entropy_of(positives: float, rows: float) -> float:
+def entropy_of(positives: float, samples: float) -> float:
     """Of a label, in nats; 0 where all are equal."""
-    if not 0 < positives < rows:
+    if not 0 < positives < samples:
         return 0.0
-    rate = positives / rows
+    rate = positives / samples
     return float(-rate * np.log(rate) - (1 - rate) * np.log1p(-rate))
 
 

@@ -13,8 +13,6 @@ from persia.base.check import whole
 from persia.metrics.clicks import ratio
 from persia.metrics.streams import SumMetric
 
-__all__ = ["NDCGAtK", "RecallAtK"]
-
 Array = npt.NDArray[np.float64]
 Values = torch.Tensor | npt.NDArray[np.floating]
 Ids = torch.Tensor | npt.NDArray[np.integer]

@@ -20,19 +20,10 @@ from persia.metrics.clicks import (
     entropy_of,
     gauc_of,
     groups_of,
+    logit_arrays,
     ratio,
     sigmoid,
 )
-
-__all__ = [
-    "AUC",
-    "GAUC",
-    "Calibration",
-    "LogLoss",
-    "Metric",
-    "NormalizedEntropy",
-    "SumMetric",
-]
 
 Array = npt.NDArray[np.float64]
 
@@ -81,7 +72,7 @@ class LogLoss(SumMetric):
         self, logits: Values, labels: Values, weights: Values | None = None
     ) -> None:
         """Adds one batch: logits [n], labels [n], weights [n] or None."""
-        x, y, w = as_arrays(logits, labels, weights)
+        x, y, w = logit_arrays(logits, labels, weights)
         self._sums += cross_entropy(x, y, w), w.sum()
 
     def _of(self, sums: Array) -> float:
@@ -98,7 +89,7 @@ class NormalizedEntropy(SumMetric):
         self, logits: Values, labels: Values, weights: Values | None = None
     ) -> None:
         """Adds one batch: logits [n], labels [n], weights [n] or None."""
-        x, y, w = as_arrays(logits, labels, weights)
+        x, y, w = logit_arrays(logits, labels, weights)
         self._sums += cross_entropy(x, y, w), (w * y).sum(), w.sum()
 
     def _of(self, sums: Array) -> float:
@@ -115,7 +106,7 @@ class Calibration(SumMetric):
         self, logits: Values, labels: Values, weights: Values | None = None
     ) -> None:
         """Adds one batch: logits [n], labels [n], weights [n] or None."""
-        x, y, w = as_arrays(logits, labels, weights)
+        x, y, w = logit_arrays(logits, labels, weights)
         self._sums += (w * sigmoid(x)).sum(), (w * y).sum()
 
     def _of(self, sums: Array) -> float:
@@ -136,10 +127,10 @@ class AUC(Metric):
         self._stream = StreamingAUC(bins, limit)
 
     def update(
-        self, logits: Values, labels: Values, weights: Values | None = None
+        self, scores: Values, labels: Values, weights: Values | None = None
     ) -> None:
-        """Adds one batch: logits [n], labels [n], weights [n] or None."""
-        arrays = as_arrays(logits, labels, weights)
+        """Adds one batch: scores [n], labels [n], weights [n] or None."""
+        arrays = as_arrays(scores, labels, weights, "scores")
         self._stream.update(*map(torch.from_numpy, arrays))
 
     def compute(self) -> float:
@@ -182,14 +173,14 @@ class GAUC(Metric):
 
     def update(
         self,
-        logits: Values,
+        scores: Values,
         labels: Values,
         groups: Groups,
         weights: Values | None = None,
     ) -> None:
-        """Adds one batch: logits [n], labels [n], groups [n], integers, and
+        """Adds one batch: scores [n], labels [n], groups [n], integers, and
         weights [n] or None."""
-        x, y, w = as_arrays(logits, labels, weights)
+        x, y, w = as_arrays(scores, labels, weights, "scores")
         self._parts.append((x, y > 0.5, w, groups_of(groups, len(x))))
 
     def compute(self) -> float:

@@ -13,8 +13,6 @@ import torch
 from persia import errors
 from persia.metrics.clicks import BinaryMetrics, Groups, Scores, Values
 
-__all__ = ["TaskMetrics"]
-
 _MEANS = ("auc", "logloss", "normalized_entropy", "calibration", "gauc")
 
 
@@ -39,7 +37,7 @@ class TaskMetrics:
         self._tasks: dict[str, BinaryMetrics] = {
             name: BinaryMetrics() for name in self._names
         }
-        self._rows = 0
+        self._samples = 0
 
     def update(
         self,
@@ -66,14 +64,14 @@ class TaskMetrics:
                 weights if every else _some(weights, kept),
                 groups if every else _some(groups, kept),
             )
-        self._rows += len(labels)
+        self._samples += len(labels)
 
     def gather(self) -> None:
         """Adds what the other ranks of the job have added; all call it."""
         every: list[Any] = [None] * torch.distributed.get_world_size()
-        mine = self._rows, list(self._tasks)
+        mine = self._samples, list(self._tasks)
         torch.distributed.all_gather_object(every, mine)
-        self._rows = sum(rows for rows, _ in every)
+        self._samples = sum(samples for samples, _ in every)
         for name in dict.fromkeys(n for _, names in every for n in names):
             self._tasks.setdefault(name, BinaryMetrics()).gather()
 
@@ -83,9 +81,9 @@ class TaskMetrics:
         if not scores:
             return BinaryMetrics().compute()
         if list(scores) == [""]:
-            return dataclasses.replace(scores[""], rows=self._rows)
+            return dataclasses.replace(scores[""], samples=self._samples)
         return Scores(
-            rows=self._rows,
+            samples=self._samples,
             positives=sum(one.positives for one in scores.values()),
             tasks=scores,
             **_means(scores),

@@ -8,8 +8,6 @@ import torch
 
 from persia.data.batches.jagged import JaggedBatch
 
-__all__ = ["balance_by_tokens", "take"]
-
 
 def balance_by_tokens(lengths: torch.Tensor, ranks: int) -> list[torch.Tensor]:
     """Shares of a batch that are about as much work: the longest sequences

@@ -11,8 +11,6 @@ from persia.data.batches.jagged import JaggedBatch
 from persia.models.dense import Standardize, feature_dims, mlp
 from persia.nn.collections import EmbeddingBagCollection
 
-__all__ = ["CrossNet", "DCNv2"]
-
 
 class CrossNet(nn.Module):
     """x_(l+1) = x_0 * (W_l x_l + b_l) + x_l, by elements: layer l holds all

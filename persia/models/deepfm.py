@@ -11,8 +11,6 @@ from persia.data.batches.jagged import JaggedBatch
 from persia.models.dense import Standardize, mlp, one_dim
 from persia.nn.collections import EmbeddingBagCollection
 
-__all__ = ["DeepFM"]
-
 
 class DeepFM(nn.Module):
     """The logit is the sum of a linear model, of all pairwise products of the
@@ -50,7 +48,7 @@ class DeepFM(nn.Module):
     ) -> torch.Tensor:
         """Logits [B] of dense [B, dense_features] and of B samples' ids."""
         x = self.bags(ids).values()
-        x = x.view(len(x), -1, self.dim)
+        x = x.view(x.shape[0], -1, self.dim)
         weights, factors = x[:, :, 0], x[:, :, 1:]
         # sum over pairs i < j of <f_i, f_j>, without the pairs
         total = factors.sum(1)

@@ -10,8 +10,6 @@ from torch import nn
 from persia import errors
 from persia.nn.collections import EmbeddingBagCollection
 
-__all__ = ["Standardize", "feature_dims", "mlp", "one_dim"]
-
 
 def feature_dims(bags: EmbeddingBagCollection) -> list[int]:
     """The dim of each feature, in the order of the columns of the output."""

@@ -8,11 +8,10 @@ import torch
 from torch import nn
 
 from persia import errors
+from persia.base.tensors import in_graph
 from persia.data.batches.jagged import JaggedBatch
 from persia.models.dense import Standardize, feature_dims, mlp
 from persia.nn.collections import EmbeddingBagCollection, EmbeddingCollection
-
-__all__ = ["DIN"]
 
 
 class DIN(nn.Module):
@@ -64,7 +63,9 @@ class DIN(nn.Module):
         found = self.items(ids)
         target, history = found[self.target].values(), found[self.history]
         lengths = history.lengths().to(target.device)
-        if not bool((found[self.target].lengths() == 1).all()):
+        if not in_graph() and not bool(
+            (found[self.target].lengths() == 1).all()
+        ):
             raise errors.ShapeError(
                 f"DIN: {len(target)} ids of {self.target!r} for "
                 f"{len(lengths)} samples; need one each"
@@ -81,8 +82,8 @@ class DIN(nn.Module):
         self, target: torch.Tensor, keys: torch.Tensor, lengths: torch.Tensor
     ) -> torch.Tensor:
         """[B, dim] of target [B, dim] and the histories' ids [n, dim]."""
-        sample = torch.arange(len(target), device=target.device)
-        sample = sample.repeat_interleave(lengths)
+        sample = torch.arange(target.shape[0], device=target.device)
+        sample = sample.repeat_interleave(lengths, output_size=keys.shape[0])
         query = target[sample]
         both = torch.cat([query, keys, query - keys, query * keys], 1)
         weighed = self.weigh(both) * keys

@@ -11,8 +11,6 @@ from persia.data.batches.jagged import JaggedBatch
 from persia.models.dense import Standardize, mlp, one_dim
 from persia.nn.collections import EmbeddingBagCollection
 
-__all__ = ["DLRM"]
-
 
 class DLRM(nn.Module):
     """A bottom MLP turns the dense features into one more embedding, the dot
@@ -57,10 +55,10 @@ class DLRM(nn.Module):
         x = self.bags(ids).values()
         if self.bottom is not None:
             x = torch.cat([self.bottom(dense), x], 1)
-        vectors = x.view(len(x), -1, self.dim)
+        vectors = x.view(x.shape[0], -1, self.dim)
         products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
         # gather: its backward is faster than that of indexing.
-        pairs = products.gather(1, self.pairs.expand(len(x), -1))
+        pairs = products.gather(1, self.pairs.expand(x.shape[0], -1))
         # Without dense features the first embedding stands in for theirs.
         logits: torch.Tensor = self.top(torch.cat([vectors[:, 0], pairs], 1))
         return logits.squeeze(1)

@@ -11,8 +11,6 @@ from persia.data.batches.jagged import JaggedBatch
 from persia.models.hstu_block import HSTUBlock
 from persia.nn.collections import EmbeddingCollection
 
-__all__ = ["HSTU"]
-
 
 class HSTU(nn.Module):
     """Blocks over the items of a history; any ids, any length. Train it with

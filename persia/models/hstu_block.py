@@ -8,8 +8,6 @@ from torch.nn.functional import layer_norm, silu
 
 from persia.models.sequences import pad
 
-__all__ = ["HSTUBlock"]
-
 _BUCKETS = 128  # of time between two places, each e ** 0.301 times the last
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-__all__ = ["Frequencies", "in_batch_softmax"]
-
 
 def in_batch_softmax(
     queries: torch.Tensor,

@@ -11,8 +11,6 @@ from persia.data.batches.jagged import JaggedBatch
 from persia.models.dense import Standardize, feature_dims, mlp
 from persia.nn.collections import EmbeddingBagCollection
 
-__all__ = ["MMoE", "SharedBottom"]
-
 
 class MMoE(nn.Module):
     """Each task mixes the outputs of the same experts by a gate of its own,

@@ -10,8 +10,6 @@ from persia.data.batches.jagged import JaggedBatch
 from persia.models.sequences import pad
 from persia.nn.collections import EmbeddingCollection
 
-__all__ = ["SASRec"]
-
 
 class SASRec(nn.Module):
     """Each place of a history attends to itself and the places before it; its

@@ -6,8 +6,6 @@ import torch
 
 from persia.models.losses import in_batch_softmax
 
-__all__ = ["last_states", "next_item_loss", "pad"]
-
 
 def pad(
     x: torch.Tensor, lengths: torch.Tensor

@@ -12,8 +12,6 @@ from persia.data.batches.jagged import JaggedBatch
 from persia.models.dense import feature_dims, mlp
 from persia.nn.collections import EmbeddingBagCollection
 
-__all__ = ["NearestItems", "TwoTower"]
-
 
 class TwoTower(nn.Module):
     """An MLP over the features of a user and one over those of an item, both

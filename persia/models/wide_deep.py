@@ -11,8 +11,6 @@ from persia.data.batches.jagged import JaggedBatch
 from persia.models.dense import Standardize, mlp, one_dim
 from persia.nn.collections import EmbeddingBagCollection
 
-__all__ = ["WideDeep"]
-
 
 class WideDeep(nn.Module):
     """The logit is the sum of a linear model over ids and dense features and
@@ -50,7 +48,7 @@ class WideDeep(nn.Module):
     ) -> torch.Tensor:
         """Logits [B] of dense [B, dense_features] and of B samples' ids."""
         x = self.bags(ids).values()
-        x = x.view(len(x), -1, self.dim)
+        x = x.view(x.shape[0], -1, self.dim)
         logits: torch.Tensor = x[:, :, 0].sum(1)
         deep = x[:, :, 1:].flatten(1)
         if self.wide is not None and dense is not None:

@@ -1,21 +1,15 @@
-"""Modules whose weights are tables: torchrec's collections, torch's own
-``Embedding`` and ``EmbeddingBag``, what they return, and conversions.
-"""
+"""torch's ``Embedding`` and ``EmbeddingBag`` on tables, and what modules
+return. The collections are in :mod:`persia` itself."""
 
-from persia.nn.collections import EmbeddingBagCollection, EmbeddingCollection
-from persia.nn.conversion import convert, export_torch, from_torch
 from persia.nn.embedding import Embedding, EmbeddingBag
 from persia.nn.outputs import JaggedTensor, KeyedTensor, Sequences
+from persia.nn.views import TableView
 
 __all__ = [
     "Embedding",
     "EmbeddingBag",
-    "EmbeddingBagCollection",
-    "EmbeddingCollection",
     "JaggedTensor",
     "KeyedTensor",
     "Sequences",
-    "convert",
-    "export_torch",
-    "from_torch",
+    "TableView",
 ]

@@ -1,12 +1,11 @@
 """The parameter of a module whose weights are tables.
 
-It has no elements. By it torch's habits reach the rows: whoever sets
-``requires_grad = False`` on all parameters freezes the module, whoever zeroes
-all gradients drops those that wait for ``store.optimizer.step()``, an
-optimizer has at least one parameter, and DistributedDataParallel one to wait
-for. What loops over parameters compute with it reaches the rows, too, see
-:mod:`persia.nn.arithmetic`.
-"""
+It has no elements. By it torch's habits reach the rows: who sets
+``requires_grad = False`` on all parameters freezes the module, who zeroes all
+gradients drops those that wait for ``store.optimizer.step()``, an optimizer
+has at least one parameter, and DistributedDataParallel one to wait for. What
+loops over parameters compute with it reaches the rows, too, see
+:mod:`persia.nn.arithmetic`."""
 
 from __future__ import annotations
 
@@ -39,8 +38,6 @@ from persia.store.engine import WATCHED, Engine, engine_of
 if TYPE_CHECKING:
     from persia.nn.lookups import Collection
 
-__all__ = ["Anchor"]
-
 _GRAD: Any = Tensor.grad
 #: What makes zeros of gradients in place, and what gives the same gradient.
 _ZEROES = (Tensor.zero_, foreach_zero_())
@@ -58,12 +55,11 @@ _UNSCALES = amp_unscale_()
 class Anchor(nn.Parameter):
     """A parameter without elements; its gradient stands for those of rows.
 
-    That of an engine with ``update="step"`` notes that gradients came through
-    it, and drops them when its own is zeroed.
-    """
+    That of an engine with ``update="step"`` notes that gradients passed
+    through it, and drops them when its own is zeroed."""
 
     _module: weakref.ref[Collection] | None = None
-    _noticed = False  # whether it says that gradients came
+    _noticed = False  # whether it says that gradients passed
     #: The sum that a state has given its rows last, and their version then.
     carried: tuple[Any, Any] | None = None
 
@@ -137,7 +133,7 @@ class Anchor(nn.Parameter):
         return super().register_hook(hook)  # type: ignore[no-untyped-call]
 
     def unwatch(self) -> None:
-        """The first backwards have come."""
+        """The first backwards are over."""
         self.__class__ = Anchor
 
     def source(self) -> Source:
@@ -183,7 +179,7 @@ class Anchor(nn.Parameter):
 
 class _Watched(Anchor):
     """An anchor until the second backward: functions of torch, not methods
-    alone, show whether a loss has it. That costs too much to go on with it.
+    alone, show whether a loss has it. That costs too much to keep it on.
     """
 
     @answers
@@ -271,6 +267,6 @@ def _an_optimizer_steps() -> bool:
 
 
 def _came(anchor: Tensor) -> None:
-    """A backward has come through an anchor, compiled ones too."""
+    """A backward has passed an anchor, compiled ones too."""
     if isinstance(anchor, Anchor) and (engine := anchor.engine()):
         engine.came(anchor)

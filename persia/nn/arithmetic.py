@@ -2,7 +2,7 @@
 
 An :class:`~persia.nn.anchor.Anchor` has no elements. What loops over
 parameters compute with it (averages of models, target networks) is noted
-here as a sum of terms, each a factor and the tables of a module, and is
+here as a sum of terms, each a factor and the tables of a module. It is
 carried out on the rows where the sum is written into an anchor. Another write
 raises InvalidArgument: it would reach no row. Optimizers write as they do
 with any parameter; rows have their own optimizer.
@@ -35,20 +35,7 @@ from persia.store.engine import Engine, engine_of
 if TYPE_CHECKING:
     from persia.nn.anchor import Anchor
     from persia.nn.lookups import Collection
-    from persia.store import Store
-
-__all__ = [
-    "METHODS",
-    "Value",
-    "by_torch",
-    "carry_out",
-    "check_in_place",
-    "in_torch",
-    "named",
-    "run",
-    "warn_of_missing",
-    "writes",
-]
+    from persia.store.store import Store
 
 _ROWS = 1 << 16  # combined in one call
 #: What gives the same values: on another device, without a gradient.
@@ -93,7 +80,7 @@ def writes(name: str) -> bool:
     )
 
 
-#: Methods of a parameter that come here.
+#: Methods of a parameter that end here.
 METHODS = tuple(
     sorted(
         {n for n in dir(Tensor) if writes(n)}
@@ -627,7 +614,7 @@ def _assign(target: Source, terms: tuple[Term, ...]) -> None:
             scale = scales.get(table)
             _combine(target, table, parts, scale)
             alone = all(t.source.same(target) for t in terms)
-            if alone:  # rows to come have a part in what is added later
+            if alone:  # later rows have a part in what is added later
                 factor = sum(t.factor for t in terms)
                 before = _valid(target, table, scale)
                 key = _moment(target, table)

@@ -16,7 +16,6 @@ from persia.nn.outputs import KeyedTensor, Sequences
 from persia.nn.tracing import leaf
 from persia.nn.views import TableView, views_of
 from persia.optim import SparseOptimizer
-from persia.store import Store
 from persia.store.configs import (
     EmbeddingBagConfig,
     EmbeddingConfig,
@@ -29,11 +28,7 @@ from persia.store.device import Link, Way
 from persia.store.operators import (
     in_graphs,
 )
-
-__all__ = [
-    "EmbeddingBagCollection",
-    "EmbeddingCollection",
-]
+from persia.store.store import Store
 
 
 class EmbeddingBagCollection(Collection):
@@ -254,7 +249,7 @@ def _bags_of(keys: tuple[str, ...], offsets: Tensor, n: int) -> Tensor:
     """The bag of each of n ids.
 
     No offsets lead out of the bags: lookups check those of their features
-    alone, and compiled code may come here before them.
+    alone, and compiled code may run before them.
     """
     if not torch.compiler.is_compiling():
         falls = offsets[1:] < offsets[:-1]

@@ -18,7 +18,6 @@ from persia.nn.exported import as_parameters
 from persia.nn.lookups import Collection
 from persia.nn.weights import refuse_write
 from persia.optim import SparseOptimizer
-from persia.store import Store
 from persia.store.configs import (
     EmbeddingBagConfig,
     EmbeddingConfig,
@@ -28,8 +27,7 @@ from persia.store.configs import (
 from persia.store.default import default_store
 from persia.store.engine import engine_of
 from persia.store.setting import set_absent, warn_of_kept
-
-__all__ = ["convert", "export_torch", "from_torch"]
+from persia.store.store import Store
 
 _KINDS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Embedding: ours.Embedding,

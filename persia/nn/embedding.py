@@ -26,12 +26,10 @@ from persia.nn.lookups import Collection
 from persia.nn.tracing import leaf
 from persia.nn.weights import Weight, refuse_write
 from persia.optim import SparseOptimizer
-from persia.store import Store
 from persia.store.configs import EmbeddingConfig
 from persia.store.engine import engine_of
 from persia.store.setting import set_absent, warn_of_kept
-
-__all__ = ["Embedding", "EmbeddingBag"]
+from persia.store.store import Store
 
 
 class Rows(EmbeddingCollection):
@@ -315,7 +313,7 @@ class Embedding(_Looked, nn.Embedding):
             if found is not None:
                 return found.detach()
         with torch.no_grad():
-            return look_up(self.rows, torch.tensor([padding]))
+            return look_up(self.rows, torch.full((1,), padding))
 
 
 class EmbeddingBag(_Looked, nn.EmbeddingBag):
@@ -387,22 +385,23 @@ class EmbeddingBag(_Looked, nn.EmbeddingBag):
         input = integers("input", input)
         ids = input.reshape(-1)
         count = ids.shape[0]
-        # Positions in place of ids, and padding as the position behind all.
+        # Positions in place of ids, and padding as the position before all:
+        # in a graph the number of the last one is no constant.
         places = torch.arange(count, device=ids.device)
         at: int | None = None
         if self.padding_idx is not None:
-            at = count
+            at = 0
             there = ids == self.padding_idx
-            places = places.masked_fill(there, count)
+            places = (places + 1).masked_fill(there, 0)
             if in_graph():
                 found = look_up_but(self.rows, ids, there)
-                vectors = functional.pad(found, (0, 0, 0, 1))
+                vectors = functional.pad(found, (0, 0, 1, 0))
             else:
                 ids = ids[~there]
                 kept = (~there).nonzero()[:, 0]
                 found = look_up(self.rows, ids, self.padding_idx)
                 vectors = found.new_zeros(count + 1, self.embedding_dim)
-                vectors = vectors.index_copy(0, kept, found)
+                vectors = vectors.index_copy(0, kept + 1, found)
         else:
             vectors = look_up(self.rows, ids)
         return functional.embedding_bag(

@@ -17,8 +17,6 @@ from persia.nn.lookups import Collection
 from persia.nn.outputs import KeyedTensor, Sequences
 from persia.store.configs import pooling_of
 
-__all__ = ["as_parameters"]
-
 
 class _Exported(nn.Module):
     """Tables by name, in the attribute where torchrec's module has them; a

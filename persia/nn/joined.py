@@ -24,8 +24,6 @@ from persia.nn.lookups import TableRows
 from persia.store.ahead import LookedUp
 from persia.store.configs import TableConfig
 
-__all__ = ["Given", "Joined"]
-
 # Searches for the ids of a table before its lookups are left alone.
 _SEARCHES = 8
 _DEEP = 4  # containers within containers that a batch may have

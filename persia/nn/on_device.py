@@ -25,8 +25,6 @@ from persia.store.grouped import Columns, Grouped, pooled
 if TYPE_CHECKING:
     from persia.nn.lookups import Collection, TableRows
 
-__all__ = ["OnDevice", "as_rows"]
-
 # Batches that are known by their number, as many as are ahead of a loop.
 _KEPT = 16
 # After a batch that travels as pooled values so many are not grouped.

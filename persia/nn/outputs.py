@@ -17,8 +17,6 @@ from persia import errors
 from persia.base.tensors import to_device
 from persia.base.torch_private import register_tree
 
-__all__ = ["JaggedTensor", "KeyedTensor", "Sequences"]
-
 
 class KeyedTensor:
     """Pooled embeddings of all features side by side, like torchrec's

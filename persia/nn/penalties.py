@@ -13,10 +13,8 @@ from persia.data.batches.ids import Ids
 from persia.data.batches.jagged import JaggedBatch
 from persia.nn.lookups import Collection, TableRows, collections_of
 from persia.nn.on_device import as_rows
-from persia.store import Store
 from persia.store.operators import TAKEN
-
-__all__ = ["penalty"]
+from persia.store.store import Store
 
 
 def penalty(module: nn.Module, *, l2: float = 0.0, l1: float = 0.0) -> Tensor:

@@ -14,8 +14,6 @@ import torch
 from persia import errors
 from persia.base.torch_private import transforms
 
-__all__ = ["leaf", "modules", "numbers"]
-
 Forward = TypeVar("Forward", bound=Callable[..., Any])
 
 

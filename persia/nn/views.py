@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from persia.nn.lookups import Collection
     from persia.store.configs import TableConfig
 
-__all__ = ["TableView", "views_of"]
-
 
 class TableView:
     """A table of a collection: ``collection.embedding_bags["name"]``.

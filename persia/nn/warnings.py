@@ -16,8 +16,6 @@ from persia.store.state import unsaved
 if TYPE_CHECKING:
     from persia.nn.lookups import Collection
 
-__all__ = ["warn_of_unsaved", "warn_once_of_kept"]
-
 
 def _root(module: nn.Module, code: CodeType) -> nn.Module:
     """The model whose method of ``nn.Module`` this thread is within; the

@@ -21,8 +21,6 @@ from persia.base.torch_private import makes_parameter, sets_parameter
 if TYPE_CHECKING:
     from persia.nn.lookups import Collection
 
-__all__ = ["Weight", "refuse_write"]
-
 _SETS = (SET_DATA, Tensor.__setitem__)
 #: In-place methods that write no element.
 _HARMLESS = ("detach_", "share_memory_")

@@ -13,8 +13,6 @@ from persia.base.warning import warn
 from persia.data.batches.ids import Ids
 from persia.store.operators import versions
 
-__all__ = ["Ahead", "Joins", "LookedUp"]
-
 # Batches given out last that are known by their contents: more than loops
 # take before a backward.
 _KEPT = 16
@@ -115,7 +113,7 @@ class Ahead:
             self._warned = True
             warn(
                 f"persia.DataLoader: {why}; the forward looks its ids up "
-                "itself. store.stats()['loader']['not_prefetched'] counts "
+                "itself. store.stats()['lookahead']['not_prefetched'] counts "
                 "such forwards"
             )
 

@@ -10,8 +10,6 @@ import torch
 
 from persia import errors
 
-__all__ = ["from_arrow", "to_arrow"]
-
 
 def _lists(values: torch.Tensor) -> pa.Array:
     """float32 [n, width] as n lists of a fixed size, without a copy."""

@@ -21,8 +21,6 @@ from persia.eviction import Eviction, as_eviction
 from persia.optim import SparseOptimizer
 from persia.store.foreign import is_foreign, options_of, positional
 
-__all__ = ["EmbeddingBagConfig", "EmbeddingConfig", "TableConfig"]
-
 # What the core calls otherwise than the fields.
 _OPTIONS = {
     "dim": "embedding_dim",

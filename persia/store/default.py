@@ -9,10 +9,8 @@ from typing import TypeVar
 
 from persia.distributed.cluster import Settings
 from persia.optim import SparseOptimizer
-from persia.store import Store
 from persia.store.configs import TableConfig
-
-__all__ = ["default_store"]
+from persia.store.store import Store
 
 # By where its tables are.
 _shared: weakref.WeakValueDictionary[object, Store] = (

@@ -19,8 +19,6 @@ from persia import errors
 from persia.base.warning import warn
 from persia.store.operators import ops, typed
 
-__all__ = ["Flight", "Link", "Way", "link_of"]
-
 _KINDS = {"host": 0, "cuda": 1}
 _SENT = (torch.float32, torch.float16, torch.bfloat16)
 _links: dict[torch.device, Link | None] = {}

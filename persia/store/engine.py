@@ -40,15 +40,6 @@ if TYPE_CHECKING:
     from persia.distributed.cluster import Settings
     from persia.optim import SparseOptimizer
 
-__all__ = [
-    "NONFINITE",
-    "Arguments",
-    "Engine",
-    "HasEngine",
-    "Table",
-    "engine_of",
-]
-
 
 class Keeper(Protocol):
     """Keeps rows beside the states of modules."""
@@ -214,7 +205,7 @@ class Engine:
             HELD[self.handle] = []
             weakref.finalize(self, HELD.pop, self.handle)
         # The groups of the optimizer are those of the tables of the core: no
-        # update while a table is made. A signal's handler may come in.
+        # update while a table is made. A signal's handler may interrupt.
         self._lock = threading.RLock()
         with torch.inference_mode(False), torch.enable_grad():
             self.anchor: Tensor = _AfterPushes.apply(  # type: ignore[no-untyped-call]
@@ -325,7 +316,7 @@ class Engine:
 
     def zeroed(self, anchor: object) -> None:
         """The gradients of a module were zeroed: those that wait are dropped,
-        but for what other modules have a part in."""
+        except what other modules have a part in."""
         if self._came.pop(id(anchor), None) is None:
             return
         alive = {key for key, of in self._came.items() if of() is not None}
@@ -497,7 +488,7 @@ class Engine:
                 )
 
     def _users_beside(self, table: str, config: object) -> list[object]:
-        """The modules that train a table, but for those of this config."""
+        """The modules that train a table, except those of this config."""
         alive = [
             (user, module, mine)
             for user, mine in self._users.get(table, [])

@@ -10,8 +10,6 @@ import torch
 
 from persia import errors
 
-__all__ = ["is_foreign", "options_of", "positional"]
-
 _init = torch.nn.init
 # torch's functions: the form of init=, and which of their arguments it has.
 _FORMS: dict[Callable[..., Any], tuple[str, tuple[str, ...]]] = {

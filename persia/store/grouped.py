@@ -17,8 +17,6 @@ from persia.base.tensors import to_device
 from persia.store.device import Link
 from persia.store.operators import ops, typed
 
-__all__ = ["Columns", "Grouped", "pooled"]
-
 
 @dataclass(frozen=True)
 class Columns:

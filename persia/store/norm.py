@@ -13,8 +13,6 @@ from torch import Tensor
 
 from persia.distributed.ranks import Passes
 
-__all__ = ["squares"]
-
 # (table, ids [n] int64, summed gradients [n, dim] float32) of a table each.
 Sums = list[tuple[int, Tensor, Tensor]]
 

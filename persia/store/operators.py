@@ -29,18 +29,6 @@ from persia.base.torch_private import (
 if TYPE_CHECKING:
     from persia.store.device import Flight, Way
 
-__all__ = [
-    "COMPILES",
-    "HELD",
-    "SHAPES",
-    "TAKEN",
-    "in_graphs",
-    "prefetch",
-    "pull",
-    "typed",
-    "versions",
-]
-
 torch.ops.load_library(  # type: ignore[no-untyped-call]
     str(Path(__file__).parents[1] / "_torch.so")
 )
@@ -63,7 +51,7 @@ class Held(NamedTuple):
         version: their versions() at the backward; a user could change one
             before the step.
         ticket: of its forward.
-        leaves: ids of the modules' anchors that it came through.
+        leaves: ids of the modules' anchors that it passed.
     """
 
     tensors: tuple[Tensor | None, ...]
@@ -446,7 +434,7 @@ def pull(
         return out
     if in_backward():
         # Repeated by torch.utils.checkpoint: the first forward stands for it.
-        # Only if that had no gradient (use_reentrant=True) this one's comes.
+        # Only if that had no gradient (use_reentrant=True) this one's follows.
         batch = torch.stack((batch[0], _again))
     try:
         ids = values, offsets, weights

@@ -16,8 +16,6 @@ from persia.store.engine import HasEngine
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["Rows"]
-
 
 def _floats(*shape: int) -> Tensor:
     """Room for the C core, whatever torch's defaults are."""

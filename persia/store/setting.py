@@ -15,9 +15,7 @@ from persia.base.warning import warn
 from persia.store.configs import float_rows
 
 if TYPE_CHECKING:
-    from persia.store import Store
-
-__all__ = ["set_absent", "warn_of_kept"]
+    from persia.store.store import Store
 
 _ROWS = 1 << 16  # looked at in one call
 

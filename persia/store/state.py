@@ -22,17 +22,8 @@ from persia import errors
 from persia.store.engine import engine_of
 
 if TYPE_CHECKING:
-    from persia.store import Store
     from persia.store.configs import TableConfig
-
-__all__ = [
-    "check_state",
-    "lineages_of",
-    "state_of",
-    "stores",
-    "unsaved",
-    "updates_of",
-]
+    from persia.store.store import Store
 
 _ROWS = 1 << 16  # copied in one call
 

@@ -9,15 +9,6 @@ from persia import _core
 from persia.base.patience import patiently
 from persia.store.engine import HasEngine
 
-__all__ = [
-    "ClientStats",
-    "LoaderStats",
-    "ServerStats",
-    "Stats",
-    "StoreStats",
-    "TableStats",
-]
-
 
 class TableStats(TypedDict):
     """Counters of a table, of all shards together."""
@@ -43,8 +34,9 @@ class TableStats(TypedDict):
     """Rows that eviction has looked at."""
 
 
-class LoaderStats(TypedDict):
-    """Counters of all passes of :class:`persia.DataLoader`, in batches."""
+class LookaheadStats(TypedDict):
+    """Counters of the look-ahead, of all passes of
+    :class:`persia.DataLoader`, in batches."""
 
     batches: int
     """Given out."""
@@ -136,7 +128,7 @@ class StoreStats(TypedDict):
     memory_limit: int | None
     gradients_discarded: int
     cuda_ids_copied: int
-    loader: LoaderStats
+    lookahead: LookaheadStats
     tables: dict[str, TableStats]
     client: NotRequired[ClientStats]
     """With tables on servers or ranks alone."""
@@ -153,10 +145,10 @@ class Stats(HasEngine):
         return self._engine.connection.remote
 
     def stats(self) -> StoreStats:
-        """Counters of the store, of its loaders and of each table.
+        """Counters of the store, of its look-ahead and of each table.
 
         Returns:
-            A dict with the keys of :class:`persia.store.stats.StoreStats`.
+            A dict with the keys of :class:`persia.store.StoreStats`.
 
         Raises:
             Unavailable, DeadlineExceeded: a server cannot be reached.
@@ -164,8 +156,8 @@ class Stats(HasEngine):
         tables, shards, used = self._shard_stats()
         _, failed, pending = self._engine.core.counts()
         counts = self._engine.counts
-        loader: Any = _core.prefetch_stats(self._engine.handle)
-        loader["prefetch"] = self._engine.prefetch
+        lookahead: Any = _core.prefetch_stats(self._engine.handle)
+        lookahead["prefetch"] = self._engine.prefetch
         out = StoreStats(
             updates=self._engine.core.updates(),
             pending=pending,
@@ -175,7 +167,7 @@ class Stats(HasEngine):
             memory_limit=self._engine.arguments.memory_limit,
             gradients_discarded=counts["gradients_discarded"],
             cuda_ids_copied=counts["cuda_ids_copied"],
-            loader=loader,
+            lookahead=lookahead,
             tables=tables,
         )
         if self.remote:
@@ -214,7 +206,7 @@ class Stats(HasEngine):
 
 
 def _sum_of(shards: list[dict[str, Any]]) -> TableStats:
-    """The counters of a table. Its shards all hear of every update."""
+    """The counters of a table. Its shards all count every update."""
     out: Any = {k: sum(s[k] for s in shards) for k in _core.TABLE_COUNTERS}
     for name in ("pushes", "row_bytes"):
         out[name] = max((s[name] for s in shards), default=0)

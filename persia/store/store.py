@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from persia.checkpoint import Checkpoint
     from persia.distributed.security import Security
 
-__all__ = ["Store"]
-
 
 class Store(Rows, Stats):
     """Embedding tables without bounds.
@@ -46,7 +44,7 @@ class Store(Rows, Stats):
     the ranks of the job, each of which serves its part of every table to the
     others. Then updates are applied while training continues, within the
     staleness of the :class:`persia.DataLoader` (without one: at most 64
-    wait), and looks at the rows wait for those of this process alone.
+    wait), and reads of rows wait only for updates of this process.
 
     Args:
         optimizer: a ``persia.optim`` object; it becomes :attr:`optimizer`.
@@ -336,10 +334,10 @@ class Store(Rows, Stats):
     ) -> Path | str:
         """Writes a checkpoint: ``path/step-N``, and its name to LATEST.
 
-        All rows are of one moment, with the state of their optimizer; other
-        threads may train meanwhile. The folder is there whole or not
-        at all: an interrupted save leaves the checkpoint before it, and the
-        next save removes what was left. Gradients that wait for
+        All rows form a consistent snapshot, with the state of their optimizer;
+        other threads may train meanwhile. The folder is there whole or not at
+        all: an interrupted save leaves the checkpoint before it, and the next
+        save removes what was left. Gradients that wait for
         ``store.optimizer.step()`` are not saved.
 
         In a job of several ranks all call it together, between two steps of

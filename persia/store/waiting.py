@@ -14,8 +14,6 @@ from persia import errors
 from persia.base.warning import warn
 from persia.store.operators import Held
 
-__all__ = ["Accumulation", "Waiting"]
-
 # Backwards without a step before a warning, and before bytes count.
 _BACKWARDS = 64
 _BYTES_MAX = 1 << 30

@@ -70,4 +70,4 @@ def units(made: Round, folder: Path) -> list[Any]:
     if made.kind == "parts":
         return list(parts_of(open_data(options)[0], made.parts).values())
     n = made.loaders
-    return [open_data(options, (i, n))[0] for i in range(n)]
+    return [open_data(options, i, n)[0] for i in range(n)]

@@ -68,7 +68,7 @@ def loader(made: Round, folder: Path, workers: str, i: int) -> None:
     flags += ["--schema", str(folder / "schema.yaml"), "--eval-split", "0"]
     flags += ["--batch-size", str(made.size), "--epochs", str(made.epochs)]
     flags += ["--job", JOB, "--timeout", str(TIMEOUT), "--move-after", "1"]
-    flags += ["--shard", f"{i}/{made.loaders}"]
+    flags += ["--loader", f"{i}/{made.loaders}"]
     if made.kind == "parts":
         flags += ["--parts", str(made.parts)]
     command("feed", *flags)
@@ -261,7 +261,7 @@ class Rank:
 
     def check(self) -> None:
         """From time to time."""
-        histogram = self.store.stats()["loader"]["staleness"]
+        histogram = self.store.stats()["lookahead"]["staleness"]
         self.say("staleness", max(histogram, default=0))
         if self.made.fate == ROLLBACK:
             self.update()

@@ -19,8 +19,6 @@ import torch
 
 from persia.torture import cluster, data, plan, verdict
 
-__all__ = ["line", "play", "table"]
-
 #: What takes long in each process of a round, and is not ours.
 MODULES = (
     *("cryptography.x509", "numpy", "prometheus_client", "pyarrow.csv"),

@@ -29,6 +29,7 @@ class Verdict:
         missing: that are not.
         told: by trainers.
         loaders: batches that loaders told to be lost.
+        workers: updates that embedding workers told to be lost.
         waits: batches in the queues of workers: their loader waits.
         wrong: violations.
     """
@@ -37,6 +38,7 @@ class Verdict:
     missing: int = 0
     told: int = 0
     loaders: int = 0
+    workers: int = 0
     waits: int = 0
     wrong: list[str] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -122,10 +124,16 @@ def _logs(made: Round, folder: Path, out: Verdict) -> None:
                 )
             ]
             out.loaders += max(lost, default=0)
+        elif log.name.startswith("worker"):
+            lost = [
+                int(n.replace(",", ""))
+                for n in re.findall(r"have lost ([\d,]+) updates", text)
+            ]
+            out.workers += max(lost, default=0)
 
 
 def _compare(made: Round, out: Verdict) -> None:
-    """What is missing was told."""
+    """What is missing was reported."""
     if made.fate == ROLLBACK:
         if out.missing:
             out.wrong.append(f"missing: {out.missing} after a rollback")
@@ -134,7 +142,10 @@ def _compare(made: Round, out: Verdict) -> None:
         out.wrong.append(f"told {out.told}, although servers have a log")
     if out.missing == out.told:
         return
-    text = f"missing {out.missing}, told {out.told} (loaders {out.loaders})"
+    text = (
+        f"missing {out.missing}, told {out.told} (loaders {out.loaders}, "
+        f"workers {out.workers})"
+    )
     dies = made.has("KILL", "rank") or made.has("TERM", "rank")
     # A loader that is started again sends what servers lack then, and one
     # whose worker dies what it has not heard to be done.
@@ -144,7 +155,8 @@ def _compare(made: Round, out: Verdict) -> None:
         or made.has("KILL", "worker")
         or made.has("TERM", "worker")
     )
-    most = max(out.told, out.loaders * made.servers) if dies else out.told
+    others = max(out.loaders * made.servers, out.workers)
+    most = max(out.told, others) if dies else out.told
     most += out.waits * made.servers
     exact = not (dies or sends)
     if exact or out.missing > most:

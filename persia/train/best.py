@@ -8,8 +8,6 @@ from persia import errors
 from persia.base.check import number
 from persia.metrics import Scores
 
-__all__ = ["METRICS", "Best"]
-
 METRICS = {"auc": max, "logloss": min, "gauc": max}
 
 

@@ -6,8 +6,6 @@ import html
 import math
 from collections.abc import Mapping, Sequence
 
-__all__ = ["STYLE", "bars", "lines"]
-
 Points = Sequence[tuple[float, float]]
 
 _W, _H, _LEFT, _BASE = 420, 200, 52, 172  # the axes end at x = _W - 8, y = 8

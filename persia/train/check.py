@@ -20,8 +20,6 @@ from persia.train.sources import (
     open_data,
 )
 
-__all__ = ["check_data", "check_run"]
-
 
 def check_run(config: TrainConfig, resume: str | None, overwrite: bool) -> str:
     """Opens the data, and looks a first batch up in a model whose tables are
@@ -68,7 +66,7 @@ def check_data(
     schema: str | None = None,
     label: str | None = None,
     *,
-    batch_size: int = 4096,
+    batch_size: int = 1024,
     malformed_limit: float = 0.01,
     watch: Callable[[Any], Any] = lambda batches: batches,
 ) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""What ``persia train`` can be told, by flags or by a YAML file."""
+"""The options of ``persia train``, by flags or by a YAML file."""
 
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
@@ -14,28 +15,7 @@ from persia.base.environment import variable
 from persia.base.options import seconds_of, validated
 from persia.base.urls import Url
 
-__all__ = [
-    "RowDtype",
-    "TrainConfig",
-    "WireDtype",
-    "check_used",
-    "columns_in",
-    "give_way",
-    "is_made",
-    "of_train",
-    "resolve",
-]
-
 OPTIMIZERS = _core.TABLE_OPTIONS["optimizer"]
-# Of optimizers for which that of persia.optim does not do.
-LEARNING_RATES = {
-    "adagrad": 0.05,
-    "rowwise_adagrad": 0.05,
-    "adam": 0.002,
-    "adamw": 0.002,
-    "rowwise_adam": 0.002,
-    "sgd": 5.0,
-}
 
 _MADE = {"synthetic", "drift", "kwai-video", "criteo-syn"}
 
@@ -97,7 +77,7 @@ class TrainConfig(pydantic.BaseModel):
     shuffle: int = Field(
         0,
         ge=0,
-        description="Lines of a file to read at a time and give out in "
+        description="Samples of a file to read at a time and give out in "
         "random order.",
     )
     malformed_limit: float = Field(
@@ -114,7 +94,8 @@ class TrainConfig(pydantic.BaseModel):
         None,
         ge=0,
         lt=1,
-        description="Share of `data`, its last lines, to score the model on; "
+        description="Share of `data`, its last samples, to score the "
+        "model on; "
         "0: none (default: 0.1).",
     )
     window: str | None = Field(
@@ -139,8 +120,9 @@ class TrainConfig(pydantic.BaseModel):
     lr: float | None = Field(
         None,
         gt=0,
-        description="Learning rate of the embeddings (default: 0.05 for "
-        "Adagrad, 0.002 for Adam, 5 for SGD, 0.1 for FTRL).",
+        description="Learning rate of the embeddings (default: that of "
+        "persia.optim, 0.05 for Adagrad, 0.002 for Adam, 0.1 for FTRL; SGD "
+        "has none).",
     )
     eps: float | None = Field(
         None,
@@ -248,6 +230,15 @@ class TrainConfig(pydantic.BaseModel):
         None,
         description="Checkpoint root, a folder or URI: a checkpoint is "
         "written there at the end and at Ctrl-C.",
+    )
+    export_to: UrlText | None = Field(
+        None,
+        description="Folder of exports: at the end the model is a new version "
+        "there, for persia serve model. Needs `save`. A trial before the "
+        "first step shows whether the model can be exported.",
+    )
+    export_rows: Literal["fp32", "fp16", "int8", "int4"] = Field(
+        "fp32", description="How the rows of `export_to` are kept."
     )
     save_every: int | None = Field(
         None,
@@ -404,6 +395,15 @@ class TrainConfig(pydantic.BaseModel):
         return self
 
     @pydantic.model_validator(mode="after")
+    def _has_a_learning_rate(self) -> TrainConfig:
+        if self.lr is None and "lr" not in self._defaults:
+            raise ValueError(
+                f"lr: {self.optimizer} has no default; give one, such as 5.0 "
+                "for batches of 1024 samples"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
     def _saves_somewhere(self) -> TrainConfig:
         if self.save is None:
             for name in ("save_every", "save_minutes", "keep", "keep_best"):
@@ -419,8 +419,8 @@ class TrainConfig(pydantic.BaseModel):
     @property
     def learning_rate(self) -> float:
         """Of the embeddings."""
-        default = LEARNING_RATES.get(self.optimizer, self._defaults["lr"])
-        return default if self.lr is None else self.lr
+        lr: float = self._defaults["lr"] if self.lr is None else self.lr
+        return lr
 
     @property
     def labels(self) -> list[str]:
@@ -441,7 +441,12 @@ class TrainConfig(pydantic.BaseModel):
         """Constants of the optimizer of the embeddings."""
         from persia.optim import ALGORITHMS  # and torch
 
-        return ALGORITHMS[self.optimizer]().defaults
+        arguments = inspect.signature(ALGORITHMS[self.optimizer]).parameters
+        return {
+            name: one.default
+            for name, one in arguments.items()
+            if one.default is not one.empty
+        }
 
     def changed(self) -> set[str]:
         """The names of options that do not have their defaults."""

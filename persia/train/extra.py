@@ -7,8 +7,6 @@ from typing import Any
 
 from persia import errors
 
-__all__ = ["Extra"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Extra:
@@ -21,7 +19,7 @@ class Extra:
         epoch: from 0.
         batch: of the epoch, of each rank.
         step: of the dense optimizer.
-        rows: samples of the epoch, by all ranks: a batch may have another size
+        samples: of the epoch, by all ranks: a batch may have another size
             in the run that continues.
         ranks: of the run.
         placed: whether each rank kept its position in the data.
@@ -37,7 +35,7 @@ class Extra:
     epoch: int
     batch: int
     step: int = 0
-    rows: int | None = None
+    samples: int | None = None
     ranks: int | None = None
     placed: bool = False
     source: dict[str, Any] | None = None

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from persia import errors
 
 if TYPE_CHECKING:
-    from persia.store import Store
-
-__all__ = ["CSVLog", "Log", "TensorBoardLog", "health"]
+    from persia.store.store import Store
 
 _COLUMNS = ("step", "name", "value")
 
@@ -138,7 +136,7 @@ def health(store: Store) -> dict[str, float]:
             values[f"{name}/{key}"] = float(table[key])
         if table["pulled"]:
             values[f"{name}/unseen"] = table["missed"] / table["pulled"]
-    counts: Mapping[int, int] = stats["loader"]["staleness"]
+    counts: Mapping[int, int] = stats["lookahead"]["staleness"]
     if total := sum(counts.values()):
         missed = sum(batches * n for batches, n in counts.items())
         values["staleness/mean"] = missed / total

@@ -13,14 +13,6 @@ from persia import errors, models, optim
 from persia.base.cpus import processors
 from persia.train.config import TrainConfig
 
-__all__ = [
-    "MODELS",
-    "device_of",
-    "make_model",
-    "make_optimizer",
-    "threads_of",
-]
-
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "dlrm": models.DLRM,
     "deepfm": models.DeepFM,

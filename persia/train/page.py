@@ -3,13 +3,14 @@ predicts, and what its tables hold."""
 
 from __future__ import annotations
 
+import functools
 import html
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,13 +30,12 @@ from persia.metrics.clicks import (
     ratio,
     sigmoid,
 )
+from persia.serving.model import ExportedModel
 from persia.train.charts import STYLE, Points, bars, lines
 from persia.train.logs import read_csv
 from persia.train.saved import Trained, load
 from persia.train.sources import no_sample
 from persia.train.tasks import matched
-
-__all__ = ["report"]
 
 Array = npt.NDArray[Any]
 
@@ -65,7 +65,7 @@ def report(
     log: str | os.PathLike[str] | None = None,
     data: str | None = None,
     slices: Sequence[str] = (),
-    batch_size: int = 4096,
+    batch_size: int = 1024,
     servers: str | None = None,
     namespace: str | None = None,
     device: str = "cpu",
@@ -133,20 +133,77 @@ def _page(
     slices: Sequence[str],
     curves: str,
 ) -> str:
-    root = files.root_of(path)
-    found = files.find(root, step)
     tasks = _samples_of(trained, batches)
-    manifest = found.manifest
+    folder, about, tables = _origin(trained, path, step)
     body = [
-        f"<p>Step {manifest.step:,}, saved {manifest.saved[:16]}; "
-        f"{trained.config.model} of dim {trained.config.dim} on "
-        f"{html.escape(str(trained.config.data))}.</p>",
+        f"<p>{html.escape(about)}</p>",
         *(_of_task(name, one, slices) for name, one in tasks.items()),
         curves,
-        "<h2>Tables</h2>" + _tables(root, found, manifest.tables),
+        "<h2>Tables</h2>" + _tables(tables),
     ]
-    title = html.escape(f"Report of {found.folder}")
+    title = html.escape(f"Report of {folder}")
     return _PAGE.format(title=title, style=STYLE, body="\n".join(body))
+
+
+class _Table(NamedTuple):
+    """A table: its rows, bytes of its files, norms [rows] and, in updates,
+    ages [rows]; an export has no ages."""
+
+    name: str
+    rows: int
+    bytes: int
+    measures: Callable[[], tuple[Array, Array]]
+
+
+def _origin(
+    trained: Trained, path: str | os.PathLike[str], step: int | None
+) -> tuple[Path | str, str, list[_Table]]:
+    """The folder that a model is of, what is known of it, its tables."""
+    if isinstance(trained.model, ExportedModel):
+        export = trained.model
+        return export.folder, _of_version(export), _exported_tables(export)
+    assert trained.config is not None
+    root = files.root_of(path)
+    found = files.find(root, step)
+    about = (
+        f"Step {found.manifest.step:,}, saved {found.manifest.saved[:16]}; "
+        f"{trained.config.model} of dim {trained.config.dim} on "
+        f"{trained.config.data}."
+    )
+    tables = [
+        _Table(
+            one.name,
+            one.rows,
+            sum(file.bytes for file in one.files),
+            functools.partial(_norms_and_ages, root, found, one),
+        )
+        for one in found.manifest.tables
+    ]
+    return found.folder, about, tables
+
+
+def _of_version(model: ExportedModel) -> str:
+    manifest = model.manifest
+    return (
+        f"Version {manifest.name}, made {manifest.made[:16]} of step "
+        f"{manifest.step:,}."
+    )
+
+
+def _exported_tables(model: ExportedModel) -> list[_Table]:
+    def measures(name: str) -> tuple[Array, Array]:
+        norms = [np.linalg.norm(v, axis=1) for _, v in model.rows(name)]
+        return np.concatenate([np.empty(0), *norms]), np.empty(0)
+
+    return [
+        _Table(
+            one.options.name,
+            one.rows,
+            one.file.bytes,
+            functools.partial(measures, one.options.name),
+        )
+        for one in model.manifest.tables
+    ]
 
 
 def _of_task(name: str, samples: _Samples, slices: Sequence[str]) -> str:
@@ -195,7 +252,7 @@ def _samples_of(
         bags = torch.arange(len(batch))
         for key in batch.ids:
             ids, lengths = batch.ids[key]
-            has = trained.store.contains(key, ids)
+            has = trained.has_rows(key, ids)
             missing.index_add_(
                 0, bags.repeat_interleave(lengths), (~has).long()
             )
@@ -314,13 +371,12 @@ def _groups(
             yield f"{key}: {len(values) - len(largest):,} others", rest
 
 
-def _tables(root: Any, found: Any, tables: Sequence[Table]) -> str:
+def _tables(tables: Sequence[_Table]) -> str:
     rows, charts = [], []
     largest = sorted(tables, key=lambda t: -t.rows)[:_LARGEST]
     for table in tables:
-        norms, ages = _norms_and_ages(root, found, table)
-        size = sum(file.bytes for file in table.files)
-        cells = [table.name, f"{table.rows:,}", f"{size:,}"]
+        norms, ages = table.measures()
+        cells = [table.name, f"{table.rows:,}", f"{table.bytes:,}"]
         for values in norms, ages:
             cells += (
                 f"{np.quantile(values, q):.4g}" if len(values) else "-"
@@ -329,6 +385,8 @@ def _tables(root: Any, found: Any, tables: Sequence[Table]) -> str:
         rows.append(cells)
         if table in largest and len(norms):
             for what, values in ("norm", norms), ("age", ages):
+                if not len(values):
+                    continue
                 counts, edges = np.histogram(values, _BINS)
                 title = f"{table.name}: rows by {what}"
                 charts.append(
@@ -340,15 +398,15 @@ def _tables(root: Any, found: Any, tables: Sequence[Table]) -> str:
     return _table(heads, rows) + note + "".join(charts)
 
 
-def _norms_and_ages(root: Any, found: Any, table: Table) -> tuple[Array, ...]:
-    blocks = [
-        (np.linalg.norm(rows.vectors, axis=1), rows.age)
-        for rows in read_rows(root, found, table)
-    ]
-    return tuple(
-        np.concatenate([np.empty(0), *(block[i] for block in blocks)])
-        for i in range(2)
-    )
+def _norms_and_ages(
+    root: Any, found: Any, table: Table
+) -> tuple[Array, Array]:
+    norms: list[Array] = [np.empty(0)]
+    ages: list[Array] = [np.empty(0)]
+    for rows in read_rows(root, found, table):
+        norms.append(np.linalg.norm(rows.vectors, axis=1))
+        ages.append(rows.age)
+    return np.concatenate(norms), np.concatenate(ages)
 
 
 def _curves(path: Path) -> str:

@@ -8,13 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from persia import errors
-from persia.data import Files, Kafka
-from persia.datasets import Criteo, Dataset
+from persia.data import Dataset, Files, Kafka
+from persia.datasets import Criteo
 from persia.train.config import TrainConfig, is_made, resolve
 from persia.train.extra import Extra
 from persia.train.trainer import Trainer
-
-__all__ = ["TEST_SHARE", "InFiles", "InTopics", "find", "source"]
 
 TEST_SHARE = 0.1  # of files, where no option says otherwise
 
@@ -83,7 +81,7 @@ def source(config: TrainConfig, data: Dataset | None) -> dict[str, Any]:
         "data": files,
         "schema": schema,
         "eval-split": 0.0 if config.eval_data is not None else share,
-        # As many rows are read at a time, whole batches.
+        # As many samples are read at a time, whole batches.
         "shuffle": -(-config.shuffle // size) * size,
         "seed": config.seed if config.shuffle else None,
     } | window
@@ -107,8 +105,8 @@ def find(
         InvalidArgument: the checkpoint is within an epoch, and with the
             options of this run that place is not known.
     """
-    epoch, batch, rows = extra.epoch, extra.batch, extra.rows
-    if not batch and not rows:
+    epoch, batch, samples = extra.epoch, extra.batch, extra.samples
+    if not batch and not samples:
         return epoch, 0, 0
     begin = f"the checkpoint was made within epoch {epoch + 1}: "
     then = resolve(extra.options)
@@ -125,7 +123,7 @@ def find(
             f"order, but they differ by {differ}"
         )
     size, before = config.batch_size, then.batch_size
-    if rows is None:
+    if samples is None:
         if size != before:
             raise errors.InvalidArgument(
                 f"{begin}it is of an earlier version of Persia, so continue"
@@ -145,11 +143,11 @@ def find(
                 f" {size}: other ones have other batches"
             )
         return epoch, batch, 0
-    batch, offset = divmod(rows, size * ranks)
+    batch, offset = divmod(samples, size * ranks)
     if offset and ranks > 1:
         raise errors.InvalidArgument(
-            f"{begin}{rows:,} samples are no whole batches of {size} for each"
-            f" of {ranks} ranks; continue with another batch size, such as"
+            f"{begin}{samples:,} samples are no whole batches of {size} for "
+            f"each of {ranks} ranks; continue with another batch size, such as"
             f" `batch_size={before}`"
         )
     return epoch, batch, offset

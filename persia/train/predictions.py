@@ -19,8 +19,6 @@ from persia.data import Files, Schema
 from persia.data.formats.paths import Paths
 from persia.data.schema.columns import column_of
 
-__all__ = ["Kept", "check_columns", "writer_of"]
-
 Write = Callable[[npt.NDArray[np.float32]], None]
 
 

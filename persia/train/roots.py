@@ -17,8 +17,6 @@ from persia.distributed.ranks import side_group
 from persia.train.config import TrainConfig
 from persia.train.extra import Extra
 
-__all__ = ["Roots", "agreed", "best_root", "newest"]
-
 T = TypeVar("T")
 
 _REMEDY = (

@@ -16,10 +16,12 @@ import persia
 from persia import _core, checkpoint, errors, prometheus
 from persia.base.environment import variable
 from persia.base.options import seconds_of
-from persia.checkpoint import files
-from persia.data import Files, Kafka, Schema
-from persia.datasets import ClickStream, Dataset, SyntheticCTR
+from persia.checkpoint import files, saving
+from persia.data import Dataset, Files, Kafka, Schema
+from persia.datasets import ClickStream, SyntheticCTR
 from persia.metrics import Scores
+from persia.serving.folder import versions_of
+from persia.serving.trained import check_apart, export_checkpoint, trial_of
 from persia.store.engine import engine_of
 from persia.train import position
 from persia.train.best import METRICS, Best
@@ -42,8 +44,6 @@ from persia.train.sources import (
 )
 from persia.train.trainer import Clock, Every, Progress, Trainer
 from persia.train.windows import Windows
-
-__all__ = ["Result", "Run"]
 
 _PREFETCH: dict[str, bool | str] = {"auto": "auto", "on": True, "off": False}
 
@@ -102,7 +102,7 @@ class Run:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
-        self.train, self.test = open_data(config, (self.rank, self.ranks))
+        self.train, self.test = open_data(config, self.rank, self.ranks)
         check_test(config, self.test)
         check_best(config, self.train, self.test)
         self.store = persia.Store(
@@ -119,6 +119,8 @@ class Run:
         keys, dense = self.train.keys, self.train.dense_features
         tasks = self.train.tasks
         model = make_model(config, self.store, keys, dense, tasks)
+        if config.export_to is not None:  # it would fail after the training
+            check_export(self, model)
         ahead = True
         if config.threads is None:
             torch.set_num_threads(threads_of(model, config.batch_size))
@@ -164,16 +166,16 @@ class Run:
             self._load(resume)
         self.trainer.scheduler = self._scheduler()
         if self.must_save:
-            checkpoint.check(self.store, config.save or "")
+            saving.check(self.store, config.save or "")
         if config.keep_best:
-            checkpoint.check(self.store, best_root(config.save or ""))
+            saving.check(self.store, best_root(config.save or ""))
 
     @property
     def batches(self) -> int | None:
         """Batches of an epoch, where known beforehand."""
         data = self.train
         if self.ranks > 1 and self.source is not data:
-            return None  # the ranks share them as they come
+            return None  # the ranks share them in the order of their batches
         if self.config.window is not None:
             return None  # an epoch is a window there
         if isinstance(data, SyntheticCTR | ClickStream | Files):
@@ -224,7 +226,7 @@ class Run:
         config = self.config
         there = self._resumed is not None and str(self._resumed) == config.save
         return config.save is not None and not (
-            there and self.finished and not self.trainer.rows
+            there and self.finished and not self.trainer.samples
         )
 
     def describe(self) -> str:
@@ -276,9 +278,9 @@ class Run:
                 self.source, self.config.epochs, report, hooks=hooks
             )
         done |= self._reached is not None or self._gave_up
-        if done and begins and not self.trainer.rows:
+        if done and begins and not self.trainer.samples:
             raise errors.MalformedData(self._why_nothing())
-        if done and self.trainer.rows and self.config.seeks_best:
+        if done and self.trainer.samples and self.config.seeks_best:
             self._judge()  # the last model may be the best one
         return done
 
@@ -326,8 +328,8 @@ class Run:
         )
         tell(
             f"{when}: AUC {scores.auc:.4f}{f' ({tasks})' if tasks else ''}, "
-            f"log loss {scores.logloss:.5f} of {scores.rows:,} samples held "
-            "out"
+            f"log loss {scores.logloss:.5f} of {scores.samples:,} samples "
+            "held out"
         )
         self._write(_values("eval", scores))
         for name, one in scores.tasks.items():
@@ -463,7 +465,7 @@ class Run:
             if data.malformed:
                 text += f": {data.malformed:,} malformed, the first of them"
                 text += f" {data.malformed_lines[0]}"
-            elif data.rows[1] is not None:
+            elif data.samples[1] is not None:
                 text += ", apart from those that are held out"
         if self.ranks > 1:
             text += (
@@ -481,6 +483,19 @@ class Run:
         if isinstance(place, position.InTopics):
             place.commit()
         return folder
+
+    def export(self) -> Path | None:
+        """Exports what :meth:`save` has saved last, or the best of it; the
+        folder. None on all ranks but the first."""
+        config = self.config
+        assert config.save is not None and config.export_to is not None
+        if self.rank > 0:
+            return None
+        root = best_root(config.save) if config.keep_best else config.save
+        found = export_checkpoint(
+            root, config.export_to, rows=config.export_rows
+        )
+        return found.path
 
     def _save(
         self,
@@ -500,7 +515,7 @@ class Run:
                 step=at.step,
                 epoch=at.epoch,
                 batch=at.batch,
-                rows=at.batch * samples + at.offset,
+                samples=at.batch * samples + at.offset,
                 ranks=self.ranks,
                 placed=place is not None,
                 source=position.source(self.config, self.train),
@@ -533,7 +548,7 @@ class Run:
             MalformedData: all of these are malformed.
         """
         scores = self._score()
-        if scores is not None and not scores.rows:
+        if scores is not None and not scores.samples:
             self._check_no_score()
             scores = None
         target = self.config.target_auc
@@ -578,10 +593,10 @@ class Run:
 
     def _samples(self) -> int:
         """That all ranks have trained on."""
-        rows = torch.tensor(self.trainer.rows)
+        samples = torch.tensor(self.trainer.samples)
         if self.ranks > 1:
-            torch.distributed.all_reduce(rows)
-        return int(rows)
+            torch.distributed.all_reduce(samples)
+        return int(samples)
 
     def losses(self) -> list[str]:
         """A line for batches that ended without an update, and one for
@@ -669,6 +684,27 @@ def backends_for(device: str) -> str:
     """The process group's backends: gloo, and NCCL for tensors on GPUs."""
     cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     return "cpu:gloo,cuda:nccl" if cuda else "gloo"
+
+
+def check_export(run: Run, model: torch.nn.Module) -> None:
+    """Makes the graph of an export, and throws it away.
+
+    Raises:
+        InvalidArgument: there is none, or no checkpoint to export.
+        StorageError: the export could not be written.
+    """
+    config = run.config
+    if config.save is None:
+        raise errors.InvalidArgument(
+            "`export_to` exports the last checkpoint: give `save`, too"
+        )
+    versions = versions_of(config.export_to or "")
+    check_apart(versions, files.root_of(config.save))
+    files.check(versions)
+    saved = schema_of(run.train)
+    schema = None if saved is None else Schema.of_checkpoint(saved)
+    train = run.train
+    trial_of(model, train.keys, train.dense_features, schema, train.tasks)
 
 
 def join_ranks(device: str = "cpu") -> tuple[int, int]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,19 +16,18 @@ from persia.checkpoint.saving import load_dense
 from persia.data import Files, Schema, Table
 from persia.data.batches.batch import Batch
 from persia.metrics import Scores, TaskMetrics
+from persia.serving.folder import is_export
+from persia.serving.model import ExportedModel, load_model
 from persia.train.config import TrainConfig, resolve
 from persia.train.extra import Extra
 from persia.train.model import device_of, make_model, make_optimizer
 from persia.train.sources import no_sample, open_data, open_files
 from persia.train.tasks import matched
 
-__all__ = ["Trained", "load", "saved_options", "saved_schema"]
-
-
 _CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Trained:
     """A model of ``persia train``, with its tables.
 
@@ -36,8 +35,9 @@ class Trained:
         model: called as ``model(batch.dense, batch.ids)``, gives logits [B],
             or [B, tasks]; in eval mode.
         store: its tables, in this process or on servers; it is read-only
-            there.
-        config: the options of its training.
+            there. None: those of an export, which the model has.
+        config: the options of its training; None: of an export, which does
+            not keep them.
         schema: of the files that it was trained on; None: generated data, or
             Criteo's lines.
         tasks: the names of the labels, where samples have several; else none.
@@ -45,8 +45,8 @@ class Trained:
     """
 
     model: nn.Module
-    store: persia.Store
-    config: TrainConfig
+    store: persia.Store | None
+    config: TrainConfig | None
     schema: Schema | None
     tasks: Sequence[str] = ()
     device: torch.device = _CPU
@@ -54,7 +54,7 @@ class Trained:
     def read(
         self,
         paths: str,
-        batch_size: int = 4096,
+        batch_size: int = 1024,
         *,
         labels: bool = True,
         strict: bool = False,
@@ -78,7 +78,7 @@ class Trained:
     def held_out(self) -> Any:
         """The samples that the training held out; None if there were none.
         Its files must be where they were."""
-        return open_data(self.config)[1]
+        return None if self.config is None else open_data(self.config)[1]
 
     @torch.no_grad()
     def logits(self, batch: Batch) -> torch.Tensor:
@@ -113,12 +113,20 @@ class Trained:
                     "the model was not trained on columns with names: give "
                     "predict() a batch of `read()`"
                 )
-            parts = [self.predict(batch) for batch in Table(data, schema)]
+            table = Table(data, schema, strict=True)  # each row has one
+            parts = [self.predict(batch) for batch in table]
             return torch.cat([self._empty(), *parts])
         logits = self.logits(data)
         if not self.tasks:
             logits = logits.reshape(len(logits))
         return logits.sigmoid()
+
+    def has_rows(self, table: str, ids: torch.Tensor) -> torch.Tensor:
+        """Which of ids [n] have a row in a table: bool [n]."""
+        if self.store is not None:
+            return self.store.contains(table, ids)
+        assert isinstance(self.model, ExportedModel)
+        return self.model.has_rows(table, ids)
 
     def _empty(self) -> torch.Tensor:
         return (
@@ -140,7 +148,7 @@ class Trained:
             logits = matched(self.logits(batch), batch.label)
             metrics.update(logits, batch.label, batch.weight, batch.group)
         scores = metrics.compute()
-        if not scores.rows:
+        if not scores.samples:
             raise errors.MalformedData(no_sample(batches))
         return scores
 
@@ -175,7 +183,36 @@ def load(
         StorageError: there is no checkpoint, or it cannot be read.
         Unavailable: a server does not answer.
     """
+    if is_export(path):
+        return _of_export(path, step, servers, device)
     place = device_of(device)
+    trained, store, _ = _made(path, step, servers, namespace)
+    model = trained.model
+    if servers is None:
+        store.load(path, step=step, model=model)
+    else:
+        load_dense(path, model, step)
+    model = model.to(place).eval()
+    return dataclasses.replace(trained, model=model, device=place)
+
+
+def without_rows(
+    path: str | os.PathLike[str], step: int | None = None
+) -> tuple[Trained, persia.Store, Extra]:
+    """The same, with the dense part alone: the tables of the store, which is
+    the caller's to close, have no rows."""
+    trained, store, extra = _made(path, step, None, None)
+    load_dense(path, trained.model, step)
+    return trained, store, extra
+
+
+def _made(
+    path: str | os.PathLike[str],
+    step: int | None,
+    servers: str | None,
+    namespace: str | None,
+) -> tuple[Trained, persia.Store, Extra]:
+    """The model of a checkpoint, before anything of it is loaded."""
     extra = _read(path, step)
     config = resolve(extra.options)
     if extra.keys is None:
@@ -195,12 +232,34 @@ def load(
     model = make_model(
         config, store, extra.keys, extra.dense_features, extra.tasks
     )
-    if servers is None:
-        store.load(path, step=step, model=model)
-    else:
-        load_dense(path, model, step)
-    model = model.to(place).eval()
-    return Trained(model, store, config, _schema(extra), extra.tasks, place)
+    trained = Trained(model, store, config, _schema(extra), extra.tasks)
+    return trained, store, extra
+
+
+def _of_export(
+    path: str | os.PathLike[str],
+    step: int | None,
+    servers: str | None,
+    device: str,
+) -> Trained:
+    """A model that was exported."""
+    if step is not None or servers is not None:
+        raise errors.InvalidArgument(
+            f"{path} is an export, which has neither steps nor servers: its "
+            "rows are its own; give the folder of another version for that"
+        )
+    if device_of(device).type != "cpu":
+        raise errors.InvalidArgument(
+            f"{path} is an export, and its graph is one of the CPU: give the "
+            "checkpoint for another device"
+        )
+    model = load_model(path)
+    if not model.manifest.clicks:
+        raise errors.SchemaMismatch(
+            f"{path} is no model of clicks: call persia.load_model(path) as "
+            "the model that was exported"
+        )
+    return Trained(model, None, None, model.schema, model.tasks)
 
 
 def saved_options(

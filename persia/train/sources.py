@@ -9,13 +9,12 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from persia import errors
-from persia.data import Files, Kafka, Schema
+from persia.data import Dataset, Files, Kafka, Schema
 from persia.data.formats.paths import find_files
 from persia.datasets import (
     Avazu,
     ClickStream,
     Criteo,
-    Dataset,
     SyntheticCTR,
     Taobao,
     criteo_syn,
@@ -26,16 +25,7 @@ from persia.train import position
 from persia.train.config import TrainConfig, is_made
 from persia.train.topics import open_topics
 
-__all__ = [
-    "check_best",
-    "check_test",
-    "no_sample",
-    "open_data",
-    "open_files",
-    "schema_of",
-]
-
-SYNTHETIC_TEST_ROWS = 200_000
+SYNTHETIC_TEST_SAMPLES = 200_000
 _DRIFT: dict[str, Any] = {
     "windows": 10,
     "churn": 0.2,
@@ -50,24 +40,28 @@ _NAMED: dict[str, Callable[..., Files]] = {
 
 
 def open_data(
-    config: TrainConfig, shard: tuple[int, int] = (0, 1)
+    config: TrainConfig, rank: int = 0, world_size: int = 1
 ) -> tuple[Dataset, Dataset | None]:
     """Training data, and what is held out of it or apart to score on; of
-    both the share of one rank: ``shard`` is (rank, ranks). Windows are of all
+    both the share of one rank. Windows are of all
     ranks, so each of these reads all samples, in batches for all of them."""
     if config.window is not None:
-        size = config.batch_size * shard[1]
+        size = config.batch_size * world_size
         config = config.model_copy(update={"batch_size": size})
-        shard = (0, 1)
+        rank, world_size = 0, 1
     if is_made(config.data):
-        return _made(config, shard)
+        return _made(config, rank, world_size)
     if config.data.startswith("kafka://"):
-        topics = open_topics(config, shard)
+        topics = open_topics(config, rank, world_size)
         _check_label(config, topics.schema)
         if config.eval_data is None:
             return topics, None
         test = open_files(
-            config.eval_data, topics.schema, config.batch_size, shard=shard
+            config.eval_data,
+            topics.schema,
+            config.batch_size,
+            rank=rank,
+            world_size=world_size,
         )
         return topics, test
 
@@ -80,7 +74,8 @@ def open_data(
             group=config.group,
             shuffle=config.shuffle,
             seed=config.seed,
-            shard=shard,
+            rank=rank,
+            world_size=world_size,
         )
 
     held = config.eval_data
@@ -122,11 +117,19 @@ def open_files(
     it, else it is inferred. ``options``: of :class:`persia.data.Files`."""
     name, paths = _named(paths)
     make: Any = _NAMED.get(name)
-    if schema is None and make is None and is_criteo(find_files(paths)[0]):
-        make = Criteo
+    columns = [options.get("label", ()), options.get("group")]
+    if schema is None and make is None:
+        first = find_files(paths)[0]
+        if first.size is None and (any(columns) or first.suffix):
+            raise errors.InvalidArgument(
+                f"{first.name!r} is a pipe, which is read once: give the "
+                "`schema` of its columns, or write them to a file first"
+            )
+        make = Criteo if is_criteo(first) else None
     if make is Criteo and schema is None:
-        asked = [options.pop("label", ()), options.pop("group", None)]
-        if any(asked):
+        options.pop("label", None)
+        options.pop("group", None)
+        if any(columns):
             raise errors.InvalidArgument(
                 "`label` and `group`: Criteo's lines have one label, and no "
                 "names of columns"
@@ -159,7 +162,7 @@ def check_test(config: TrainConfig, test: Dataset | None) -> None:
         if os.path.exists(name) and not os.path.isfile(name):
             return  # a pipe is read once
         part = test.of_files(i, i + 1)
-        part.shard = (0, 1)  # a rank may have none of the lines
+        part.rank, part.world_size = 0, 1  # a rank may have none of the lines
         batches: Any = iter(part)
         with closing(batches):
             batch = next(batches, None)
@@ -223,7 +226,7 @@ def _check_label(config: TrainConfig, schema: Schema) -> None:
 
 
 def _made(
-    config: TrainConfig, shard: tuple[int, int]
+    config: TrainConfig, rank: int, world_size: int
 ) -> tuple[Dataset, Dataset | None]:
     for name in ("table_schema", "eval_data", "label", "group"):
         if getattr(config, name) is not None:
@@ -231,21 +234,25 @@ def _made(
                 f"`{name.removeprefix('table_')}` goes with files, not with "
                 f"`data={config.data}`"
             )
-    data = _generator(config, shard)
-    rows = min(SYNTHETIC_TEST_ROWS, config.samples)
+    data = _generator(config, rank, world_size)
+    held = min(SYNTHETIC_TEST_SAMPLES, config.samples)
     if config.eval_split is not None:
-        rows = round(config.samples * config.eval_split)
+        held = round(config.samples * config.eval_split)
     if config.window is not None and config.eval_split is None:
-        rows = 0  # the next window is the test
-    return data, data.test(rows) if rows else None
+        held = 0  # the next window is the test
+    return data, data.test(held) if held else None
 
 
 def _generator(
-    config: TrainConfig, shard: tuple[int, int]
+    config: TrainConfig, rank: int, world_size: int
 ) -> SyntheticCTR | ClickStream:
     name, _, rest = config.data.partition(":")
     name, _, query = name.partition("?")
-    options: Any = {"seed": config.seed, "shard": shard}
+    options: Any = {
+        "seed": config.seed,
+        "rank": rank,
+        "world_size": world_size,
+    }
     sizes: tuple[int, int] = config.samples, config.batch_size
     if name == "synthetic":
         return SyntheticCTR(*sizes, **options)
@@ -262,8 +269,10 @@ def _generator(
             f"others of {', '.join(_DRIFT)}, with & between them"
         ) from None
     windows = max(1, int(drift.pop("windows")))
-    window_rows = max(1, -(-config.samples // windows))
-    return ClickStream(*sizes, window_rows=window_rows, **options | drift)
+    window_samples = max(1, -(-config.samples // windows))
+    return ClickStream(
+        *sizes, window_samples=window_samples, **options | drift
+    )
 
 
 def schema_of(data: Dataset) -> str | None:

@@ -12,8 +12,6 @@ from persia import errors
 from persia.data.batches.batch import Batch
 from persia.metrics import StreamingAUC
 
-__all__ = ["RunningAUC", "check_clicks", "label_of", "matched", "task_loss"]
-
 
 def label_of(batch: Batch) -> Tensor:
     """The labels of a batch: [B], or [B, tasks].

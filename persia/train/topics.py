@@ -10,8 +10,6 @@ from persia.base.urls import Url
 from persia.data import Kafka, Schema
 from persia.train.config import TrainConfig
 
-__all__ = ["infer_topics", "open_topics"]
-
 _BOOLS = {"true": True, "false": False}
 _TYPES: dict[str, Callable[[str], Any]] = {
     "timeout": float,
@@ -21,7 +19,7 @@ _VALUES = {"value", "value_schema", "value_message", "value_registry"}
 _KNOWN = _VALUES | {"since", "config", "timeout", "strict", "dead_letter"}
 
 
-def open_topics(config: TrainConfig, shard: tuple[int, int]) -> Kafka:
+def open_topics(config: TrainConfig, rank: int, world_size: int) -> Kafka:
     """Topics by "kafka://broker:9092/topic?group=name"; several brokers or
     topics have commas between them."""
     url, options = _options(config.data, _KNOWN | {"group"}, {"group"})
@@ -43,7 +41,8 @@ def open_topics(config: TrainConfig, shard: tuple[int, int]) -> Kafka:
         batch_size=config.batch_size,
         until="latest",
         malformed_limit=config.malformed_limit,
-        shard=shard,
+        rank=rank,
+        world_size=world_size,
         **options,
     )
 

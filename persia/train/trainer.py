@@ -41,8 +41,6 @@ from persia.train.tasks import (
     task_loss,
 )
 
-__all__ = ["Clock", "Every", "Progress", "Trainer"]
-
 
 @dataclass
 class Clock:
@@ -50,9 +48,8 @@ class Clock:
 
     ``data`` waits for the source of batches, ``lookup`` is the wait for
     lookups ahead and the forward of the embeddings, ``update`` the update of
-    the rows, without what other threads do meanwhile.  Compiled code cannot
-    be told apart: there forward and backward count as ``dense``.
-    """
+    the rows, without what other threads do meanwhile.  Compiled code cannot be
+    separated: there forward and backward count as ``dense``."""
 
     total: float = 0.0
     data: float = 0.0
@@ -75,7 +72,7 @@ class Progress:
 
     epoch: int
     batch: int
-    rows: int
+    samples: int
     rows_per_second: float
     loss: float
     auc: float
@@ -203,7 +200,7 @@ class Trainer:
         self.offset = 0
         """Samples of the next batch that a run with another batch size has
         trained."""
-        self.rows = 0
+        self.samples = 0
         """Samples trained by this object."""
         self.clock = Clock()
         self._ranks = (
@@ -309,8 +306,8 @@ class Trainer:
                 "Else lower the learning rates"
             )
         self._auc.update(logits.cpu(), labels.cpu(), weights.cpu())
-        speed = self._ranks * self.rows / self.clock.total
-        position = (self.epoch, self.batch, self.rows)
+        speed = self._ranks * self.samples / self.clock.total
+        position = (self.epoch, self.batch, self.samples)
         auc, by_task = self._auc.compute(), self._auc.by_task()
         self._progress = Progress(*position, speed, loss, auc, by_task)
         return self._progress
@@ -435,7 +432,7 @@ class Trainer:
                     break
                 label = self._train(batch)
                 self.batch, self.offset = self.batch + 1, 0
-                self.rows += len(label)
+                self.samples += len(label)
                 now = time.perf_counter()
                 clock.total += now - before
                 if now - reported >= every:
@@ -589,7 +586,7 @@ def _skip_rest(batch: Batch | None, batches: Iterator[Batch]) -> None:
 
 
 class _Stopped(BaseException):
-    """A signal came while the loop waited for a batch."""
+    """A signal arrived while the loop waited for a batch."""
 
 
 def _without(batches: Iterator[Batch], samples: int) -> Iterator[Batch]:

@@ -14,8 +14,6 @@ from persia.data.schema.schema import MultivaluedColumn, SequenceColumn
 from persia.train.predictions import Kept
 from persia.train.saved import saved_schema
 
-__all__ = ["schema_for", "values_of"]
-
 _NOTHING: dict[str, Any] = {
     "label": None,
     "weight": None,

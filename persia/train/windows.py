@@ -12,8 +12,6 @@ from persia import errors
 from persia.data import Dataset
 from persia.data.batches.batch import Batch, part_of
 
-__all__ = ["Windows"]
-
 
 class Windows:
     """The batches of a source in time order, a window at a time.

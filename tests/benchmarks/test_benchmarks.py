@@ -1,12 +1,16 @@
 """Every benchmark runs and prints well-formed lines; times decide nothing."""
 
+import importlib
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks import common
+
+BENCHMARKS = Path(common.__file__).parent
 
 
 def lines(capsys):
@@ -24,7 +28,16 @@ def lines(capsys):
     return out[1:]
 
 
-@pytest.mark.parametrize("part", ["known16", "known64", "inserts", "far"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        "known16",
+        *(
+            pytest.param(part, marks=pytest.mark.long)
+            for part in ("known64", "inserts", "far")
+        ),
+    ],
+)
 def test_table_runs(capsys, part):
     from benchmarks import table
 
@@ -32,7 +45,13 @@ def test_table_runs(capsys, part):
     assert lines(capsys)
 
 
-@pytest.mark.parametrize("part", ["rowwise_adagrad-16-1", "adam-64-2"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        "rowwise_adagrad-16-1",
+        pytest.param("adam-64-2", marks=pytest.mark.long),
+    ],
+)
 def test_module_runs(capsys, monkeypatch, part):
     from benchmarks import module
 
@@ -62,6 +81,7 @@ def test_module_memory_and_unseen(capsys, monkeypatch):
         assert line["value"] > vector
 
 
+@pytest.mark.long
 def test_windows_prints_both_aucs(capsys):
     from benchmarks import windows
 
@@ -72,6 +92,7 @@ def test_windows_prints_both_aucs(capsys):
     assert line["table_rows"] <= line["hashed_rows"]
 
 
+@pytest.mark.long
 def test_ingest_runs_on_a_file_that_it_makes(capsys, monkeypatch, tmp_path):
     from benchmarks import ingest
 
@@ -84,6 +105,7 @@ def test_ingest_runs_on_a_file_that_it_makes(capsys, monkeypatch, tmp_path):
         assert 0 < found[case]["value"] < 1
 
 
+@pytest.mark.long
 def test_kafka_runs(capsys):
     pytest.importorskip("confluent_kafka", reason="persia[kafka]")
     from benchmarks import kafka
@@ -170,3 +192,11 @@ def test_gpu_runs_with_the_cpu_in_its_place(capsys):
     assert line.pop("device") == "cpu" and line.pop("ids_copied") == 0
     assert all(x > 0 and math.isfinite(x) for x in line.values())
     assert "torchrec_ms" not in line
+
+
+@pytest.mark.parametrize(
+    "name", sorted(path.stem for path in BENCHMARKS.glob("[!_]*.py"))
+)
+def test_a_benchmark_can_be_imported(name):
+    """Those that are long run in make test-long alone."""
+    importlib.import_module(f"benchmarks.{name}")

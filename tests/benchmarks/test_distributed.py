@@ -78,6 +78,7 @@ def test_cluster(capsys):
     assert capacity["value"] < 1
 
 
+@pytest.mark.long
 def test_hybrid(capsys):
     from benchmarks import hybrid
 
@@ -99,6 +100,7 @@ def test_hybrid(capsys):
     assert cost["seconds_a_gb"] > 0
 
 
+@pytest.mark.long
 def test_scale(capsys):
     from benchmarks import scale
 
@@ -166,6 +168,7 @@ def test_accuracy_goes_on_where_it_was_stopped(capsys, monkeypatch, tmp_path):
     assert no_bound["ok"] is None
 
 
+@pytest.mark.long
 def test_overlap_grows_with_staleness(capsys):
     accuracy.main(["--quick", "--only", "overlap"])
     four, sixteen = lines(capsys)

@@ -31,6 +31,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> dict[str, dict]:
     return {line["case"]: line for line in out[1:]}
 
 
+@pytest.mark.long
 def test_synthetic(capsys: pytest.CaptureFixture[str]) -> None:
     train.main(["--quick", "--only", "synthetic"])
     found = lines(capsys)

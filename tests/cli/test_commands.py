@@ -73,12 +73,18 @@ NEEDED: dict[str, list[str]] = {
     "evaluate": ["/none/root"],
     "predict": ["/none/root", "/none/a.csv"],
     "report": ["/none/root"],
+    "export": ["/none/root", "/none/out"],
     "schema": ["/none/a.csv"],
     "prepare": ["avazu:/none/a.csv", "/none/out"],
     "data check": ["/none/a.csv"],
     "checkpoint ls": ["/none/root"],
     "checkpoint inspect": ["/none/root"],
     "checkpoint verify": ["/none/root"],
+    "model ls": ["/none/root"],
+    "model inspect": ["/none/root"],
+    "model verify": ["/none/root"],
+    "model diff": ["/none/root", "v-000001", "v-000002"],
+    "model use": ["/none/root", "v-000001"],
     "rows get": ["user", "7", "--checkpoint", "/none/root"],
     "rows explain": ["user", "7", "--checkpoint", "/none/root"],
     "rows top": ["user", "--checkpoint", "/none/root"],
@@ -87,6 +93,7 @@ NEEDED: dict[str, list[str]] = {
     "log verify": ["/none/log"],
     "serve ps": ["--token-file", "/none/token"],
     "serve worker": ["--token-file", "/none/token", "--servers", "a:1"],
+    "serve model": ["/none/root"],
     "feed": ["/none/a.csv", "--workers", "127.0.0.1:1"],
     "status": ["127.0.0.1:1"],
     "torture": [],
@@ -218,7 +225,7 @@ def test_a_missing_path_is_1(name: str) -> None:
     [
         ("serve", "ps", "--port", 99999),
         ("serve", "ps", "--shard", "3/2"),
-        ("feed", "synthetic", "--shard", "3/2"),
+        ("feed", "synthetic", "--loader", "3/2"),
         ("train", "--dim", 0),
         ("train", "--model", "mlp"),
         ("train", "synthetic", "--data", "synthetic"),
@@ -322,7 +329,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-NO_RESULT = {"serve ps", "serve worker", "launch"}
+NO_RESULT = {"serve ps", "serve worker", "serve model", "launch"}
 
 
 def test_results_are_json(folder: Path, tmp_path: Path) -> None:
@@ -368,7 +375,7 @@ def test_lines_are_json(folder: Path, tmp_path: Path) -> None:
     for line in lines:
         pd.Timestamp(line["time"])
         assert line["message"]
-    assert json.loads(done.stdout)["scores"]["rows"] > 0
+    assert json.loads(done.stdout)["scores"]["samples"] > 0
     quiet = call(*words, "--log-level", "error", "--json")
     assert quiet.status == 0 and not quiet.stderr
     wrong = call("schema", "/none", "--log-format", "json")

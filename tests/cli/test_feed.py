@@ -241,7 +241,7 @@ EMPTY = {
 
 @pytest.mark.parametrize("kind", EMPTY)
 @pytest.mark.parametrize(
-    "more", [[], ["--shard", "1/2"], ["--parts", "2", "--job", "a"]]
+    "more", [[], ["--loader", "1/2"], ["--parts", "2", "--job", "a"]]
 )
 def test_a_file_without_a_usable_sample(
     tmp_path: Path, kind: str, more: list[str]
@@ -265,7 +265,7 @@ def test_one_loader_of_more_than_there_are_batches(tmp_path: Path) -> None:
     """It has nothing to do, and that is no error."""
     data = rows(tmp_path, BATCH)
     with cluster(loaders=3) as (_, some):
-        done = feeds(some, data, "--shard", "2/3")
+        done = feeds(some, data, "--loader", "2/3")
         assert done.exit_code == 0, done.output
         assert "sent 0 batches" in done.output
 

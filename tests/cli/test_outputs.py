@@ -67,7 +67,9 @@ def sorted_log(tmp_path: Path) -> Path:
     """A folder with what prepare made of a first log."""
     (tmp_path / "s.yaml").write_text(SCHEMA)
     out = tmp_path / "sorted"
-    prepare(log(tmp_path / "a.csv", 50), tmp_path / "s.yaml", out, file_rows=9)
+    prepare(
+        log(tmp_path / "a.csv", 50), tmp_path / "s.yaml", out, file_samples=9
+    )
     return out
 
 
@@ -144,7 +146,7 @@ def test_prepare_replaces_its_own_output_alone(sorted_log: Path) -> None:
     sorted_log.chmod(0o750)
     source = log(sorted_log.parent / "b.csv", 20, 1000)
     made = prepare(
-        source, sorted_log.parent / "s.yaml", sorted_log, file_rows=15
+        source, sorted_log.parent / "s.yaml", sorted_log, file_samples=15
     )
     names = {"part-00000.parquet", "part-00001.parquet", "schema.yaml"}
     there = {path.name for path in sorted_log.iterdir()}
@@ -248,7 +250,7 @@ def test_a_kill_leaves_one_output_or_the_other(sorted_log: Path) -> None:
     source = log(sorted_log.parent / "b.csv", 20_000, 1000)
     code = (
         "import sys; from persia.data import prepare; print(flush=True); "
-        "[prepare(*sys.argv[1:4], chunk_rows=500, file_rows=n) "
+        "[prepare(*sys.argv[1:4], chunk_samples=500, file_samples=n) "
         "for n in (3000, 5000) * 100]"
     )
     words = [str(p) for p in (source, sorted_log.parent / "s.yaml")]
@@ -475,7 +477,7 @@ def test_scores_are_json_and_tell_what_was_left_out(
     text = call("evaluate", root, data, "--json")
     scores = json.loads(text, parse_constant=refuse)
     assert scores["auc"] is None
-    assert (scores["rows"], scores["malformed"]) == (2, 40)
+    assert (scores["samples"], scores["malformed"]) == (2, 40)
     assert "40" in call("evaluate", root, data)
     every = to_json({"a": [float("nan"), (float("-inf"), 1.5)], "b": None})
     assert json.loads(every, parse_constant=refuse) == {
@@ -493,7 +495,7 @@ def test_a_schema_object_and_a_preset_are_no_inputs(
     schema = Schema(label="y", categorical=["c"], timestamp="t")
     monkeypatch.setattr(Schema, "load", lambda _: schema)
     for _ in range(2):
-        assert prepare("a.csv", "avazu", "avazu").rows == 5
+        assert prepare("a.csv", "avazu", "avazu").samples == 5
 
 
 def test_a_pipe_has_no_schema(tmp_path: Path) -> None:
@@ -502,3 +504,15 @@ def test_a_pipe_has_no_schema(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["schema", str(tmp_path / "pipe")])
     assert isinstance(result.exception, (SystemExit, errors.InvalidArgument))
     assert result.exit_code != 0 and "dense" not in result.stdout
+
+
+@pytest.mark.parametrize("words", ["a.csv", "pipe --label y"])
+def test_a_training_on_a_pipe_needs_a_schema(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not opened: nothing waits for a writer."""
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo(words.split()[0])
+    result = CliRunner().invoke(app, ["train", *words.split()])
+    assert isinstance(result.exception, (SystemExit, errors.InvalidArgument))
+    assert result.exit_code != 0

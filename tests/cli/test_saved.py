@@ -91,7 +91,7 @@ def test_evaluate(
     frame = pd.read_parquet(clicks).sample(500, random_state=0)
     frame.to_parquet(tmp_path / "day.parquet")
     day = json.loads(call("evaluate", out, tmp_path / "day.parquet", "--json"))
-    assert day["rows"] == 500
+    assert day["samples"] == 500
     assert day["positives"] == int(frame["click"].sum())
     assert f"{day['auc']:.5f}" in call(
         "evaluate", out, tmp_path / "day.parquet", "--batch-size", 77

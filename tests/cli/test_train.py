@@ -327,7 +327,7 @@ def test_a_run_that_is_resumed_ends_as_if_it_had_not_stopped(
     resumed = Run(config, tmp_path / "out")
     assert resumed.trainer.batch == stopped.trainer.batch
     assert resumed.fit(lambda at: None)
-    assert resumed.trainer.rows < whole.trainer.rows
+    assert resumed.trainer.samples < whole.trainer.samples
     assert resumed.result().scores == whole.result().scores
     assert resumed.result().rows == whole.result().rows
     fewer = ["--resume", str(config.save), "--samples", "1200"]
@@ -411,7 +411,9 @@ def test_resume_with_another_batch_size_trains_on_the_rest(
     assert resumed.trainer.epoch == 1
     assert samples(trained) == every
     resumed.save()
-    assert not any(checkpoint.read_extra(folder)[k] for k in ("batch", "rows"))
+    assert not any(
+        checkpoint.read_extra(folder)[k] for k in ("batch", "samples")
+    )
 
 
 def test_resume_takes_learning_rates_of_flags(tmp_path: Path) -> None:
@@ -434,10 +436,13 @@ def test_resume_takes_learning_rates_of_flags(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_optimizers_have_the_constants_of_the_library(name: str) -> None:
-    store = Run(resolve({"samples": 1000, "dim": 2, "optimizer": name})).store
-    library = type(store.optimizer)().defaults
-    mine = store.optimizer.defaults
-    assert {**mine, "lr": 0} == {**library, "lr": 0}
+    lr = {"lr": 5.0} if name == "sgd" else {}  # which has no default
+    options = {"samples": 1000, "dim": 2, "optimizer": name}
+    if lr:
+        with pytest.raises(errors.InvalidArgument, match="lr"):
+            resolve(options)
+    store = Run(resolve(options | lr)).store
+    assert store.optimizer.defaults == type(store.optimizer)(**lr).defaults
 
 
 def test_eps_is_an_option(tmp_path: Path) -> None:
@@ -498,7 +503,7 @@ def test_position_of_several_ranks(tmp_path: Path) -> None:
         config.options(),
         epoch=0,
         batch=3,
-        rows=600,
+        samples=600,
         ranks=2,
         source=position.source(config, data),
     )

@@ -86,7 +86,7 @@ def test_a_part_of_a_batch() -> None:
 
 
 def test_clicks_that_drift() -> None:
-    options = {"window_rows": 2000, "vocabulary": 500, "dense": 2}
+    options = {"window_samples": 2000, "vocabulary": 500, "dense": 2}
     data = ClickStream(8000, 64, churn=0.5, lists=1, **options)
     other = ClickStream(8000, 1000, churn=0.5, lists=1, **options)
     for name in ("C1", "L1"):
@@ -124,7 +124,7 @@ def test_clicks_that_drift() -> None:
 def test_generators_of_the_papers_sizes() -> None:
     assert criteo_syn("100T", 10).vocabulary == round(100e12 / 128 / 26)
     assert criteo_syn(6.25e12, 10, dim=64).vocabulary == 3756009615
-    (batch,) = list(criteo_syn("12.5T", 4000))
+    (batch,) = list(criteo_syn("12.5T", 4000, 4000))
     assert batch.ids["C1"][0].unique().numel() > 500
     assert batch.dense is not None
     assert batch.dense.shape == (4000, 13)
@@ -154,9 +154,9 @@ def test_each_window_is_scored_before_it_is_trained(tmp_path: Path) -> None:
     run = Run(config(batch_size=50))
     lines: list[str] = []
     assert run.fit(lambda at: None, lines.append)
-    assert run.trainer.rows == 2000
+    assert run.trainer.samples == 2000
     scores = run.result().windows
-    assert [one.rows for one in scores] == [500] * 3
+    assert [one.samples for one in scores] == [500] * 3
     days = [line.split()[1] for line in lines]
     assert days == [f"2024-01-0{day}" for day in (2, 3, 4)]
     # By hand: a model that has seen two windows, on the third.
@@ -185,7 +185,7 @@ def test_resume_within_a_window(tmp_path: Path) -> None:
     rest = Run(config(tmp_path / "out"), tmp_path / "out")
     assert (rest.trainer.epoch, rest.trainer.batch) == (1, 3)
     assert rest.fit(lambda at: None, lambda line: None)
-    assert rest.trainer.rows + part.trainer.rows == 2000
+    assert rest.trainer.samples + part.trainer.samples == 2000
     assert rest.result().windows == whole.result().windows[1:]
 
 
@@ -207,9 +207,9 @@ def test_a_malformed_line_counts_once(tmp_path: Path) -> None:
     schema.write_text("label: y\ntimestamp: t\ncategorical: [c]\n")
     run = Run(config(data=str(tmp_path / "a.csv"), schema=str(schema)))
     assert run.fit(lambda at: None, lambda line: None)
-    assert run.trainer.rows == 199
+    assert run.trainer.samples == 199
     assert run.result().malformed == 1
-    assert [one.rows for one in run.result().windows] == [49, 50, 50]
+    assert [one.samples for one in run.result().windows] == [49, 50, 50]
 
 
 def criteo_day(path: Path, seed: int, rows: int = 600) -> None:

@@ -227,7 +227,6 @@ mended = st.tuples(good, field, st.integers(0, 39)).map(
 
 
 @settings(
-    deadline=None,
     max_examples=60,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -285,11 +284,11 @@ def test_ranges_of_lines(tmp_path: Path, rows: tuple) -> None:
     text = lines(30)
     paths = [write(tmp_path / f"{k}", text) for k in range(3)]
     whole = (text * 3).split(b"\n")
-    data = Criteo(paths, 8, rows=rows, log_dense=False)
+    data = Criteo(paths, 8, samples=rows, log_dense=False)
     check(list(data), b"\n".join(whole[slice(*rows)]))
     assert data.count_lines() == sum(map(len, data))
-    with pytest.raises(errors.InvalidArgument, match="rows is"):
-        Criteo(paths, rows=(5, 4))
+    with pytest.raises(errors.InvalidArgument, match="samples is"):
+        Criteo(paths, samples=(5, 4))
 
 
 def test_split(tmp_path: Path) -> None:
@@ -310,14 +309,15 @@ def test_shards_have_each_row_once(tmp_path: Path) -> None:
     paths = [write(tmp_path / "a", text), write(tmp_path / "b", text)]
     whole = list(Criteo(paths, 8, log_dense=False))
     shards = [
-        list(Criteo(paths, 8, log_dense=False, shard=(r, 3))) for r in range(3)
+        list(Criteo(paths, 8, log_dense=False, rank=r, world_size=3))
+        for r in range(3)
     ]
     for i, batch in enumerate(whole):
         same = shards[i % 3][i // 3]
         assert torch.equal(same.ids.values(), batch.ids.values())
     assert sum(map(len, shards)) == len(whole)
-    with pytest.raises(errors.InvalidArgument, match="shard"):
-        Criteo(paths, shard=(3, 3))
+    with pytest.raises(errors.InvalidArgument, match="rank"):
+        Criteo(paths, rank=3, world_size=3)
 
 
 def test_shards_with_malformed_lines(tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_shards_with_malformed_lines(tmp_path: Path) -> None:
     path = write(tmp_path / "a", b"\n".join(rows))
     seen: list[float] = []
     for r in range(2):
-        data = Criteo(path, 8, log_dense=False, shard=(r, 2))
+        data = Criteo(path, 8, log_dense=False, rank=r, world_size=2)
         seen += [tuple(row) for b in data for row in b.dense.tolist()]
     expected = [
         tuple(map(float, r[1])) for r in criteo_lines(b"\n".join(rows))[0]
@@ -425,8 +425,8 @@ def test_an_empty_file(tmp_path: Path) -> None:
         ({"layout": "2tb"}, "layout"),
         ({"shuffle": -1}, "shuffle"),
         ({"shuffle": "x"}, "shuffle is 'x'"),
-        ({"rows": 3}, "rows is 3"),
-        ({"shard": "x"}, "shard is 'x'"),
+        ({"samples": 3}, "samples is 3"),
+        ({"rank": "x"}, "rank is 'x'"),
         ({"seed": "x"}, "seed is 'x'"),
         ({"hash_salts": {"C1": "x"}}, "C1: hash_salt is 'x'"),
         ({"paths": None}, "paths is None"),

@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from persia import errors
+from persia.data import Schema
 from persia.data.formats import read_csv
-from persia.datasets import CSV, Criteo, Schema
+from persia.datasets import CSV, Criteo
 from tests.datasets.reference import data_file, write, xxh64
 
 SCHEMA = Schema.model_validate(
@@ -126,9 +127,9 @@ def test_malformed_lines(
         list(CSV(path, SCHEMA, strict=True))
     # Ranges count malformed lines too.
     assert data.count_lines() == 60
-    check(list(CSV(path, SCHEMA, 8, rows=(51, None))), b"".join(rows[51:]))
+    check(list(CSV(path, SCHEMA, 8, samples=(51, None))), b"".join(rows[51:]))
     check(
-        list(CSV(path, SCHEMA, 8, rows=(8, 20))),
+        list(CSV(path, SCHEMA, 8, samples=(8, 20))),
         b"".join(rows[i] for i in range(8, 20) if i != 10),
     )
 
@@ -158,7 +159,6 @@ row = st.tuples(
 
 
 @settings(
-    deadline=None,
     max_examples=40,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -286,7 +286,7 @@ def test_ranges_shards_and_workers(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{k}", HEADER + lines(30)) for k in range(3)]
     whole = (lines(30) * 3).splitlines(True)
     for rows in ((0, None), (5, 60), (33, 34), (7, 7)):
-        data = CSV(paths, SCHEMA, 8, rows=rows)
+        data = CSV(paths, SCHEMA, 8, samples=rows)
         check(list(data), b"".join(whole[slice(*rows)]))
         assert data.count_lines() == len(whole[slice(*rows)])
     train, test = CSV(paths, SCHEMA, 8).split(0.2)
@@ -294,7 +294,7 @@ def test_ranges_shards_and_workers(tmp_path: Path) -> None:
     check(list(test), b"".join(whole[72:]))
     every = list(CSV(paths, SCHEMA, 8))
     for r in range(3):
-        part = list(CSV(paths, SCHEMA, 8, shard=(r, 3)))
+        part = list(CSV(paths, SCHEMA, 8, rank=r, world_size=3))
         assert len(part) == len(every[r::3])
         for a, b in zip(part, every[r::3]):
             assert torch.equal(a.ids.values(), b.ids.values())

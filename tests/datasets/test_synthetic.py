@@ -66,7 +66,7 @@ def test_shards_and_workers() -> None:
     whole = rows(SyntheticCTR(1000, 64, 3))
     batches = [whole[i : i + 64] for i in range(0, 1000, 64)]
     for r in range(3):
-        part = SyntheticCTR(1000, 64, 3, shard=(r, 3))
+        part = SyntheticCTR(1000, 64, 3, rank=r, world_size=3)
         assert len(part) == len(batches[r::3])
         assert rows(part) == [x for b in batches[r::3] for x in b]
     loader = torch.utils.data.DataLoader(
@@ -182,7 +182,7 @@ def test_the_planted_effects_can_be_read_off_the_ids() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"rows": -1}, "rows is -1"),
+        ({"samples": -1}, "samples is -1"),
         ({"seed": -1}, "seed is -1"),
         ({"vocabulary": 0}, "vocabulary is 0"),
         ({"vocabulary": 2**40}, "vocabulary"),
@@ -194,4 +194,4 @@ def test_the_planted_effects_can_be_read_off_the_ids() -> None:
 )
 def test_bad_options(options: dict, text: str) -> None:
     with pytest.raises(errors.InvalidArgument, match=text):
-        SyntheticCTR(**{"rows": 10} | options)
+        SyntheticCTR(**{"samples": 10} | options)

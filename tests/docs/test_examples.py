@@ -87,8 +87,8 @@ def first_example() -> str:
     """That of the README, on a few samples."""
     (block,) = blocks(ROOT / "README.md", "python")
     short, changes = re.subn(
-        r"rows=[\d_]+, batch_size=\d+",
-        "rows=4_096, batch_size=256",
+        r"samples=[\d_]+, batch_size=\d+",
+        "samples=4_096, batch_size=256",
         block.text,
     )
     assert changes == 1

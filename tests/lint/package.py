@@ -7,6 +7,8 @@
 - A package imports only packages of earlier lines of PACKAGES when it is
   imported itself; what comes later it may import within functions, or for
   types.
+- Modules do not import each other in a circle when they are imported.
+- Tests use private names of the package in no more places than they do.
 - No text of the library names a flag of a command: see
   :func:`persia.errors.flagged`.
 """
@@ -14,6 +16,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +30,7 @@ PACKAGES = (
     ("store", "checkpoint", "prometheus"),
     ("nn", "metrics", "datasets"),
     ("models", "loop"),
+    ("serving",),
     ("train", "doctor", "torture"),
     ("cli",),
 )
@@ -154,6 +158,70 @@ def later_packages(root: Path) -> Iterator[Finding]:
             allowed = EXCEPT.get(path.relative_to(root).as_posix(), set())
             if place.get(other, 0) > place[name] and other not in allowed:
                 yield path, line, f"{name} imports {other}"
+
+
+def cycles(root: Path) -> list[str]:
+    """Modules of a package that import each other, as a circle; empty if
+    there are none."""
+    paths = {
+        ".".join(("persia", *path.relative_to(root).with_suffix("").parts)): (
+            path
+        )
+        for path in root.rglob("*.py")
+    }
+    names = {name.removesuffix(".__init__") for name in paths}
+    graph = {}
+    for name, path in paths.items():
+        found = set[str]()
+        for node in _run_by_import(ast.parse(path.read_text()).body):
+            if isinstance(node, ast.ImportFrom) and node.module in names:
+                inner = {f"{node.module}.{a.name}" for a in node.names}
+                found |= (inner & names) or {node.module}
+            elif isinstance(node, ast.Import):
+                found |= {a.name for a in node.names} & names
+        own = name.removesuffix(".__init__")
+        graph[own] = found - {own}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def _run_by_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements that an import of a module runs, but for types."""
+    for node in body:
+        match node:
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                pass
+            case ast.If() | ast.Try():
+                yield from _run_by_import(
+                    [*node.body, *getattr(node, "orelse", [])]
+                )
+            case _:
+                yield node
+
+
+#: Places in tests that use private names of the package: do not add any. What
+#: a test must see is in persia.store.engine (engine_of), or public.
+PRIVATE_IN_TESTS = 77
+
+
+def private_in_tests(root: Path, tests: Path) -> list[Finding]:
+    """Places in tests that use a name with an underscore that the package
+    defines."""
+    hidden = {
+        name
+        for path in root.rglob("*.py")
+        for name in _defined(ast.parse(path.read_text()))
+        if _private(name)
+    }
+    return [
+        (path, line, name)
+        for path in sorted(tests.rglob("*.py"))
+        for path, line, name in private_names(path)
+        if name.rpartition(".")[2] in hidden
+    ]
 
 
 #: Packages that are commands, or about them.

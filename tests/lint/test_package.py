@@ -51,6 +51,27 @@ def test_own_private_names_are_not_found(tmp_path: Path) -> None:
     assert list(package.private_names(tmp_path / "a.py")) == []
 
 
+def test_modules_do_not_import_each_other() -> None:
+    assert package.cycles(PERSIA) == []
+
+
+def test_a_circle_of_imports_is_found(tmp_path: Path) -> None:
+    (tmp_path / "__init__.py").touch()
+    (tmp_path / "a.py").write_text("from persia.b import f\n")
+    (tmp_path / "b.py").write_text("def g():\n    from persia import a\n")
+    assert package.cycles(tmp_path) == []
+    (tmp_path / "b.py").write_text("from persia import a\n")
+    assert {"persia.a", "persia.b"} == {*package.cycles(tmp_path)}
+    text = "if TYPE_CHECKING:\n    from persia import a\n"
+    (tmp_path / "b.py").write_text(text)
+    assert package.cycles(tmp_path) == []
+
+
+def test_tests_use_no_more_private_names() -> None:
+    found = package.private_in_tests(PERSIA, ROOT / "tests")
+    assert len(found) <= package.PRIVATE_IN_TESTS, found
+
+
 def test_no_module_has_the_name_of_a_function() -> None:
     found = [
         finding

@@ -145,7 +145,7 @@ def test_two_jobs_at_once(
         def run() -> None:
             one = Run(validated(TrainConfig, given))
             assert one.fit(lambda at: None)
-            trained[n] = one.trainer.rows
+            trained[n] = one.trainer.samples
             one.close()
 
         return run

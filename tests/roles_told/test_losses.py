@@ -14,6 +14,7 @@ import pytest
 import persia
 from persia import _core
 from persia.data import Sender
+from persia.store.engine import engine_of
 from tests.remote import Servers
 from tests.roles import Workers
 from tests.roles_told.job import Trainer, batch, cluster, counts, missing, send
@@ -50,7 +51,7 @@ def told(trainer: Trainer, servers: Servers, n: int, times: int = 1) -> None:
     assert trainer.lost == gone
     if trainer.stream is not None:
         assert trainer.stream.stats()["lost"] == gone
-    raises = trainer.store._engine.arguments.settings.lost == "raise"
+    raises = engine_of(trainer.store).arguments.settings.lost == "raise"
     assert bool(trainer.told) == raises
     trainer.store.flush()  # once
 
@@ -349,6 +350,29 @@ def test_an_idle_loader_reports_what_a_server_lost(
         for at in victims:
             some.restart(at)
         wait_for(lambda: sender.stats()["lost"] == FIRST)
+
+
+def test_a_worker_reports_what_was_lost_of_those_who_have_ended() -> None:
+    """Trainer and loader have left before the servers are started again."""
+    with job(2, "continue") as (servers, some, trainer):
+        with Sender(some.addresses, timeout=8) as sender:
+            send(sender, 0, FIRST)
+            trainer.open()
+            trainer.train(FIRST)
+            trained(trainer, some, sender)
+        trainer.close()
+        trainer.store.close()
+
+        def lost() -> int:
+            return sum(w.stats()["lost"] for w in some.workers)
+
+        assert lost() == 0
+        restart(servers, 0, 1)
+        wait_for(lambda: lost() == 2 * FIRST)
+        restart(servers, 1)  # once
+        other = Trainer(servers, some, lost="continue")
+        assert missing(counts(servers, FIRST), 1) == lost() == 2 * FIRST
+        other.store.close()
 
 
 def test_nothing_is_told_where_nothing_was_lost() -> None:

@@ -315,7 +315,7 @@ def test_a_feed_with_a_share(
     feeds.files(tmp_path)
     trainer = CountingTrainer(servers, workers)  # type: ignore[arg-type]
     trainer.most = 40
-    with feeding(lambda: feed(workers, tmp_path, "--shard", "0/1")) as begin:
+    with feeding(lambda: feed(workers, tmp_path, "--loader", "0/1")) as begin:
         servers.stop(shard)
         begin()
         time.sleep(4)  # it asks for the server

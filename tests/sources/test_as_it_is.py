@@ -186,7 +186,7 @@ def test_arrow_streams(tmp_path: Path, name: str) -> None:
     for a, b in zip(files, Table(data, SCHEMA, 16), strict=True):
         assert same(a, b)
     assert sum(map(len, Files(path))) == 40
-    half = Files(path, SCHEMA, 16, shard=(1, 2))
+    half = Files(path, SCHEMA, 16, rank=1, world_size=2)
     assert sum(map(len, half)) == 16
     with pytest.raises(errors.SchemaMismatch, match="nowhere"):
         list(Files(path, Schema(categorical=["nowhere"])))

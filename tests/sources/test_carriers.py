@@ -64,7 +64,9 @@ def files(path: Path, table: pa.Table) -> tuple[Open, set[str]]:
 
 @carrier
 def table_in_memory(table: pa.Table, _: Path) -> tuple[Open, set[str]]:
-    return lambda s: Table(table, s, strict=False), set(table.column_names)
+    return lambda s: Table(table, s, malformed_limit=1), set(
+        table.column_names
+    )
 
 
 @carrier
@@ -84,7 +86,9 @@ def rows_of_python(table: pa.Table, _: Path) -> tuple[Open, set[str]]:
 @carrier
 def lists_of_python(table: pa.Table, _: Path) -> tuple[Open, set[str]]:
     columns = {n: table.column(n).to_pylist() for n in table.column_names}
-    return lambda s: Table(columns, s, strict=False), set(columns) - {"map"}
+    return lambda s: Table(columns, s, malformed_limit=1), set(columns) - {
+        "map"
+    }
 
 
 @carrier
@@ -144,7 +148,7 @@ def polars_frame(table: pa.Table, _: Path) -> tuple[Open, set[str]]:
     polars = pytest.importorskip("polars")
     table = without(table, polars.from_arrow)
     frame = polars.from_arrow(table)
-    return lambda s: Table(frame, s, strict=False), set(frame.columns)
+    return lambda s: Table(frame, s, malformed_limit=1), set(frame.columns)
 
 
 def _polars(name: str, method: str, **options: Any) -> Carrier:
@@ -186,7 +190,9 @@ def duckdb_relation(table: pa.Table, _: Path) -> tuple[Open, set[str]]:
     duckdb = pytest.importorskip("duckdb")
     table = without(table, lambda t: duckdb.from_arrow(t).fetchall())
     relation = duckdb.from_arrow(table)
-    return lambda s: Table(relation, s, strict=False), set(table.column_names)
+    return lambda s: Table(relation, s, malformed_limit=1), set(
+        table.column_names
+    )
 
 
 @carrier
@@ -194,7 +200,7 @@ def pandas_frame(table: pa.Table, _: Path) -> tuple[Open, set[str]]:
     table = without(table, pa.Table.to_pandas)
     frame = table.to_pandas()
     # Maps are lists of pairs there.
-    return lambda s: Table(frame, s, strict=False), set(frame) - {"map"}
+    return lambda s: Table(frame, s, malformed_limit=1), set(frame) - {"map"}
 
 
 @carrier
@@ -204,7 +210,7 @@ def pandas_of_arrow(table: pa.Table, _: Path) -> tuple[Open, set[str]]:
 
     table = without(table, frame)
     made = frame(table)
-    return lambda s: Table(made, s, strict=False), set(made)
+    return lambda s: Table(made, s, malformed_limit=1), set(made)
 
 
 @carrier
@@ -225,7 +231,7 @@ def numpy_arrays(table: pa.Table, _: Path) -> tuple[Open, set[str]]:
         for name in table.column_names
         if not name.endswith("_list") and name not in REFUSED
     }
-    return lambda s: Table(arrays, s, strict=False), set(arrays)
+    return lambda s: Table(arrays, s, malformed_limit=1), set(arrays)
 
 
 @carrier
@@ -236,7 +242,7 @@ def tensors(table: pa.Table, _: Path) -> tuple[Open, set[str]]:
         kind = table.column(name).type
         if pa.types.is_integer(kind) or pa.types.is_floating(kind):
             found[name] = torch.tensor(table.column(name).to_numpy())
-    return lambda s: Table(found, s, strict=False), set(found)
+    return lambda s: Table(found, s, malformed_limit=1), set(found)
 
 
 # ---- texts

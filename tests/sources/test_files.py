@@ -89,13 +89,12 @@ def test_every_format_gives_the_batches_of_the_table(
     assert files.malformed == 0
     assert files.count_lines() == 50
     assert len(files) == 4
-    assert len(Files(path, SCHEMA, 16, rows=(0, 0)).files) == 1
+    assert len(Files(path, SCHEMA, 16, samples=(0, 0)).files) == 1
     assert suffix.partition(".")[0] in repr(files)
 
 
 @pytest.mark.slow
 @settings(
-    deadline=None,
     max_examples=25,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -172,7 +171,9 @@ def test_shards_and_workers_share_the_rows(
         for world in (1, 2, 3, 5):
             found = []
             for r in range(world):
-                data = Files(paths, SCHEMA, 4, shard=(r, world), **options)
+                data = Files(
+                    paths, SCHEMA, 4, rank=r, world_size=world, **options
+                )
                 batches = list(data)
                 data.count_lines()
                 assert len(data) == len(batches)
@@ -207,11 +208,15 @@ def test_resume_in_the_middle(
     options: dict = {"shuffle": shuffle, "shuffle_files": bool(shuffle)}
     paths = str(tmp_path / "p*")
     for shard in ((0, 1), (1, 2)):
-        whole = Files(paths, SCHEMA, 4, shard=shard, **options)
+        whole = Files(
+            paths, SCHEMA, 4, rank=shard[0], world_size=shard[1], **options
+        )
         whole.epoch = 3
         every = list(whole)
         for stop in range(len(every) + 1):
-            data = Files(paths, SCHEMA, 4, shard=shard, **options)
+            data = Files(
+                paths, SCHEMA, 4, rank=shard[0], world_size=shard[1], **options
+            )
             data.epoch = 3
             batches = iter(data)
             for _ in range(stop):
@@ -219,7 +224,14 @@ def test_resume_in_the_middle(
             state = json.loads(json.dumps(data.state_dict()))
             batches.close()
             for forget in (False, True):
-                again = Files(paths, SCHEMA, 4, shard=shard, **options)
+                again = Files(
+                    paths,
+                    SCHEMA,
+                    4,
+                    rank=shard[0],
+                    world_size=shard[1],
+                    **options,
+                )
                 again.load_state_dict(state | ({"at": None} if forget else {}))
                 rest = list(again)
                 for a, b in zip(rest, every[stop:], strict=True):
@@ -312,7 +324,7 @@ def test_blank_json_lines_are_no_samples(
 
 
 def masked(data: bytes) -> bytes:
-    return struct.pack("<I", tfrecord._masked(data))
+    return struct.pack("<I", tfrecord.masked(data))
 
 
 def record(data: bytes) -> bytes:
@@ -372,7 +384,7 @@ def test_tfrecord(tmp_path: Path) -> None:
     inferred = Files(path, batch_size=16)
     assert sum(map(len, inferred)) == 40
     # Of the specification of CRC-32C: "123456789".
-    assert tfrecord._masked(b"123456789") == (
+    assert tfrecord.masked(b"123456789") == (
         ((0xE3069283 >> 15 | 0xE3069283 << 17) + 0xA282EAD8) & 0xFFFFFFFF
     )
     negative = record(example(y=[1], w=[1], k=[-3], c=[b"a"], m=[], x=[]))
@@ -535,7 +547,7 @@ def test_options(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         len(Files(path, SCHEMA))
     with pytest.raises(errors.InvalidArgument, match="shuffle_files"):
-        list(Files(path, SCHEMA, shuffle_files=True, rows=(1, 2)))
+        list(Files(path, SCHEMA, shuffle_files=True, samples=(1, 2)))
     data = Files(path, SCHEMA)
     assert len(list(data)) == 1
     assert data.progress == 1.0

@@ -61,7 +61,7 @@ def test_the_text_of_a_value() -> None:
         assert hash_ids(values).tolist() == [value_hash(t) for t in texts]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.one_of(st.none(), st.text(max_size=40))))
 def test_any_texts(values: list) -> None:
     expected = [value_hash(v or "") for v in values]
@@ -69,7 +69,7 @@ def test_any_texts(values: list) -> None:
     assert hash_ids(pandas.Series(values, dtype=object)).tolist() == expected
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.integers(-(2**63), 2**63 - 1)))
 def test_any_integers(values: list) -> None:
     expected = [value_hash(str(v)) for v in values]

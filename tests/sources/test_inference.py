@@ -205,7 +205,7 @@ def test_booleans_of_text(tmp_path: Path) -> None:
 NAMES = st.text(min_size=1, max_size=8).filter(lambda s: s.isprintable())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_yaml_round_trip(data: Any) -> None:
     """All that was given or measured is kept, defaults, too."""

@@ -211,7 +211,7 @@ def test_ranks_and_workers_share_the_partitions(cluster: Cluster) -> None:
         cluster.produce("t", texts(rows(20, p)), p)
     seen = []
     for rank in range(3):
-        mine = open_(cluster, shard=(rank, 3))
+        mine = open_(cluster, rank=rank, world_size=3)
         got = [n for batch in mine for n in numbers(batch)]
         assert {n // 1000 % 3 for n in got} == {rank}
         seen += got
@@ -223,7 +223,7 @@ def test_ranks_and_workers_share_the_partitions(cluster: Cluster) -> None:
         seen
     )
     with pytest.raises(errors.InvalidArgument):
-        list(open_(cluster, shard=(4, 5)))
+        list(open_(cluster, rank=4, world_size=5))
     state = mine.state_dict()
     other = open_(cluster)
     other.load_state_dict(state)
@@ -441,7 +441,7 @@ def test_persia_train(cluster: Cluster, tmp_path: Path) -> None:
         one.fit(lambda _: None)
         one.save()
         one.close()
-        return one.trainer.rows
+        return one.trainer.samples
 
     with pytest.raises(errors.StorageError):  # there is no topic
         train()

@@ -56,7 +56,7 @@ def time_of(text: str) -> float:
     return math.nan
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(TEXTS)
 def test_texts_of_any_kind(texts: list[str]) -> None:
     schema = Schema(categorical=["x"], timestamp="t", missing=[])

@@ -346,8 +346,10 @@ def test_lists_as_texts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("odd", ["['a]", "[[a]]", "{'a': 1}", "[a]x]", "[a']"])
 def test_malformed_lists(odd: str) -> None:
-    data = Table({"m": ["a", odd]}, Schema(multivalued=["m"]), strict=False)
-    assert (data.rows, data.malformed) == (1, 1)
+    data = Table(
+        {"m": ["a", odd]}, Schema(multivalued=["m"]), malformed_limit=1
+    )
+    assert (data.samples, data.malformed) == (1, 1)
 
 
 IDS = [5, 2**63, 2**64 - 1, -(2**63)]
@@ -408,7 +410,7 @@ def test_what_is_no_id_is_malformed(odd: Any, tmp_path: Path) -> None:
     )
     pandas.DataFrame(rows).to_csv(tmp_path / "a.csv", index=False)
     for data in (
-        Table(rows, schema, strict=False),
+        Table(rows, schema, malformed_limit=1),
         Records(rows, schema),
         Files(tmp_path / "a.jsonl", schema),
         Files(tmp_path / "a.csv", schema),
@@ -418,7 +420,7 @@ def test_what_is_no_id_is_malformed(odd: Any, tmp_path: Path) -> None:
         assert data.malformed == 1
     bags = Schema(multivalued=[{"column": "x", "hash": False}])
     if odd:
-        data = Table({"x": ["7,8", f"7,{odd}"]}, bags, strict=False)
+        data = Table({"x": ["7,8", f"7,{odd}"]}, bags, malformed_limit=1)
         assert next(iter(data)).ids.values().tolist() == [7, 8]
         assert data.malformed == 1
 

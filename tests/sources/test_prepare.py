@@ -58,8 +58,8 @@ def test_rows_in_the_order_of_time(
     else:
         frame.to_json(path, orient="records", lines=True)
     out = tmp_path / "out"
-    made = prepare(path, SCHEMA, out, chunk_rows=chunk, file_rows=120)
-    assert made.rows == 500
+    made = prepare(path, SCHEMA, out, chunk_samples=chunk, file_samples=120)
+    assert made.samples == 500
     assert made.malformed == 0
     assert [pq.read_metadata(f).num_rows for f in made.files] == [
         *[120] * 4,
@@ -93,7 +93,7 @@ def test_many_runs_are_merged_in_turns(
     monkeypatch.setattr("persia.data.sorting.GROUP_ROWS", 4)
     frame = log(400, 1)
     frame.to_parquet(tmp_path / "a.parquet")
-    prepare(tmp_path / "a.parquet", SCHEMA, tmp_path / "o", chunk_rows=11)
+    prepare(tmp_path / "a.parquet", SCHEMA, tmp_path / "o", chunk_samples=11)
     found = pq.read_table(tmp_path / "o" / "part-00000.parquet")
     want = frame.sort_values("t", kind="stable")
     assert found["m"].to_pylist() == want["m"].tolist()
@@ -106,7 +106,7 @@ def test_malformed_rows_are_left_out(tmp_path: Path) -> None:
     text[9] = text[9].replace("yes", "maybe").replace("no", "maybe")
     (tmp_path / "a.csv").write_text("".join(text))
     made = prepare(tmp_path / "a.csv", SCHEMA, tmp_path / "out")
-    assert (made.rows, made.malformed) == (98, 2)
+    assert (made.samples, made.malformed) == (98, 2)
     places = [line.partition(": ")[0] for line in made.malformed_lines]
     assert places == [f"{tmp_path / 'a.csv'}:{line}" for line in (6, 10)]
     with pytest.raises(errors.InvalidArgument, match="timestamp"):
@@ -184,8 +184,8 @@ def test_taobao(tmp_path: Path) -> None:
     ads.to_csv(tmp_path / "ad_feature.csv", index=False)
     users.to_csv(tmp_path / "user_profile.csv", index=False)
     out = tmp_path / "out"
-    made = prepare_taobao(tmp_path, out, chunk_rows=64)
-    assert made.rows == n
+    made = prepare_taobao(tmp_path, out, chunk_samples=64)
+    assert made.samples == n
     (batch,) = list(Taobao(str(out / "*.parquet")))
     want = raw.sort_values("time_stamp", kind="stable")
     want = want.merge(ads, "left", on="adgroup_id")

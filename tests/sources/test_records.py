@@ -42,7 +42,9 @@ def test_iterables_give_the_batches_of_the_table(source: object) -> None:
     for _ in range(2):
         for a, b in zip(data, expected, strict=True):
             assert same(a, b)
-    shards = [list(Records(source, SCHEMA, 16, shard=(r, 2))) for r in (0, 1)]
+    shards = [
+        list(Records(source, SCHEMA, 16, rank=r, world_size=2)) for r in (0, 1)
+    ]
     for i, b in enumerate(expected):
         assert same(shards[i % 2][i // 2], b)
     mixed = Records(source, SCHEMA, 16, shuffle=32)
@@ -101,4 +103,4 @@ def test_hugging_face_datasets() -> None:
         for a, b in zip(data, expected, strict=True):
             assert same(a, b)
     few = held.filter(lambda row: row["k"] < 25, keep_in_memory=True)
-    assert Table(few, SCHEMA).rows == sum(k < 25 for k in DATA["k"])
+    assert Table(few, SCHEMA).samples == sum(k < 25 for k in DATA["k"])

@@ -81,7 +81,7 @@ def test_a_frame() -> None:
     assert [len(b) for b in table] == [16, 16, 16, 2]
     check(list(table), frame())
     assert len(Table(frame(), SCHEMA, 16, drop_last=True)) == 3
-    assert "rows=50" in repr(table)
+    assert "samples=50" in repr(table)
 
 
 def test_containers_agree() -> None:
@@ -225,16 +225,20 @@ def test_labels_are_checked() -> None:
         with pytest.raises(errors.SchemaMismatch, match=where):
             Table({"y": [1, wrong], "c": ["a", "b"]}, schema)
     for wrong in (None, float("nan"), float("inf")):
+        data = {"y": [1, wrong], "c": ["a", "b"]}
         with pytest.raises(errors.MalformedData, match="row 1: column 'y'"):
-            Table({"y": [1, wrong], "c": ["a", "b"]}, schema)
+            Table(data, schema, strict=True)
+        with pytest.raises(errors.LimitReached, match="row 1: column 'y'"):
+            Table(data, schema)
+    data = {"y": ["yes", "maybe"], "c": ["a", "b"]}
     with pytest.raises(errors.MalformedData, match=r"row 1: .*'maybe'"):
-        Table({"y": ["yes", "maybe"], "c": ["a", "b"]}, schema)
+        Table(data, schema, strict=True)
     table = Table(
-        {"y": ["yes", "maybe"], "c": ["a", "b"]}, schema, strict=False
+        {"y": ["yes", "maybe"], "c": ["a", "b"]}, schema, malformed_limit=1
     )
     assert table.malformed == 1
     assert len(table.malformed_lines) == 1
-    assert table.rows == 1
+    assert table.samples == 1
 
 
 def test_yaml_booleans_are_texts(tmp_path: Path) -> None:
@@ -273,7 +277,7 @@ def test_shards_split_and_shuffle() -> None:
     table = Table(frame(), SCHEMA, 8)
     every = list(table)
     for r in range(3):
-        part = Table(frame(), SCHEMA, 8, shard=(r, 3))
+        part = Table(frame(), SCHEMA, 8, rank=r, world_size=3)
         assert len(part) == len(every[r::3])
         for a, b in zip(part, every[r::3], strict=True):
             assert same(a, b)
@@ -281,7 +285,7 @@ def test_shards_split_and_shuffle() -> None:
     check(list(train), frame().iloc[:40])
     check(list(test), frame().iloc[40:])
     train, test = table.split(10, seed=1)
-    assert (train.rows, test.rows) == (40, 10)
+    assert (train.samples, test.samples) == (40, 10)
     assert not same(next(iter(test)), next(iter(table.split(10)[1])))
     ordered = frame().sort_values("click")
     with pytest.raises(errors.InvalidArgument, match="sorted"):
@@ -301,17 +305,38 @@ def test_shards_split_and_shuffle() -> None:
 
 def test_resume() -> None:
     for shard in ((0, 1), (1, 2)):
-        whole = Table(frame(), SCHEMA, 4, shuffle=True, shard=shard)
+        whole = Table(
+            frame(),
+            SCHEMA,
+            4,
+            shuffle=True,
+            rank=shard[0],
+            world_size=shard[1],
+        )
         whole.epoch = 2
         every = list(whole)
         for stop in range(len(every) + 1):
-            data = Table(frame(), SCHEMA, 4, shuffle=True, shard=shard)
+            data = Table(
+                frame(),
+                SCHEMA,
+                4,
+                shuffle=True,
+                rank=shard[0],
+                world_size=shard[1],
+            )
             data.epoch = 2
             batches = iter(data)
             for _ in range(stop):
                 next(batches)
             state = data.state_dict()
-            again = Table(frame(), SCHEMA, 4, shuffle=True, shard=shard)
+            again = Table(
+                frame(),
+                SCHEMA,
+                4,
+                shuffle=True,
+                rank=shard[0],
+                world_size=shard[1],
+            )
             again.load_state_dict(state)
             rest = list(again)
             assert len(rest) == len(every) - stop

@@ -112,13 +112,15 @@ def test_a_label_that_is_missing_is_nan_only_among_several() -> None:
     )
     two = {"column": "two", "values": {"7": 1, "6": 0}}
     several = Schema(label=["one", two], categorical=["a"])
-    table = Table(data, several, strict=False)
+    table = Table(data, several, malformed_limit=1)
     nan = np.nan
     np.testing.assert_array_equal(
         joined(table, "label"), [[1, 1], [nan, nan], [0, 0]]
     )
     assert table.malformed == 1 and "other" in table.malformed_lines[0]
-    alone = Table(data, Schema(label="one", categorical=["a"]), strict=False)
+    alone = Table(
+        data, Schema(label="one", categorical=["a"]), malformed_limit=1
+    )
     np.testing.assert_array_equal(joined(alone, "label"), [1, 0, 1])
     assert alone.malformed == 1
     assert alone.tasks == [] and table.tasks == ["one", "two"]
@@ -147,7 +149,7 @@ def test_what_a_carried_column_has_not_is_malformed(
     data = pd.DataFrame({"a": ["x"] * 3, "c": values})
     carried = {"column": "c", "dtype": dtype}
     schema = Schema(categorical=["a"], carry=[carried])
-    table = Table(data, schema, strict=False)
+    table = Table(data, schema, malformed_limit=1)
     np.testing.assert_array_equal(joined(table, "c"), expected)
     assert table.malformed == 3 - len(expected)
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from persia.store.engine import engine_of
 from persia.torture.verdict import shard_of
 from tests.ready import Ready
 from tests.system.processes import environment, wait_until
@@ -206,7 +207,7 @@ def work(
 
     def settle() -> None:
         store.flush()
-        counts = _core.cluster_counts(store._engine.handle)
+        counts = _core.cluster_counts(engine_of(store).handle)
         names = ("lost", "duplicates", "reconnects", "retries")
         journal.set(**{name: counts[name] for name in names})
         journal.set(acked=journal.started)

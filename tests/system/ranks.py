@@ -24,6 +24,7 @@ from torch import Tensor, nn
 import persia
 from persia import Batch, JaggedBatch, _core
 from persia.distributed import hosting as hosts
+from persia.store.engine import engine_of
 
 IDS = 60
 STEPS = 8
@@ -361,7 +362,7 @@ def hybrid(open_store: Open, rank: int, world: int) -> Any:
         own.append(value - (t - 3))
         loss.backward()
     dist.barrier()
-    histogram = c.store.stats()["loader"]["staleness"]
+    histogram = c.store.stats()["lookahead"]["staleness"]
     return {"value": c.value, "least": min(own), "stalest": max(histogram)}
 
 
@@ -379,7 +380,7 @@ def secured(open_store: Open, rank: int, world: int) -> Any:
     for one in c.loader(5):
         c.forward(one)[1].backward()
     dist.barrier()
-    hosting = c.store._engine.connection.hosting
+    hosting = engine_of(c.store).connection.hosting
     assert hosting is not None
     security = hosting.security
     return {
@@ -393,7 +394,7 @@ def one_machine(open_store: Open, rank: int, world: int) -> Any:
     """A process without the job's token reads nothing."""
     c = Counter(open_store(persia.optim.SGD(lr=1.0)))
     dist.barrier()
-    hosting = c.store._engine.connection.hosting
+    hosting = engine_of(c.store).connection.hosting
     assert hosting is not None
     return _refused(hosting.addresses[1 - rank], "one_machine")
 

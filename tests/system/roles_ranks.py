@@ -176,7 +176,7 @@ def count(kind: str, servers: str, workers: str) -> dict[str, Any]:
         store.flush()
         dist.barrier()
     rows = store.rows("c", torch.arange(-20, 20))
-    histogram = store.stats()["loader"]["staleness"]
+    histogram = store.stats()["lookahead"]["staleness"]
     dist.barrier()
     store.close()
     return {"rows": rows, "seen": seen, "stalest": max(histogram)}

@@ -184,6 +184,7 @@ def test_ctrl_c_ends_the_work_of_all_ranks(tmp_path: Path) -> None:
     assert two == 40 * [f"Interrupted: {told.format(0)}", own]
 
 
+@pytest.mark.long  # the next one is of three ranks
 def test_a_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
     zero, one = launch(tmp_path, "frozen", "ranks", tmp_path / "out")
     late = "DeadlineExceeded: rank {} of 2 has said nothing for too long"

@@ -147,8 +147,11 @@ def hangs(shim: Path, call: str, path: str, when: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("first", "early"),
     # The first process that waits: tests/roles_told/test_stops.py.
-    [(False, False), (False, True), (True, True)],
-    ids=["", "early", "early, pid 1"],
+    [
+        pytest.param(False, False, id=""),
+        pytest.param(False, True, id="early", marks=pytest.mark.long),
+        pytest.param(True, True, id="early, pid 1"),
+    ],
 )
 @pytest.mark.parametrize("words", WAITING)
 def test_what_waits_for_others(words: str, first: bool, early: bool) -> None:
@@ -176,8 +179,17 @@ def test_ctrl_c_of_what_waits(words: str) -> None:
         assert (status, "Traceback" in messages) == (130, False), messages
 
 
-@pytest.mark.parametrize("call", ["open", "rename", "fsync"])
-@pytest.mark.parametrize("grace", ["0", "2"])
+@pytest.mark.parametrize(
+    ("call", "grace"),
+    [
+        ("open", "0"),
+        ("rename", "2"),
+        ("fsync", "0"),
+        pytest.param("open", "2", marks=pytest.mark.long),
+        pytest.param("rename", "0", marks=pytest.mark.long),
+        pytest.param("fsync", "2", marks=pytest.mark.long),
+    ],
+)
 def test_a_server_saves_into_a_folder_that_hangs(
     tmp_path: Path, shim: Path, call: str, grace: str
 ) -> None:

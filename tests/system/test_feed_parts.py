@@ -111,9 +111,9 @@ def test_parts_of_a_loader_that_died(
     trainer.most = 30
     data = files(tmp_path)
     more = ("--eval-split", "0")
-    first = feed(workers, tmp_path, data, *more, "--shard", "0/2")
+    first = feed(workers, tmp_path, data, *more, "--loader", "0/2")
     wait_for(lambda: trainer.batches >= 10)
-    second = feed(workers, tmp_path, data, *more, "--shard", "1/2")
+    second = feed(workers, tmp_path, data, *more, "--loader", "1/2")
     wait_for(lambda: trainer.batches >= 30)
     first.send_signal(signal.SIGKILL)
     first.communicate()
@@ -131,7 +131,7 @@ def test_epochs(servers: Servers, workers: Workers, tmp_path: Path) -> None:
     more = ("--eval-split", "0", "--epochs", "3")
     data = files(tmp_path)
     loaders = [
-        feed(workers, tmp_path, data, *more, "--shard", f"{i}/2")
+        feed(workers, tmp_path, data, *more, "--loader", f"{i}/2")
         for i in range(2)
     ]
     for loader in loaders:

@@ -13,6 +13,7 @@ import torch
 
 import persia
 from persia import _core, errors
+from persia.store.engine import engine_of
 from tests.ready import ended
 from tests.system.processes import environment
 from tests.system.test_serve import Serving, serving
@@ -67,9 +68,9 @@ class Job:
 
     def restores(self) -> list[int]:
         return [
-            _core.ckpt_hello(self.store._engine.handle, shard, "default", 0)[
-                "restore"
-            ]
+            _core.ckpt_hello(
+                engine_of(self.store).handle, shard, "default", 0
+            )["restore"]
             for shard in range(2)
         ]
 

@@ -136,7 +136,11 @@ def test_wrong_commands_are_one_line() -> None:
     for command, status, text in (
         (["serve", "worker"], 2, "PERSIA_SERVERS"),
         (["feed"], 2, "PERSIA_WORKERS"),
-        (["feed", "--workers", "a:1", "--shard", "2/2"], 2, "0 to N - 1 of N"),
+        (
+            ["feed", "--workers", "a:1", "--loader", "2/2"],
+            2,
+            "0 to N - 1 of N",
+        ),
         (
             ["feed", "--workers", "127.0.0.1:1", "--timeout", "0.2"],
             1,

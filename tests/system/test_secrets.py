@@ -118,6 +118,13 @@ def test_sources_that_cannot_be_read(
     assert not holders(tmp_path)
 
 
+def test_a_secret_where_its_file_should_be() -> None:
+    """The option is named, the value is not."""
+    for secret in (SECRET, f"{SECRET}/{SECRET}.{SECRET}"):
+        text = run("serve", "ps", "--port", "0", "--token-file", secret)
+        assert "token" in text and SECRET not in text, text
+
+
 # ---- sources that can ------------------------------------------------------
 
 

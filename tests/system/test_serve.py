@@ -252,7 +252,7 @@ def test_calls_that_send_nothing() -> None:
         wait_until(lambda: any(call.done() for call in calls))
         for call in (call for call in calls if call.done()):
             assert call.code() == grpc.StatusCode.UNAVAILABLE
-            assert "did not come within 5 s" in call.details()
+            assert "did not arrive within 5 s" in call.details()
 
 
 def test_health_checks_that_send_nothing() -> None:
@@ -511,7 +511,7 @@ def test_a_port_that_is_taken_is_named() -> None:
 
 
 def test_tls_and_tokens(tmp_path: Path) -> None:
-    certs.write_set(tmp_path, ["localhost", "127.0.0.1"])
+    certs.write_certificates(tmp_path, ["localhost", "127.0.0.1"])
 
     def file(name: str) -> str:
         return str(tmp_path / name)

@@ -163,7 +163,7 @@ def test_the_staleness_of_trainers() -> None:
     url = f"http://127.0.0.1:{port}/metrics"
     (trainer,) = looking.ask_trainers([url])
     found = looking.staleness([trainer])
-    seen = store.stats()["loader"]["staleness"]
+    seen = store.stats()["lookahead"]["staleness"]
     assert found == {k: n for k, n in seen.items() if n}
     assert sum(found.values()) == 30 and max(found) <= 3
     twice = looking.staleness(looking.ask_trainers([url, url]))

@@ -138,9 +138,9 @@ def test_scores_of_tasks_are_those_of_scikit_learn() -> None:
     means = np.mean(list(expected.values()), 0)
     found = scores.auc, scores.logloss, scores.gauc
     assert found == pytest.approx(means, rel=1e-6)
-    assert scores.rows == 900
+    assert scores.samples == 900
     has = (~np.isnan(labels)).sum(0)
-    assert [one.rows for one in scores.tasks.values()] == list(has)
+    assert [one.samples for one in scores.tasks.values()] == list(has)
     with pytest.raises(errors.ShapeError):
         metrics.update(logits, labels[:, 0])
     with pytest.raises(errors.ShapeError):

@@ -309,7 +309,7 @@ def test_every_struct_and_every_message_is_known() -> None:
             )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(messages(), st.integers(0, 15))
 def test_c_reads_what_protobuf_writes(message: Message, shift: int) -> None:
     """All fields of all messages, wherever the bytes lie."""
@@ -317,7 +317,7 @@ def test_c_reads_what_protobuf_writes(message: Message, shift: int) -> None:
     assert same(got, message)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(messages())
 def test_protobuf_reads_what_c_writes(message: Message) -> None:
     """All fields of all messages."""
@@ -327,7 +327,7 @@ def test_protobuf_reads_what_c_writes(message: Message) -> None:
     assert same(got, message)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(messages(), st.randoms(use_true_random=False))
 def test_order_and_unknown_fields_do_not_matter(
     message: Message, random_: random.Random
@@ -361,7 +361,7 @@ def test_unknown_fields_of_tables_are_skipped() -> None:
 
 
 @pytest.mark.parametrize("name", ["RestoreRequest", "HelloReply", "Stats"])
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data())
 def test_two_halves_are_merged_as_protobuf_does(
     name: str, data: st.DataObject
@@ -399,7 +399,7 @@ def test_repeated_numbers_may_be_packed_or_not() -> None:
         assert list(got.pushes)[:4] == numbers
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(messages(["PullRequest", "PullReply", "PushRequest", "Rows"]))
 def test_bulk_data_are_aligned(message: Message) -> None:
     """They begin at a multiple of 8 bytes of the message."""
@@ -616,7 +616,7 @@ def test_a_name_that_is_not_utf8_is_refused(name: bytes) -> None:
         wire.read(data, pb.SnapshotReply())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(messages(), st.data())
 def test_altered_bytes_are_read_or_refused(
     message: Message, data: st.DataObject

@@ -116,7 +116,7 @@ def test_numbers_beside_every_half_are_rounded_to_nearest_even() -> None:
         same_floats(bits.view(np.float16), rows.astype(np.float16))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.integers(1, 40),
     st.integers(1, 70),

@@ -54,6 +54,74 @@ static void test_text_may_quote_itself_and_is_cut(void **state)
     assert_memory_equal(persia_err_text(), big, n);
 }
 
+static void test_an_error_is_kept_over_others(void **state)
+{
+    (void)state;
+    err_kept error, none;
+    persia_err_set(PERSIA_EIO, "the first");
+    persia_err_keep(&error, PERSIA_EIO);
+    persia_err_keep(&none, PERSIA_OK);
+    persia_err_set(PERSIA_EARG, "the second");
+    assert_string_equal(none.text, "");
+    assert_int_equal(persia_err_again(&none), PERSIA_OK);
+    assert_string_equal(persia_err_text(), "the second");
+    assert_int_equal(persia_err_again(&error), PERSIA_EIO);
+    assert_string_equal(persia_err_text(), "the first");
+}
+
+static void test_a_pause_doubles_up_to_a_limit(void **state)
+{
+    (void)state;
+    const uint64_t ms = 1000000, most = 70 * ms;
+    for (unsigned tries = 1; tries < 100; tries++) {
+        uint64_t whole = tries < 4 ? 10 * ms << (tries - 1) : most;
+        for (uint64_t client = 0; client < 40; client++)
+            assert_in_range(persia_backoff_ns(tries, most, client), whole / 2,
+                            whole - 1);
+    }
+}
+
+static uint64_t count_to_three(void *ctx)
+{
+    _Atomic(int) *n = ctx;
+    return ++*n < 3 ? persia_clock_ns() : PERSIA_FOREVER;
+}
+
+static void wait_for(const _Atomic(int) *n, int value)
+{
+    while (*n < value)
+        persia_pause(1000);
+}
+
+static void test_a_timer_ticks_when_it_is_due_or_woken(void **state)
+{
+    (void)state;
+    _Atomic(int) n = 0;
+    persia_timer t;
+    persia_timer_init(&t);
+    persia_timer_wake(&t, 0); /* before it runs: it begins with a tick */
+    assert_int_equal(persia_timer_start(&t, count_to_three, &n, "test"), 0);
+    wait_for(&n, 3);
+    persia_timer_wake(&t, 0);
+    wait_for(&n, 4);
+    persia_timer_stop(&t);
+    persia_timer_wake(&t, 0);
+    persia_timer_stop(&t);
+    assert_int_equal(n, 4);
+    persia_timer_free(&t);
+}
+
+static void test_a_pause_is_interrupted(void **state)
+{
+    (void)state;
+    interrupt_flag flag = {.stop = 1};
+    persia_interrupt_watch(&flag);
+    assert_int_equal(persia_pause_poll(3600 * (uint64_t)1000000000),
+                     PERSIA_EINTR);
+    persia_interrupt_watch(NULL);
+    assert_int_equal(persia_pause_poll(1000), PERSIA_OK);
+}
+
 static void test_names(void **state)
 {
     (void)state;
@@ -224,6 +292,10 @@ int main(void)
         cmocka_unit_test(test_rows_are_finite_or_not),
         cmocka_unit_test(test_text_is_kept_per_thread),
         cmocka_unit_test(test_text_may_quote_itself_and_is_cut),
+        cmocka_unit_test(test_an_error_is_kept_over_others),
+        cmocka_unit_test(test_a_pause_doubles_up_to_a_limit),
+        cmocka_unit_test(test_a_timer_ticks_when_it_is_due_or_woken),
+        cmocka_unit_test(test_a_pause_is_interrupted),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_interrupt_callback),
         cmocka_unit_test(test_a_watched_thread_is_told_to_stop),

@@ -208,6 +208,38 @@ static void a_batch_is_offered_again(void **state)
     assert_int_equal(s.ranks, 1);
 }
 
+/* torchrun starts all ranks again with another number of them. */
+static void a_rank_that_the_job_has_no_longer_gives_its_batch_back(
+    void **state)
+{
+    world *w = *state;
+    uint64_t of;
+    wire_hello m = {.version = WIRE_VERSION, .name_space = "test"};
+    hello(w, 1);
+    declare(w, "b");
+    m.caller.client = 2;
+    m.rank = 1;
+    m.world = 2;
+    hello_as(w, &m);
+    send_batch(w, 1);
+    lease_of(w, 2, 1, &of);
+    assert_int_equal(stats_of(w).ranks, 2);
+    m.caller.client = 3;
+    m.rank = 0;
+    m.world = 1;
+    hello_as(w, &m);
+    const embedding_worker_stats s = stats_of(w);
+    assert_int_equal(s.ranks, 1);
+    assert_int_equal(s.leased, 0);
+    assert_int_equal(s.queued, 1);
+    for (uint64_t i = 0; i < 8; i++) { /* more often than a fault may be */
+        lease_of(w, 3 + i, 1, &of);
+        assert_int_equal(of, 1);
+        m.caller.client = 4 + i;
+        hello_as(w, &m);
+    }
+}
+
 static void a_lease_ends_by_time(void **state)
 {
     world w;
@@ -249,13 +281,18 @@ static void a_full_queue_makes_loaders_wait(void **state)
     m.number = 2;
     assert_int_equal(submit(&w, &m, &status, &done), PERSIA_OK);
     assert_int_equal(status, SUBMIT_FULL);
+    const embedding_worker_stats before = stats_of(&w);
     pending *c = START(w.s, SUBMIT, submit, &m);
     hello(&w, 1);
     declare(&w, "b");
     give_back(&w, 1, lease_of(&w, 1, 1, &of), RETURN_TRAINED, 2, &status);
     assert_int_equal(wait_for(c), PERSIA_OK);
     end_call(c);
-    assert_int_equal(stats_of(&w).queued, 1);
+    const embedding_worker_stats after = stats_of(&w);
+    assert_int_equal(after.queued, 1);
+    assert_true(after.blocked_ns > before.blocked_ns);
+    assert_int_equal(after.starved_ns, 0);
+    assert_int_equal(stats_of(&w).blocked_ns, after.blocked_ns);
     uint8_t large[4096] = {0};
     tensor.n = sizeof large;
     tensor.data = large;
@@ -264,6 +301,27 @@ static void a_full_queue_makes_loaders_wait(void **state)
     tensor.n = sizeof bytes;
     tensor.data = bytes;
     finish_world(&ended);
+}
+
+static void a_rank_that_waits_is_starved(void **state)
+{
+    world *w = *state;
+    hello(w, 1);
+    declare(w, "b");
+    send_batch(w, 1);
+    pending *c = ask(w, 1, 0, 1);
+    assert_int_equal(wait_for(c), PERSIA_OK);
+    end_call(c);
+    assert_int_equal(stats_of(w).starved_ns, 0);
+    c = ask(w, 1, 0, 2);
+    while (!stats_of(w).starved_ns)
+        continue;
+    send_batch(w, 2);
+    assert_int_equal(wait_for(c), PERSIA_OK);
+    end_call(c);
+    const embedding_worker_stats after = stats_of(w);
+    assert_int_equal(stats_of(w).starved_ns, after.starved_ns);
+    assert_int_equal(after.blocked_ns, 0);
 }
 
 static void a_pass_ends_with_its_loaders(void **state)
@@ -424,8 +482,10 @@ int main(void)
         TEST(some_features_may_have_gradients),
         TEST(a_loader_hears_what_is_done),
         TEST(a_batch_is_offered_again),
+        TEST(a_rank_that_the_job_has_no_longer_gives_its_batch_back),
         cmocka_unit_test(a_lease_ends_by_time),
         cmocka_unit_test(a_full_queue_makes_loaders_wait),
+        TEST(a_rank_that_waits_is_starved),
         TEST(a_pass_ends_with_its_loaders),
         TEST(what_is_wrong_is_refused),
         TEST(ranks_that_no_job_has_are_refused),

@@ -203,13 +203,24 @@ static wire_take_reply take_place(world *w, uint32_t rank, uint64_t place)
     return m;
 }
 
-/* A rank that had the end of the epoch takes none of its batches any more,
- * and the others wait until all of them are done. */
-static void a_batch_of_a_rank_that_has_ended_is_given_up(void **state)
+/* Servers are asked meanwhile about batches that were sent again. */
+static uint64_t given_up_after_a_take(world *w)
+{
+    const struct timespec pause = {.tv_nsec = 500000000};
+    (void)take_place(w, 0, 3);
+    nanosleep(&pause, NULL);
+    (void)take_place(w, 0, 3);
+    return stats_of(w).given_up;
+}
+
+/* A rank that takes a later one next takes none before, but what it holds,
+ * and the others wait until all of them are done.  Its Hello says so also to a
+ * worker that was started again. */
+static void a_batch_that_its_rank_has_passed_is_given_up(void **state)
 {
     world *w = *state;
-    const struct timespec pause = {.tv_nsec = 500000000}; /* servers answer */
     uint32_t status;
+    wire_batch_name held = {5, 2};
     wire_hello two = {.version = WIRE_VERSION, .name_space = "test",
                       .world = 2};
     wire_submit first = batch(w, 1), again = batch(w, 2);
@@ -230,13 +241,18 @@ static void a_batch_of_a_rank_that_has_ended_is_given_up(void **state)
                      PERSIA_OK);
     beat(w, 2, 0);
     assert_int_equal(take_place(w, 0, 3).status, TAKE_END);
-    assert_int_equal(take_place(w, 1, 4).status, TAKE_END);
     send_as(w, &again);
-    (void)take_place(w, 0, 3);
-    assert_int_equal(stats_of(w).given_up, 0);
-    nanosleep(&pause, NULL);
-    (void)take_place(w, 0, 3);
-    assert_int_equal(stats_of(w).given_up, 1);
+    assert_int_equal(given_up_after_a_take(w), 0);
+    two.stays = 1;
+    two.epoch = 1;
+    two.place = 4;
+    two.held = &held;
+    two.held_n = 1;
+    hello_as(w, &two);
+    assert_int_equal(given_up_after_a_take(w), 0);
+    two.held_n = 0;
+    hello_as(w, &two);
+    assert_int_equal(given_up_after_a_take(w), 1);
 }
 
 /* It was started when one of two loaders had left, and never sees the end of
@@ -355,7 +371,7 @@ int main(void)
         TEST(what_the_rank_has_in_hand_does_not_hold_it_up),
         TEST(what_another_rank_has_in_hand_does_not_hold_it_up),
         TEST(a_batch_that_another_worker_trains_late_is_done),
-        TEST(a_batch_of_a_rank_that_has_ended_is_given_up),
+        TEST(a_batch_that_its_rank_has_passed_is_given_up),
         cmocka_unit_test(an_idle_worker_says_what_ranks_have),
         cmocka_unit_test(a_full_queue_has_room_for_an_earlier_epoch),
     };

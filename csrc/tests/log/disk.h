@@ -14,7 +14,7 @@ typedef struct memory_file {
     int there;        /* its name */
 } memory_file;
 
-enum { MEMORY_FILES = 256 };
+enum { MEMORY_FILES = 4096 };
 
 typedef struct memory_disk {
     log_disk disk; /* first; free() does nothing */

@@ -533,6 +533,57 @@ static void test_future_wakes_all_waiters(void **state)
     }
 }
 
+/* A part lands before its caller leaves, or after; each time the memory is
+ * freed once, by the last of both. */
+typedef struct trip {
+    errand errand;
+    atomic_int go, freed;
+    int value;
+} trip;
+
+static void *fly(void *ctx)
+{
+    trip *t = ctx;
+    while (!atomic_load(&t->go))
+        sleep_ms(0);
+    pthread_mutex_lock(&t->errand.lock);
+    t->value++;
+    if (persia_errand_land(&t->errand))
+        atomic_fetch_add(&t->freed, 1);
+    return NULL;
+}
+
+static void test_an_errand_is_freed_by_the_last(void **state)
+{
+    (void)state;
+    enum { PARTS = 3 };
+    for (int early = 0; early < 2; early++) {
+        trip t = {.go = !early};
+        pthread_t threads[PARTS];
+        persia_errand_init(&t.errand);
+        for (int i = 0; i < PARTS; i++) {
+            pthread_mutex_lock(&t.errand.lock);
+            persia_errand_start(&t.errand);
+            pthread_mutex_unlock(&t.errand.lock);
+            pthread_create(&threads[i], NULL, fly, &t);
+        }
+        pthread_mutex_lock(&t.errand.lock);
+        assert_int_equal(persia_errand_wait(&t.errand, early ? 0 : UINT64_MAX,
+                                            0),
+                         early ? PERSIA_ETIMEOUT : PERSIA_OK);
+        assert_int_equal(t.value, early ? 0 : PARTS);
+        pthread_mutex_unlock(&t.errand.lock);
+        const int own = persia_errand_leave(&t.errand);
+        assert_int_equal(own, !early);
+        atomic_store(&t.go, 1);
+        for (int i = 0; i < PARTS; i++)
+            pthread_join(threads[i], NULL);
+        assert_int_equal(t.freed + own, 1);
+        assert_int_equal(t.value, PARTS);
+        persia_errand_free(&t.errand);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -553,6 +604,7 @@ int main(void)
         cmocka_unit_test(test_future_wait_can_be_interrupted),
         cmocka_unit_test(test_jobs_can_be_interrupted),
         cmocka_unit_test(test_future_wakes_all_waiters),
+        cmocka_unit_test(test_an_errand_is_freed_by_the_last),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -449,7 +449,7 @@ static void what_is_refused_changes_nothing(void **state)
     wire_push_table twice[2] = {f->table, f->table};
     m.tables = twice;
     m.tables_n = 2;
-    expect(push_code(&f->v, &m), PERSIA_EARG, "table a comes twice");
+    expect(push_code(&f->v, &m), PERSIA_EARG, "table a is twice");
     m = push_of(&f->v, STREAM + 8, 1, &f->table, 1);
     expect(push_code(&f->v, &m), PERSIA_ESTALE, "not open here");
     m = push_of(&f->v, STREAM, 1, &f->table, 1);

@@ -393,7 +393,7 @@ static void whole_rows_out_and_in(void **state)
     put.dim = 2;
     put.state = NULL;
     expect(code_of(CALL(&v, PUT_ROWS, rows, &put)), PERSIA_ESHAPE,
-           "rows of dim 2 come, the table has dim 3");
+           "rows of dim 2 arrive, the table has dim 3");
     put.dim = DIM;
     put.state = states;
     put.state_floats = 5;

@@ -153,9 +153,9 @@ static void a_copy_of_a_part_comes_late(void **state)
     (void)state;
     job *j = job_start();
     pending *a = send_part(j, 0, 1, LONG), *late = send_part(j, 0, 1, LONG);
-    expect_error(a, PERSIA_EUNAVAILABLE, "once more");
+    expect_error(a, PERSIA_EUNAVAILABLE, "arrived again");
     a = send_part(j, 0, 1, LONG);
-    expect_error(late, PERSIA_EUNAVAILABLE, "once more");
+    expect_error(late, PERSIA_EUNAVAILABLE, "arrived again");
     pending *b = send_part(j, 1, 1, LONG), *c = send_part(j, 2, 1, LONG);
     assert_int_equal(push_wait(a).status, PUSH_APPLIED);
     assert_int_equal(push_wait(b).status, PUSH_APPLIED);
@@ -166,7 +166,7 @@ static void a_copy_of_a_part_comes_late(void **state)
     wire_push m = part_of(j, 0, 2);
     m.stream = STREAM + RANKS;
     b = push_start(&j->v, &m, SECOND / 50);
-    expect_error(a, PERSIA_ECLOSED, "once more");
+    expect_error(a, PERSIA_ECLOSED, "arrived again");
     expect_error(b, PERSIA_ETIMEOUT, "ranks 1, 2");
     job_stop(j);
 }

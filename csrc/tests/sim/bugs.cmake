@@ -128,10 +128,10 @@ bug(settled_too_far client/push.c
 
 # The server has been started again since it answered.
 bug(answer_of_a_former_life client/push.c
-[==[    int there = from->boot == q->caller.boot;
+[==[    const int same_life = from->boot == q->caller.boot;
 ]==]
-[==[    int there = from->boot == q->caller.boot ||
-                sim_bug("answer_of_a_former_life");
+[==[    const int same_life = from->boot == q->caller.boot ||
+                          sim_bug("answer_of_a_former_life");
 ]==])
 
 # A rank must not use numbers that any server has.
@@ -170,6 +170,79 @@ bug(lost_twice client/servers.c
 ]==]
 [==[        if (!to->boot || !sim_bug("lost_twice"))
             numbers_from_wire(&to->acked_late, &m->ledger);
+]==])
+
+# ---- checkpoints ----
+
+# Those of the model (storage.c).  Updates in part of a checkpoint's rows, for
+# another number of servers; what the log had when a cut was written, not taken.
+model_bug(union_of_ledgers)
+model_bug(cut_of_a_later_moment)
+
+# A client that was stopped during a load takes the server back.
+bug(restore_is_taken_back client/servers.c
+[==[    if (m->restore >= restore || atomic_load(&r->restores) != RESTORES_ONE)
+]==]
+[==[    if ((sim_bug("restore_is_taken_back") ? m->restore == restore
+                                          : m->restore >= restore) ||
+        atomic_load(&r->restores) != RESTORES_ONE)
+]==])
+bug(restore_is_taken_back shard/hello.c
+[==[        t->m->restore <= had)
+]==]
+[==[        (t->m->restore <= had && !sim_bug("restore_is_taken_back")))
+]==])
+
+# An update is in the ledger of a checkpoint, and not in its rows.
+bug(ledger_of_a_later_moment shard/job_snapshot.c
+[==[#include <string.h>
+]==]
+[==[#include <string.h>
+#include <time.h>
+]==])
+bug(ledger_of_a_later_moment shard/job_snapshot.c
+[==[        rc = persia_tables_between(n->s->p, take_cut, n);
+]==]
+[==[        rc = persia_tables_between(n->s->p, take_cut, n);
+    if (!rc && sim_bug("ledger_of_a_later_moment")) {
+        nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+        rc = ledger_copy(n->s->ledger, &n->moment.ledgers,
+                         &n->moment.ledgers_room, &n->moment.ledgers_n);
+    }
+]==])
+
+# What follows a checkpoint counts as applied when that is loaded.
+bug(ledger_is_not_restored shard/job_restore.c
+[==[    return rc ? rc : ledger_fill(n->ledger, m->ledgers, m->ledgers_n);
+]==]
+[==[    if (!rc && sim_bug("ledger_is_not_restored")) {
+        wire_ledger *all = NULL;
+        size_t room = 0, count = 0;
+        rc = ledger_room(s->ledger, &all, &room);
+        if (!rc)
+            rc = ledger_copy(s->ledger, &all, &room, &count);
+        if (!rc)
+            rc = ledger_fill(n->ledger, all, count);
+        free(all);
+        return rc;
+    }
+    return rc ? rc : ledger_fill(n->ledger, m->ledgers, m->ledgers_n);
+]==])
+
+bug(restore_is_not_logged shard/logged.c
+[==[    int rc = persia_log_append(s->log, LOG_RESTORE, request, 1, &end);
+]==]
+[==[    if (sim_bug("restore_is_not_logged"))
+        return PERSIA_OK;
+    int rc = persia_log_append(s->log, LOG_RESTORE, request, 1, &end);
+]==])
+
+# An update of the rows that were, answered late.
+bug(answer_of_replaced_rows client/push.c
+[==[    int there = same_life && from->lineage == q->caller.lineage;
+]==]
+[==[    int there = same_life && (from->lineage == q->caller.lineage ||
+                              sim_bug("answer_of_replaced_rows"));
 ]==])
 
 # ---- four roles ----

@@ -463,6 +463,8 @@ void four_begin(void)
     four.lease = sim_between(SIM_S, 30 * SIM_S);
     four.timeout = sim_between(2 * SIM_S, 20 * SIM_S);
     four.batches = 20 + (int)sim_random(BATCHES_MAX - 20);
+    for (int k = 0; k < four.batches; k++)
+        w.ranks[0].attempts[k].servers_n = w.servers_n;
     sim_say("four roles: %u workers, %d batches, staleness %llu%s, updates of "
             "%d, leases of %.1f s%s", four.workers_n, four.batches,
             (unsigned long long)four.staleness, four.step ? " in step" : "",

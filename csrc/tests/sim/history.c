@@ -2,11 +2,14 @@
 #include "tests/sim/history.h"
 
 #include "log/log.h"
+#include "tests/log/disk.h"
 #include "tests/sim/four.h"
+#include "tests/sim/saves.h"
 
 #include "ids/ids.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -30,12 +33,21 @@ static void plan(void)
     w.policy = sim_chance(500) ? LOST_RAISE : LOST_CONTINUE;
     if (sim_chance(600))
         w.durable = sim_chance(500) ? LOG_PROCESS : LOG_DISK;
-    w.each = sim_chance(300) ? 2 : 1;
+    w.saves = !w.four && sim_chance(500);
+    w.log_limit = w.saves ? sim_between(4096, 1 << 16) : 1 << 30;
+    if (w.saves) {
+        w.replaces = 0;
+        w.restores = sim_chance(400);
+        storage_begin();
+    }
+    w.each = !w.saves && sim_chance(300) ? 2 : 1;
     sim_say("%u servers, %u a process, %u ranks, staleness %llu, lost: %s, "
-            "logs: %s",
+            "logs: %s%s%s",
             w.servers_n, w.each, w.ranks_n, (unsigned long long)w.staleness,
             w.policy == LOST_RAISE ? "raise" : "continue",
-            w.durable == LOG_DISK ? "disk" : w.durable ? "process" : "none");
+            w.durable == LOG_DISK ? "disk" : w.durable ? "process" : "none",
+            w.saves ? ", checkpoints" : "",
+            w.restores ? ", servers begin with them" : "");
 }
 
 static net_faults weather(void)
@@ -59,7 +71,7 @@ static net_faults weather(void)
 static void restart_server(void *ctx)
 {
     const uint32_t i = (uint32_t)(uintptr_t)ctx;
-    if (!sim_node_alive(w.servers[i].node))
+    if (i < w.servers_n && !sim_node_alive(w.servers[i].node))
         server_start(i);
 }
 
@@ -76,8 +88,12 @@ static void fault_kill_server(void)
     const int at_answer = sim_chance(500);
     if (!sim_node_alive(w.servers[i].node))
         return;
-    if (at_answer && net_await_answer(w.servers[i].node, WIRE_PUSH))
-        sim_say("the answer to an update is on its way");
+    static const uint32_t answers[] = {WIRE_PUSH, WIRE_SNAPSHOT, WIRE_RESTORE};
+    if (at_answer && net_await_answer(w.servers[i].node,
+                                      answers[w.saves ? sim_random(3) : 0]))
+        sim_say("an answer is on its way");
+    if (i >= w.servers_n || !sim_node_alive(w.servers[i].node))
+        return;
     server_kill(i);
     sim_at(sim_now() + sim_between(SIM_MS, at_answer ? SIM_S : 40 * SIM_S),
            restart_server,
@@ -166,15 +182,85 @@ static void fault_forget(void)
         fault_kill_server();
 }
 
+/* The disk of a log is full; or (where the server cuts its rows) a sync fails.
+ */
+static void mend_disk(void *disk)
+{
+    memory_disk *d = disk;
+    d->room = UINT64_MAX;
+    d->sync_fails = 0;
+}
+
+static void fault_disk(void)
+{
+    const server_role *s = &w.servers[sim_random(w.servers_n)];
+    memory_disk *d = s->disk;
+    if (!d || !s->running)
+        return;
+    const uint64_t until = sim_now() + sim_between(10 * SIM_MS, 30 * SIM_S);
+    if (w.saves && sim_chance(300))
+        d->sync_fails = EIO;
+    else
+        d->room = sim_random(2000);
+    sim_say("until %.3f a disk %s", (double)until / 1e9,
+            d->sync_fails ? "cannot sync" : "is full");
+    sim_at(until, mend_disk, d);
+}
+
+/* In the middle of a save or load. */
+static void fault_in_save(void)
+{
+    if (sim_wait(&w.newest, sim_now() + 8 * SIM_S))
+        return;
+    sim_sleep(sim_between(SIM_US, SIM_S));
+    if (sim_chance(700)) {
+        fault_kill_server();
+    } else if (w.ranks[0].life) {
+        rank_kill(0);
+        sim_at(sim_now() + sim_between(SIM_MS, 4 * SIM_S), restart_rank, NULL);
+    }
+}
+
+/* Another job is stopped while a server is started again and rank 0 loads. */
+static void fault_stale_client(void)
+{
+    rank_life *l = w.ranks[w.ranks_n - 1].life;
+    if (w.ranks_n < 2 || !l)
+        return;
+    sim_say("%s is stopped", sim_node_name(l->node));
+    sim_pause(l->node, sim_now() + sim_between(5 * SIM_S, 40 * SIM_S));
+    fault_kill_server();
+    if (w.ranks[0].life)
+        w.ranks[0].life->loads = 1;
+}
+
+static void fault_reshard(void)
+{
+    if (!w.newest)
+        return;
+    const uint32_t n = 1 + sim_random(SERVERS_MAX);
+    sim_say("%u servers begin in the place of %u", n, w.servers_n);
+    saves_reshard(n);
+    for (uint32_t i = 0; i < w.ranks_n; i++)
+        sim_at(sim_now() + sim_between(SIM_MS, 4 * SIM_S), restart_rank,
+               (void *)(uintptr_t)i);
+}
+
 static void one_fault(void)
 {
     static void (*const kinds[])(void) = {fault_forget, fault_forget,
                                           fault_kill_rank, fault_pause,
-                                          fault_cut, fault_slow};
+                                          fault_cut, fault_slow, fault_disk};
     static void (*const roles[])(void) = {
         fault_kill_server, four_kill_worker, four_kill_rank, four_kill_rank,
-        four_kill_loader, fault_pause, fault_cut, fault_slow};
-    if (w.four)
+        four_kill_loader, fault_pause, fault_cut, fault_slow, fault_disk};
+    static void (*const saves[])(void) = {
+        fault_kill_server, fault_kill_rank, fault_pause,   fault_cut,
+        fault_slow,        fault_disk,      fault_reshard, fault_reshard,
+        fault_in_save,     fault_in_save,   fault_stale_client};
+    if (w.saves)
+        saves[sim_random(sizeof saves / sizeof *saves)]();
+    else if (w.four)
         roles[sim_random(sizeof roles / sizeof *roles)]();
     else
         kinds[sim_random(sizeof kinds / sizeof *kinds)]();
@@ -184,6 +270,10 @@ static void heal(void)
 {
     sim_say("no more faults");
     net_heal();
+    storage_heal();
+    for (uint32_t i = 0; i < w.servers_n; i++)
+        if (w.servers[i].disk)
+            mend_disk(w.servers[i].disk);
     for (uint32_t i = 0; i < w.servers_n; i++)
         restart_server((void *)(uintptr_t)i);
     if (w.four)
@@ -194,99 +284,55 @@ static void heal(void)
 
 /* ---- the verdict ---- */
 
-/* The values of all rows: per rank and update that of each server, then the
- * shared ones.  To be freed. */
-static float *read_all(void)
+/* What a rank must know as lost at a server, and what it may: an update of
+ * this process, or one that another server still has; not what it has itself
+ * given up, by a load. */
+static void count_lost(const rank_role *r, const update_bits has, uint32_t s,
+                       uint64_t *must, uint64_t *may)
 {
-    ps_client *c;
-    uint32_t table;
-    size_t n = SHARED, at = 0;
-    for (uint32_t i = 0; i < w.ranks_n; i++)
-        n += (size_t)w.ranks[i].attempts_n * w.servers_n;
-    uint64_t *ids = calloc(n, sizeof *ids);
-    float *got = calloc(n, sizeof *got);
-    assert(ids && got);
-    for (uint32_t i = 0; i < w.ranks_n; i++)
-        for (int k = 0; k < w.ranks[i].attempts_n; k++)
-            for (uint32_t s = 0; s < w.servers_n; s++)
-                ids[at++] = own_row((int)i, k, s);
-    for (uint32_t i = 0; i < SHARED; i++)
-        ids[at++] = i + 1;
-    int rc = open_client(0, 0, &c, &table);
-    if (!rc)
-        rc = read_rows(c, table, 0, n, ids, got);
-    if (rc)
-        sim_fail("the verdict reads no rows: %s", persia_err_text());
-    free(ids);
-    return got;
-}
-
-/* Which updates each server has, by their own rows; what the shared rows must
- * be then.  Returns where these begin. */
-static const float *check_own(const float *got, double *expected)
-{
-    for (uint32_t i = 0; i < w.ranks_n; i++) {
-        rank_role *r = &w.ranks[i];
-        for (int k = 0; k < r->attempts_n; k++) {
-            attempt *a = &r->attempts[k];
-            for (uint32_t s = 0; s < w.servers_n; s++, got++) {
-                if (*got != 0 && *got != 1)
-                    sim_fail("server %u has applied batch %d of rank %u %.0f "
-                             "times", s, k, i, (double)*got);
-                a->applied[s] = *got == 1;
-            }
-            for (uint64_t id = 1; id <= SHARED; id++)
-                if (a->shared >> (id - 1) & 1)
-                    expected[id] +=
-                        a->applied[hash_shard(id_hash(id), w.servers_n)];
-        }
+    for (int k = 0; k < r->attempts_n; k++) {
+        const attempt *a = &r->attempts[k];
+        const uint8_t there = has[r->index][k];
+        if (s >= a->servers_n || there >> s & 1)
+            continue;
+        *may += 1;
+        *must += a->acked && (there || a->life == r->life->number) &&
+                 (r->index || !(a->gone >> s & 1));
     }
-    return got;
 }
 
-static void check_shared(const float *got, const double *expected)
-{
-    for (uint32_t i = 0; i < SHARED; i++)
-        if ((double)got[i] != expected[i + 1])
-            sim_fail("row %u is %.0f, and the updates that its server has add "
-                     "up to %.0f", i + 1, (double)got[i], expected[i + 1]);
-}
-
-/* What a rank must know as lost, and what it may: an update of this process,
- * or one that another server still has. */
-static void check_told(const rank_role *r)
+static void check_told(const rank_role *r, const update_bits has)
 {
     uint64_t must = 0, may = 0;
     client_counts n;
     persia_client_get_counts(r->life->c, &n);
-    const uint64_t told = r->told + n.lost;
-    for (int k = 0; k < r->attempts_n; k++) {
-        const attempt *a = &r->attempts[k];
-        int somewhere = 0;
-        for (uint32_t s = 0; s < w.servers_n; s++)
-            somewhere |= a->applied[s];
-        for (uint32_t s = 0; s < w.servers_n; s++) {
-            may += !a->applied[s];
-            must += !a->applied[s] && a->acked &&
-                    (somewhere || a->life == r->life->number);
-        }
+    const uint64_t told = r->told + n.lost + n.stale;
+    for (uint32_t s = 0; s < SERVERS_MAX; s++) {
+        uint64_t one = 0;
+        count_lost(r, has, s, &one, &may);
+        if (!w.saves)
+            must += one;
+        else if (one > must) /* of a load the server that lacks most */
+            must = one;
     }
     sim_say("rank %d: %d updates, %llu are lost and must be told, %llu were",
             r->index, r->attempts_n, (unsigned long long)must,
             (unsigned long long)told);
-    if (w.durable && must)
+    if (w.durable && must && !w.saves)
         sim_fail("%llu acknowledged updates of rank %d are lost, although "
                  "servers have logs", (unsigned long long)must, r->index);
-    if (w.durable && told && r->lives == 1)
+    if (w.durable && told && r->lives == 1 && !w.newest)
         sim_fail("rank %d counts %llu lost updates, although servers have "
                  "logs", r->index, (unsigned long long)told);
     if (told + r->hidden < must)
         sim_fail("rank %d was told of %llu lost updates, and %llu are",
                  r->index, (unsigned long long)told, (unsigned long long)must);
-    if (r->lives == 1 && told > may)
+    if (r->lives == 1 && told > may && !w.newest)
         sim_fail("rank %d was told of %llu lost updates, and only %llu are",
                  r->index, (unsigned long long)told, (unsigned long long)may);
-    if (w.policy == LOST_RAISE && n.lost && !r->life->raised)
+    /* A load reports nothing of what it gives up. */
+    if (w.policy == LOST_RAISE && n.lost && !r->life->raised &&
+        (r->index || !w.newest))
         sim_fail("rank %d counts %llu lost updates without an error",
                  r->index, (unsigned long long)n.lost);
 }
@@ -301,7 +347,7 @@ static void list_batches(void)
 }
 
 /* What is not in the rows the loader knows of. */
-static void check_batches(void)
+static void check_batches(const update_bits has)
 {
     uint64_t must = 0;
     int killed = 0;
@@ -309,9 +355,7 @@ static void check_batches(void)
         killed |= w.servers[s].life > 1 && !w.durable;
     const uint64_t told = four_told(killed);
     for (int k = 0; k < w.ranks[0].attempts_n; k++) {
-        int missing = 0;
-        for (uint32_t s = 0; s < w.servers_n; s++)
-            missing |= !w.ranks[0].attempts[k].applied[s];
+        const int missing = has[0][k] != (1 << w.servers_n) - 1;
         must += (uint64_t)missing;
         if (missing)
             sim_say("batch %d is missing", k + 1);
@@ -321,18 +365,30 @@ static void check_batches(void)
                  "%llu", (unsigned long long)must, (unsigned long long)told);
 }
 
+/* A new client of all servers. */
+static int read_new(void *ctx, size_t n, const uint64_t *ids, float *out)
+{
+    ps_client *c;
+    uint32_t table;
+    (void)ctx;
+    int rc = open_client(0, 0, &c, &table);
+    return rc ? rc : read_rows(c, table, 0, n, ids, out);
+}
+
 static void verdict(void)
 {
-    double expected[SHARED + 1] = {0};
+    update_bits has;
     if (w.four)
         list_batches();
-    float *rows = read_all();
-    check_shared(check_own(rows, expected), expected);
-    free(rows);
+    if (counts_read("at the end", 1, read_new, NULL, has))
+        sim_fail("the verdict reads no rows: %s", persia_err_text());
     if (w.four)
-        check_batches();
+        check_batches(has);
     for (uint32_t i = 0; i < w.ranks_n && !w.four; i++)
-        check_told(&w.ranks[i]);
+        check_told(&w.ranks[i], has);
+    for (uint32_t i = 0; i < w.ranks_n && w.saves; i++)
+        for (int k = 0; k < w.ranks[i].attempts_n; k++)
+            saves_check("at the end", (int)i, k, has[i][k]);
 }
 
 /* ---- a history ---- */

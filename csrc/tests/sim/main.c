@@ -9,6 +9,7 @@
  * history that fails the end of its trace is shown.
  */
 #include "tests/sim/history.h"
+#include "tests/sim/storage.h"
 
 #include <errno.h>
 #include <malloc.h>
@@ -102,6 +103,7 @@ static int finish(job *j, char *text, size_t room)
     text[n] = 0;
     close(j->out);
     waitpid(j->pid, &status, 0);
+    storage_remove((uint64_t)j->pid);
     j->pid = 0;
     return status;
 }

@@ -14,6 +14,9 @@ macro(bug name file old new)
     endif()
 endmacro()
 
+macro(model_bug name)
+endmacro()
+
 include("${BUGS}")
 file(WRITE "${OUT}"
     "int sim_bug(const char *name);\n#line 1 \"${ROOMS}/${FILE}\"\n${text}")

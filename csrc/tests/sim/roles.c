@@ -6,6 +6,7 @@
 #include "log/private.h"
 #include "server/server.h"
 #include "tests/log/disk.h"
+#include "tests/sim/saves.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -50,21 +51,32 @@ static updates_log *open_log(server_role *s, uint32_t i)
         disk_sync = s->disk->disk.sync;
         s->disk->disk.sync = slow_sync;
     }
+    /* A server that cannot write its log does not start. */
+    while (s->disk->room != UINT64_MAX || s->disk->sync_fails)
+        sim_sleep(SIM_S);
     const log_config config = {.owner = {"sim", i, w.servers_n},
                                .level = (enum log_level)w.durable,
-                               .segment = 8192,
-                               .limit = 1 << 30};
+                               .segment = w.saves ? 2048 : 8192,
+                               .limit = w.log_limit};
     must(persia_log_open(&s->disk->disk, &config, &log), "a log");
     snprintf(log->boot, sizeof log->boot, "boot %d", s->boots);
     return log;
 }
 
-static void recover(ps_service *service)
+static void recover(ps_service *service, updates_log *log, uint32_t i)
 {
     log_found found;
-    must(persia_service_replay(service, 0, &found), "the log");
-    sim_say("has %llu records", (unsigned long long)found.records);
+    if (w.saves) {
+        storage_recover(service, log, i);
+    } else if (log) {
+        must(persia_service_replay(service, 0, &found), "the log");
+        sim_say("has %llu records", (unsigned long long)found.records);
+    }
+    if (!log)
+        return;
     persia_shard_ready(persia_service_shard(service));
+    if (w.saves)
+        storage_cuts(service, log, i);
 }
 
 uint32_t processes_n(void)
@@ -79,13 +91,15 @@ static uint32_t process_end(uint32_t from)
     return end < w.servers_n ? end : w.servers_n;
 }
 
-static ps_service *make_service(uint32_t i, tables *p)
+static ps_service *make_service(uint32_t i, tables *p, updates_log *log)
 {
-    const service_config config = {.name_space = "sim", .shard = i,
-                                   .shards = w.servers_n,
-                                   .message_limit = 4 << 20,
-                                   .log = open_log(&w.servers[i], i)};
+    service_config config = {.name_space = "sim", .shard = i,
+                             .shards = w.servers_n,
+                             .message_limit = 4 << 20,
+                             .log = log};
     ps_service *service;
+    if (w.saves)
+        config.files = storage_places(i);
     must(persia_service_create(p, &config, &service), "a server");
     persia_service_set_calls(service, 64);
     return service;
@@ -97,18 +111,25 @@ static void *process_main(void *arg)
     const uint32_t n = process_end(from) - from;
     const tables_config made = {.threads = 1};
     tables *p[SERVERS_MAX];
-    ps_service *services[SERVERS_MAX];
+    updates_log *logs[SERVERS_MAX];
+    ps_service *services[SERVERS_MAX] = {NULL};
     ps_host *host;
-    must(persia_tables_create(&made, &p[0]), "tables");
-    for (uint32_t k = 1; k < n; k++)
-        must(persia_tables_beside(p[0], &p[k]), "tables");
-    for (uint32_t k = 0; k < n; k++)
-        services[k] = make_service(from + k, p[k]);
+    for (uint32_t k = 0; k < n; k++) {
+        logs[k] = open_log(&w.servers[from + k], from + k);
+        must(k ? persia_tables_beside(p[0], &p[k])
+               : persia_tables_create(&made, &p[0]), "tables");
+        services[k] = make_service(from + k, p[k], logs[k]);
+        if (!logs[k])
+            recover(services[k], NULL, from + k);
+    }
     must(persia_host_create(services, n, &host), "a host");
     net_listen(sim_node_self(), w.addresses[process_of(from)],
                persia_host_handle, host, method_of_server);
-    for (uint32_t k = 0; w.durable && k < n; k++)
-        recover(services[k]);
+    for (uint32_t k = 0; k < n; k++)
+        if (logs[k])
+            recover(services[k], logs[k], from + k);
+    for (uint32_t k = 0; k < n; k++)
+        w.servers[from + k].running = 1;
     sim_say("serves %u shards of %u from %u on", n, w.servers_n, from);
     return NULL;
 }
@@ -142,19 +163,13 @@ void server_kill(uint32_t i)
             s->boots++;
             memory_disk_lose(s->disk, sim_random(1u << 30));
         }
-        s->life++; /* what it had is gone from now on */
+        s->running = 0;
+        s->rows++; /* what it had is gone from now on */
+        s->life++;
     }
 }
 
 /* ---- rows ---- */
-
-uint64_t own_row(int rank, int update, uint32_t server)
-{
-    uint64_t id = (uint64_t)(rank + 1) << 40 | (uint64_t)update << 16;
-    while (hash_shard(id_hash(id), w.servers_n) != server)
-        id++;
-    return id;
-}
 
 int open_client(uint64_t stream, uint32_t rank, ps_client **out,
                 uint32_t *table)
@@ -175,12 +190,7 @@ int open_client(uint64_t stream, uint32_t rank, ps_client **out,
                                   .lost = w.policy};
     int created;
     table_config t;
-    persia_table_config_init(&t);
-    snprintf(t.name, sizeof t.name, "counts");
-    t.dim = DIM;
-    t.optimizer = OPTIM_SGD;
-    t.init = INIT_CONSTANT;
-    t.init_a = 0;
+    counts_config(&t);
     int rc = persia_client_create(&config, out);
     if (rc)
         return rc;
@@ -231,6 +241,14 @@ static int is_of_another(const rank_life *l, int rc)
            (rc == PERSIA_EMISMATCH && l->of->life != l);
 }
 
+/* Rows of different restores; other rows than those of this process; files of
+ * checkpoints that fail. */
+static int is_of_saves(int rc)
+{
+    return w.saves && (rc == PERSIA_EINCOMPLETE || rc == PERSIA_EIO ||
+                       (rc == PERSIA_EMISMATCH && w.newest));
+}
+
 /* Within its timeout, and that of what it completes and greets before. */
 static void end_call(rank_life *l, uint64_t began, const char *what, int rc)
 {
@@ -244,11 +262,13 @@ static void end_call(rank_life *l, uint64_t began, const char *what, int rc)
         sim_say("%s tells: %s", what, persia_err_text());
     } else if (rc) {
         sim_say("%s: %s: %s", what, persia_err_name(rc), persia_err_text());
-        if (!is_away(rc) && !is_of_another(l, rc))
+        if (!is_away(rc) && !is_of_another(l, rc) && !is_of_saves(rc))
             sim_fail("%s: %s, which no fault explains", what,
                      persia_err_name(rc));
         l->broken = 1;
-        l->closed |= !is_away(rc);
+        l->mixed |= rc == PERSIA_EINCOMPLETE;
+        l->closed |= !is_away(rc) && rc != PERSIA_EINCOMPLETE &&
+                     rc != PERSIA_EIO;
     }
 }
 
@@ -256,7 +276,7 @@ static void check_blind(const rank_life *l, int k)
 {
     const attempt *a = &l->of->attempts[k];
     for (uint32_t s = 0; s < w.servers_n; s++)
-        if (a->acked && a->blind[s])
+        if (a->acked && a->blind[s] && !a->blurred)
             sim_fail("a lookup behind update %llu (batch %d) has not seen it "
                      "on server %u", (unsigned long long)a->number, k, s);
 }
@@ -282,6 +302,14 @@ static int push(rank_life *l, int k)
     return persia_client_push(l->c, &name, &l->table, &job, 1);
 }
 
+/* Updates that were made with rows which a load has replaced since. */
+static uint64_t count_stale(const rank_life *l)
+{
+    client_counts n;
+    persia_client_get_counts(l->c, &n);
+    return n.stale;
+}
+
 static void *pusher_main(void *arg)
 {
     rank_life *l = arg;
@@ -294,12 +322,14 @@ static void *pusher_main(void *arg)
         memmove(l->queue, l->queue + 1, (size_t)--l->queue_n * sizeof(int));
         attempt *a = &l->of->attempts[k];
         for (uint32_t s = 0; s < w.servers_n; s++)
-            a->server_life[s] = w.servers[s].life;
+            a->server_rows[s] = w.servers[s].rows;
         sim_say("pushes batch %d as update %llu", k,
                 (unsigned long long)a->number);
         uint64_t began = begin_call(l, "push");
+        const uint64_t stale = count_stale(l);
         int rc = push(l, k);
         end_call(l, began, "push", rc);
+        a->blurred |= count_stale(l) != stale;
         a->ended = 1;
         a->acked = !rc || client_is_loss(rc);
         sim_say("batch %d is %s", k, a->acked ? "applied" : "given up");
@@ -322,7 +352,7 @@ static void look_up(rank_life *l, int k)
     uint64_t ids[SERVERS_MAX + SHARED];
     float got[SERVERS_MAX + SHARED];
     size_t n = w.servers_n;
-    if (back < 0 || r->attempts[back].life != l->number)
+    if (back < l->first || r->attempts[back].life != l->number)
         return;
     attempt *a = &r->attempts[back];
     for (uint32_t s = 0; s < w.servers_n; s++)
@@ -336,7 +366,8 @@ static void look_up(rank_life *l, int k)
         if (got[s] > 1)
             sim_fail("server %u has applied batch %d %.0f times", s, back,
                      (double)got[s]);
-        if (got[s] == 0 && a->server_life[s] == w.servers[s].life)
+        if (got[s] == 0 && a->server_rows[s] == w.servers[s].rows &&
+            !w.unfinished)
             a->blind[s] = 1;
     }
     check_blind(l, back);
@@ -347,7 +378,9 @@ static void hand_out(rank_life *l)
     rank_role *r = l->of;
     const int k = r->attempts_n++;
     r->attempts[k] = (attempt){.life = l->number, .number = l->next++,
-                               .shared = sim_random(1 << SHARED)};
+                               .shared = sim_random(1 << SHARED),
+                               .servers_n = w.servers_n,
+                               .epoch = w.epoch};
     l->in_flight++;
     l->queue[l->queue_n++] = k;
     sim_wake(l->queue);
@@ -371,7 +404,7 @@ static int connect_rank(rank_life *l)
 {
     const int i = l->of->index;
     uint64_t began = begin_call(l, "open");
-    int rc = open_client(100 + (uint64_t)i, (uint32_t)i, &l->c, &l->table);
+    int rc = open_client(STREAM + (uint64_t)i, (uint32_t)i, &l->c, &l->table);
     end_call(l, began, "open", rc);
     if (rc) {
         l->c = NULL;
@@ -393,7 +426,7 @@ static void count_told(rank_life *l)
     if (!l->c)
         return;
     persia_client_get_counts(l->c, &n);
-    l->of->told += n.lost;
+    l->of->told += n.lost + n.stale;
     l->of->hidden += atomic_load(&l->c->missing);
 }
 
@@ -411,10 +444,41 @@ static void leave(rank_life *l)
     l->c = NULL;
 }
 
+/* Saving and loading take as long as their files. */
+static void end_saving(rank_life *l, const char *what, int rc)
+{
+    end_call(l, sim_now() - sim_paused(l->node), what, rc);
+}
+
+static void load_newest(rank_life *l)
+{
+    drain(l);
+    l->doing = "load";
+    end_saving(l, "load", saves_load(l));
+}
+
+/* All servers have rows of one restore again. */
+static void make_one(rank_life *l)
+{
+    for (int i = 0; w.newest && (l->mixed || w.unfinished || i == 0); i++) {
+        if (i == 8)
+            sim_fail("loads fail, though nothing is in their way");
+        l->broken = 0;
+        if (l->mixed || w.unfinished)
+            load_newest(l);
+        one_batch(l);
+        drain(l);
+    }
+}
+
 /* Faults are over: updates are applied, and losses are counted. */
 static void finish(rank_life *l)
 {
     drain(l);
+    if (!l->of->index)
+        make_one(l);
+    while (l->of->index && !w.ranks[0].done && w.saves)
+        (void)sim_wait(&w, UINT64_MAX);
     l->broken = 0;
     for (int i = 0; i < 3; i++)
         one_batch(l);
@@ -432,6 +496,21 @@ static void finish(rank_life *l)
     sim_wake(&w);
 }
 
+/* What rank 0 does between two batches; the others are other jobs'. */
+static void save_or_load(rank_life *l)
+{
+    if (!w.saves || l->of->index || l->broken)
+        return;
+    if (w.newest && (l->mixed || l->loads || sim_chance(40))) {
+        l->loads = 0;
+        load_newest(l);
+    } else if (sim_chance(150)) {
+        drain(l);
+        l->doing = "save";
+        end_saving(l, "save", saves_save(l));
+    }
+}
+
 static void *rank_main(void *arg)
 {
     rank_life *l = arg;
@@ -441,9 +520,12 @@ static void *rank_main(void *arg)
             return NULL;
         sim_sleep(SIM_S);
     }
+    if (w.newest && !r->index && sim_chance(600))
+        load_newest(l);
     while (!w.finish) {
         if (r->attempts_n < UPDATES_MAX - 8)
             one_batch(l);
+        save_or_load(l);
         sim_sleep(sim_random((uint32_t)(w.think / SIM_US)) * SIM_US);
         if (l->broken && (l->closed || sim_chance(500)))
             break;

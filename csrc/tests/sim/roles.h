@@ -10,6 +10,9 @@
 #include "client/client.h"
 #include "tests/sim/net.h"
 
+typedef struct part part; /* storage.h */
+typedef struct checkpoint checkpoint; /* saves.h */
+
 enum {
     SERVERS_MAX = 3,
     RANKS_MAX = 3,
@@ -18,7 +21,8 @@ enum {
     FLIGHT_MAX = 5,    /* updates of a rank at once */
     DIM = 2,
     SLOT_SERVERS = 1,
-    SLOT_RANKS = 5
+    SLOT_RANKS = 5,
+    STREAM = 100 /* of rank 0; the next ones follow */
 };
 
 /* What became of one update, as its rank knows. */
@@ -27,16 +31,25 @@ typedef struct attempt {
     uint64_t number;
     uint32_t shared;     /* bit k: it adds to row k + 1 */
     int ended, acked;    /* acked: the rank knows that it is applied */
-    int server_life[SERVERS_MAX]; /* when it began */
+    uint32_t servers_n, epoch; /* when it began, and: */
+    int server_rows[SERVERS_MAX];
     int blind[SERVERS_MAX]; /* a lookup that had to see it did not */
-    int applied[SERVERS_MAX]; /* the verdict: its own row there */
+    uint8_t gone;        /* bit s: rows of server s without it were loaded,
+                            after it was acknowledged */
+    int blurred;         /* ... or it was in flight then: of some servers */
 } attempt;
+
+/* Bit s: its own row at server s is there. */
+typedef uint8_t update_bits[RANKS_MAX][UPDATES_MAX];
 
 typedef struct server_role {
     sim_node *node;
     struct memory_disk *disk; /* of its log; NULL: it has none */
+    part *cut;                /* beside it; or NULL */
     int boots;                /* of its machine */
     int life;    /* 0: never started */
+    int rows;    /* counts: other rows are there, or begin to be */
+    int running;
 } server_role;
 
 /* One process of a rank. */
@@ -47,11 +60,14 @@ typedef struct rank_life {
     ps_client *c;        /* NULL: it has not connected */
     uint32_t table;
     uint64_t next;       /* number of the next update */
+    int first;           /* attempt since it has loaded rows */
     int queue[FLIGHT_MAX]; /* attempts that no pusher has */
     int queue_n, in_flight;
     int pushers, ends;   /* ends: pushers return */
     int broken;          /* a call failed: the user would stop */
     int closed;          /* ... must: another process has its stream */
+    int mixed;           /* servers have rows of different restores */
+    int loads;           /* it is to load when it can */
     const char *doing;
     uint64_t since;
     uint64_t raised;     /* errors that told of a loss */
@@ -79,6 +95,12 @@ typedef struct world {
     int replaces;        /* processes that live are replaced; no server is
                             killed */
     int four;            /* all four roles: see four.h */
+    int saves;           /* rank 0 saves and loads: see saves.h */
+    int restores;        /* servers that have no rows begin with: */
+    checkpoint *newest;  /* or NULL */
+    int unfinished;      /* a load may have reached some servers alone */
+    uint32_t epoch;      /* counts numbers of servers */
+    uint64_t log_limit;
     int durable;         /* enum log_level of the servers' logs; 0: none.  With
                             LOG_DISK a kill is a power cut */
     int finish;          /* ranks make their last updates */
@@ -88,13 +110,23 @@ typedef struct world {
 } world;
 extern world w;
 
+/* The id of an update's own row at a server of its time. */
+uint64_t own_row(int rank, int update, uint32_t server);
+/* Reads the first value of rows: 0, or an error. */
+typedef int (*rows_reader)(void *ctx, size_t n, const uint64_t *ids,
+                           float *out);
+/* Which updates are in all rows; `where` for texts.  whole: nothing changes
+ * meanwhile.  Fails the history if one is in them twice, or in part. */
+int counts_read(const char *where, int whole, rows_reader read, void *ctx,
+                update_bits has);
+/* What every history's table is. */
+void counts_config(struct table_config *out);
 /* Of the processes: their number, and that of a server. */
 uint32_t processes_n(void);
 static inline uint32_t process_of(uint32_t server)
 {
     return server / w.each;
 }
-uint64_t own_row(int rank, int update, uint32_t server);
 /* Starts the process of a server without rows; it is up when its node listens.
  */
 void server_start(uint32_t i);

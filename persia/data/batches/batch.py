@@ -20,8 +20,6 @@ from persia.base.check import kind
 from persia.base.torch_private import register_tree
 from persia.data.batches.jagged import JaggedBatch, skip
 
-__all__ = ["Batch", "check_tensors", "flat", "of_flat", "part_of"]
-
 Aligned = dict[str, dict[str, Tensor]]
 
 _ODD = re.compile("[\0\x1f\ud800-\udfff]")  # in no name
@@ -186,7 +184,7 @@ class Batch:
         )
 
     def skip(self) -> None:
-        """Gives this batch up: no backward will come.
+        """Gives this batch up: no backward will follow.
 
         A :class:`persia.DataLoader` that looked it up then need not wait for
         its gradients; a later backward of it raises TicketError. Batches of

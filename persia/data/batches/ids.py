@@ -11,8 +11,6 @@ from torch import Tensor
 from persia import errors
 from persia.data.batches.jagged import JaggedBatch, tensors_of
 
-__all__ = ["Ids", "device_of", "unpack"]
-
 # What a batch is to a module: keys, values, offsets, weights, ticket; and
 # values, offsets and weights as the batch has them: those before may be
 # copies, which would not show that the batch was changed.

@@ -18,8 +18,6 @@ from persia.base.check import kind, whole
 from persia.base.tensors import in_graph, integers, tensor, vector
 from persia.base.torch_private import register_tree, version_of
 
-__all__ = ["PADDING", "JaggedBatch", "skip", "split_off", "tensors_of"]
-
 #: In graphs: the feature that has the ids which are left out, for how many
 #: others there are depends on the elements of a tensor.
 PADDING = "(padding)"

@@ -13,8 +13,6 @@ import torch
 from persia.data.batches.batch import Batch
 from persia.data.batches.jagged import JaggedBatch
 
-__all__ = ["Bags", "Rows"]
-
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]

@@ -9,8 +9,6 @@ from typing import Any
 
 from persia.data.schema.schema import Schema
 
-__all__ = ["LINE_BYTES", "Blocks"]
-
 # Longer lines are malformed: this bounds the memory that a file without line
 # ends can take.
 LINE_BYTES = 1 << 20
@@ -117,7 +115,7 @@ class Blocks(io.RawIOBase):
 
     def _is_wrong(self, line: bytes) -> bool:
         """Whether a line has another number of columns. One in which a value
-        in quotes goes on is left as it is."""
+        in quotes continues is left as it is."""
         if self._odd(line):
             return False
         text = line.decode("latin-1").rstrip("\r\n")

@@ -36,8 +36,6 @@ from persia.data.schema.schema import LabelColumn, Schema
 from persia.data.source import Part, Place, Source, wanted_rows
 from persia.data.table import as_schema, check_columns, held_out
 
-__all__ = ["Files"]
-
 _READERS: dict[str, Any] = {
     "arrows": ArrowStreamReader,
     "csv": CSVReader,
@@ -93,25 +91,25 @@ class Files(Source):
         format: "parquet", "csv", "json", "arrow", "arrows" (Arrow's stream
             format) or "tfrecord"; None: what the first file's name and first
             bytes say.
-        rows: (first, end) of the rows to read, headers left out, counted over
-            all files in their order, malformed ones included; end may be
-            None. A CSV value in quotes may hold line ends: they count as part
-            of its line, here and in messages.
+        samples: (first, end) of the samples to read, headers left out,
+            counted over all files in their order, malformed ones included;
+            end may be None. A CSV value in quotes may hold line ends: they
+            count as part of its line, here and in messages.
         strict: raise MalformedData at a malformed row, instead of counting it
             in ``malformed`` and leaving it out.
         malformed_limit: the share of the samples that one rule, such as that
             of a column, may leave out. Beyond it the iteration ends with
             LimitReached: after 10,000 samples, or at the end of 100 or more.
-        shuffle: 0, or a number of rows: so many are read at a time, and given
-            out in an order decided by ``seed`` and ``epoch``.
+        shuffle: False, or a number of samples: so many are read at a time, and
+            given out in an order decided by ``seed`` and ``epoch``.
         shuffle_files: read the files, and the row groups in them, in an order
             decided by ``seed`` and ``epoch``.
         seed: of the shuffle.
         drop_last: leave out a last batch that is smaller.
         encoding: of text files.
-        shard: (rank, world): of Parquet and Arrow files the rank-th of world
-            equal ranges of rows, of others every world-th block of
-            batch_size rows.
+        rank, world_size: of Parquet and Arrow files take the rank-th of
+            world_size equal ranges of samples, of others every
+            world_size-th block of batch_size samples.
         label: columns of labels, in the place of those of the schema; several
             are tasks.
         group: the column of the group, in the place of that of the schema.
@@ -134,18 +132,19 @@ class Files(Source):
         self,
         paths: Paths,
         schema: Schema | str | os.PathLike[str] | None = None,
-        batch_size: int = 4096,
+        batch_size: int = 1024,
         *,
         format: str | None = None,
-        rows: tuple[int, int | None] = (0, None),
+        samples: tuple[int, int | None] = (0, None),
         strict: bool = False,
         malformed_limit: float = MALFORMED_LIMIT,
-        shuffle: int = 0,
+        shuffle: bool | int = False,
         shuffle_files: bool = False,
-        seed: int = 1,
+        seed: int = 0,
         drop_last: bool = False,
         encoding: str | None = "utf-8",
-        shard: tuple[int, int] = (0, 1),
+        rank: int = 0,
+        world_size: int = 1,
         label: Sequence[str] = (),
         group: str | None = None,
     ) -> None:
@@ -169,13 +168,14 @@ class Files(Source):
         super().__init__(
             schema,
             batch_size,
-            rows=rows,
+            samples=samples,
             strict=strict,
             malformed_limit=malformed_limit,
             shuffle=shuffle,
             seed=seed,
             drop_last=drop_last,
-            shard=shard,
+            rank=rank,
+            world_size=world_size,
         )
         self._all: list[_Unit] | None = None
         self._lines: list[int] | None = None  # of each file, once counted
@@ -253,7 +253,7 @@ class Files(Source):
         units = self._units()
         if not self.shuffle_files:
             return units
-        if units and units[0].rows < 0 and self.rows != (0, None):
+        if units and units[0].rows < 0 and self.samples != (0, None):
             raise errors.InvalidArgument(
                 "shuffle_files goes with a range of rows in Parquet and Arrow "
                 "files only: in others no row's number is known beforehand"
@@ -270,15 +270,15 @@ class Files(Source):
         return None if self._lines is None else sum(self._lines)
 
     def count_lines(self) -> int:
-        """The number of rows in the range ``rows``, malformed ones included.
+        """The number of samples to read, malformed ones included.
 
-        The first call reads all files, but for Parquet and Arrow ones.
+        The first call reads all files, except Parquet and Arrow ones.
         """
         if self._total is None:
             self._lines = [self._count(file) for file in self._files]
         total = self._total
         assert total is not None
-        first, end = self.rows
+        first, end = self.samples
         return max(0, min(total, total if end is None else end) - first)
 
     def _count(self, file: File) -> int:
@@ -300,7 +300,7 @@ class Files(Source):
                 "reads and counts them"
             )
         n, size = self.count_lines(), self.batch_size
-        rank, world = self.shard
+        rank, world = self.rank, self.world_size
         if self._units() and self._units()[0].rows >= 0:
             n = n * (rank + 1) // world - n * rank // world
         else:
@@ -320,7 +320,7 @@ class Files(Source):
 
     def _parts_of(self, n: int) -> list[Self]:
         """Of whole files, if there are enough; else of rows."""
-        if self.rows != (0, None) or len(self._files) < n:
+        if self.samples != (0, None) or len(self._files) < n:
             return super()._parts_of(n)
         parts = [self._copy() for _ in range(n)]
         for i, part in enumerate(parts):
@@ -343,7 +343,7 @@ class Files(Source):
                 files, has labels of one kind only.
         """
         held_out(test, 0)  # raises before the lines are counted
-        lines, first = self.count_lines(), self.rows[0]
+        lines, first = self.count_lines(), self.samples[0]
         at = first + max(0, lines - held_out(test, lines))
         train, held = self._range(first, at), self._range(at, first + lines)
         if train.format in ("parquet", "arrow"):  # a column is read alone
@@ -363,7 +363,7 @@ class Files(Source):
         )
         encoder, count = Encoder(alone), 0
         found: set[float] = set()
-        first, end = self.rows
+        first, end = self.samples
         assert end is not None
         units = self._units()
         tables = self._tables(units, (first, end), Place(), [spec.column])
@@ -393,7 +393,7 @@ class Files(Source):
 
     def _range(self, first: int, end: int) -> Files:
         part = self._copy()
-        part.rows = (first, end)
+        part.samples = (first, end)
         return part
 
     def __repr__(self) -> str:
@@ -445,7 +445,7 @@ class Files(Source):
         self, shard: int, shards: int, place: Place
     ) -> Generator[Part, None, None]:
         units = self._in_order()
-        rows = self.rows
+        rows = self.samples
         if units and units[0].rows >= 0:
             first, n = rows[0], self.count_lines()
             rows = (
@@ -491,12 +491,16 @@ class Files(Source):
             self.schema, text=text, utf8=self.encoding is not None
         )
         file, reader = opened
-        done, end = self._read_bytes, self.rows[1]
+        done, end = self._read_bytes, self.samples[1]
         with closing(read_ahead(partial(reader.tables, mark))) as tables:
             for table, numbers, early, mark in tables:
                 self._read_bytes = done + reader.position
                 wanted = wanted_rows(
-                    before + numbers, self.rows, self.batch_size, shard, shards
+                    before + numbers,
+                    self.samples,
+                    self.batch_size,
+                    shard,
+                    shards,
                 )
                 wanted &= numbers >= start
                 at = numbers[-1] if len(numbers) else -1
@@ -520,7 +524,7 @@ class Files(Source):
 
     def _has(self, number: int, shard: int, shards: int) -> bool:
         at, size = np.array([number]), self.batch_size
-        return bool(wanted_rows(at, self.rows, size, shard, shards)[0])
+        return bool(wanted_rows(at, self.samples, size, shard, shards)[0])
 
     def _of_groups(
         self, units: list[_Unit], rows: tuple[int, int], place: Place

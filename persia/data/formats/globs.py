@@ -22,8 +22,6 @@ from persia.base.storage import (
 )
 from persia.base.urls import Url, decoded, literal, pattern_of
 
-__all__ = ["local_files", "remote_files"]
-
 _AT_ONCE = 16  # requests
 
 # (its name, its path in the file system, bytes, file system)

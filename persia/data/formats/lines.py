@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from persia import _core
 from persia.data.formats.paths import File
 
-__all__ = ["LinePlan", "count_lines", "read_lines"]
-
 CHUNK_BYTES = 1 << 20
 # Longer lines are malformed: this bounds the memory that a file without line
 # ends can take.

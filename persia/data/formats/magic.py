@@ -4,15 +4,6 @@ from __future__ import annotations
 
 from persia import errors
 
-__all__ = [
-    "ARROW_STREAM",
-    "CONTAINER_BYTES",
-    "HEAD_BYTES",
-    "check_container",
-    "check_text",
-    "compression_of",
-]
-
 HEAD_BYTES = 16
 CONTAINER_BYTES = 512  # in which a container shows
 ARROW_STREAM = b"\xff\xff\xff\xff"

@@ -19,8 +19,6 @@ import pyarrow.compute as pc
 
 from persia import errors
 
-__all__ = ["as_interval", "instants", "int96", "intervals"]
-
 Typed: TypeAlias = Any  # an Array or a ChunkedArray
 
 _SPARK = b"org.apache.spark.sql.parquet.row.metadata"

@@ -13,8 +13,6 @@ from pydantic import PrivateAttr
 from persia.data.formats.paths import File
 from persia.data.schema.schema import Schema
 
-__all__ = ["in_file", "of_folders", "with_folders"]
-
 Values = dict[str, str | None]
 
 

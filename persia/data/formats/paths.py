@@ -22,8 +22,6 @@ from persia.data.formats.globs import local_files, remote_files
 from persia.data.formats.magic import HEAD_BYTES, compression_of
 from persia.redaction import clean
 
-__all__ = ["File", "Paths", "find_files", "suffix_of", "unread"]
-
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 COMPRESSED = {

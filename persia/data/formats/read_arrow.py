@@ -26,14 +26,6 @@ from persia.data.schema.schema import Schema
 from persia.data.table import check_columns
 from persia.redaction import clean
 
-__all__ = [
-    "ArrowReader",
-    "ArrowStreamReader",
-    "ParquetReader",
-    "open_units",
-    "stream_tables",
-]
-
 _PIECE_ROWS = 1 << 16
 _CODE_BYTES = 8  # a text takes 4 and its characters
 _GROUP_BYTES = 256 << 20  # a larger row group is read in pieces

@@ -21,8 +21,6 @@ from persia.data.formats.paths import File
 from persia.data.schema.schema import Schema
 from persia.redaction import clean
 
-__all__ = ["CSVReader"]
-
 CHUNK_BYTES = 1 << 20
 
 Ints = npt.NDArray[np.int64]

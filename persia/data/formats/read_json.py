@@ -21,14 +21,6 @@ from persia.data.schema.hashing import Bad
 from persia.data.schema.schema import Schema
 from persia.data.table import of_dicts
 
-__all__ = [
-    "DEPTH",
-    "JSONReader",
-    "Objects",
-    "object_of",
-    "read_objects",
-]
-
 CHUNK_BYTES = 4 << 20
 LINE_BYTES = 4 << 20  # a longer line is malformed
 DEPTH = 100  # brackets within each other; parsers crash at thousands

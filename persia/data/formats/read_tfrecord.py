@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from persia import _core, errors
+from persia.base.requirements import library
 from persia.data.formats.paths import File
 from persia.data.formats.read_csv import Wrong
 from persia.data.formats.record_reader import Ints, Piece, RecordReader
 from persia.data.schema.canonical import HASH_VERSION
 from persia.data.schema.hashing import Bad, as_array
 from persia.data.schema.schema import Schema
-
-__all__ = ["TFRecordReader", "first_rows"]
 
 PIECE_RECORDS = 8192
 RECORD_BYTES = 64 << 20  # a longer record is a sign of damage
@@ -60,7 +60,7 @@ class TFRecordReader(RecordReader):
                 try:
                     rows.append(_example(record))
                     numbers.append(self.lines)
-                except (ValueError, IndexError, struct.error) as error:
+                except ValueError as error:
                     text = f"no tf.train.Example: {error}"
                     wrong.append((self.lines, text, "example"))
                 self.lines += 1
@@ -149,7 +149,7 @@ def _records(stream: Any, name: str, number: int = 0) -> Iterator[bytes]:
         if len(head) < 12:
             raise errors.CorruptFile(f"{where} is cut off")
         size, check = struct.unpack("<QI", head)
-        if _masked(head[:8]) != check:
+        if masked(head[:8]) != check:
             raise errors.CorruptFile(
                 f"{where}: the checksum of its length is wrong: no TFRecord "
                 "file, or a damaged one"
@@ -161,91 +161,74 @@ def _records(stream: Any, name: str, number: int = 0) -> Iterator[bytes]:
         body = stream.read(size + 4)
         if len(body) < size + 4:
             raise errors.CorruptFile(f"{where} is cut off")
-        if _masked(body[:size]) != struct.unpack("<I", body[size:])[0]:
+        if masked(body[:size]) != struct.unpack("<I", body[size:])[0]:
             raise errors.CorruptFile(f"{where}: its checksum is wrong")
         yield body[:size]
         number += 1
 
 
-def _masked(data: bytes) -> int:
+def masked(data: bytes) -> int:
     crc = _core.ckpt_crc(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
-        if shift > 63:
-            raise ValueError("a number has more than 64 bits")
+@cache
+def _example_class() -> Any:
+    """tf.train.Example, as TensorFlow's example.proto and feature.proto have
+    it."""
+    pb = partial(library, extra="tfrecord", what="TFRecord files")
+    descriptors = pb("google.protobuf.descriptor_pb2")
+    types = descriptors.FieldDescriptorProto
+    file = descriptors.FileDescriptorProto(
+        name="persia/example.proto", package="tensorflow", syntax="proto3"
+    )
 
+    def field(to: Any, number: int, name: str, kind: int, of: str = "") -> Any:
+        made = to.field.add(name=name, number=number, type=kind)
+        made.label = types.LABEL_OPTIONAL
+        if of:
+            made.type_name = f".tensorflow.{of}"
+        return made
 
-def _fields(data: bytes) -> Iterator[tuple[int, int, Any]]:
-    """(number, wire type, value) of each field of a message."""
-    at = 0
-    while at < len(data):
-        tag, at = _varint(data, at)
-        kind = tag & 7
-        if kind == 2:
-            size, at = _varint(data, at)
-            if at + size > len(data):
-                raise ValueError("a field is cut off")
-            value: Any = data[at : at + size]
-            at += size
-        elif kind == 0:
-            value, at = _varint(data, at)
-        elif kind in (1, 5):
-            size = 8 if kind == 1 else 4
-            value, at = data[at : at + size], at + size
-        else:
-            raise ValueError(f"a field has the wire type {kind}")
-        yield tag >> 3, kind, value
+    feature = file.message_type.add(name="Feature")
+    feature.oneof_decl.add(name="kind")
+    for number, kind in enumerate(("Bytes", "Float", "Int64"), 1):
+        values = file.message_type.add(name=f"{kind}List")
+        of = getattr(types, f"TYPE_{kind.upper()}")
+        field(values, 1, "value", of).label = types.LABEL_REPEATED
+        name = f"{kind.lower()}_list"
+        one = field(feature, number, name, types.TYPE_MESSAGE, f"{kind}List")
+        one.oneof_index = 0
+    features = file.message_type.add(name="Features")
+    entry = features.nested_type.add(name="FeatureEntry")
+    entry.options.map_entry = True
+    field(entry, 1, "key", types.TYPE_STRING)
+    field(entry, 2, "value", types.TYPE_MESSAGE, "Feature")
+    of = "Features.FeatureEntry"
+    every = field(features, 1, "feature", types.TYPE_MESSAGE, of)
+    every.label = types.LABEL_REPEATED
+    example = file.message_type.add(name="Example")
+    field(example, 1, "features", types.TYPE_MESSAGE, "Features")
+    pool = pb("google.protobuf.descriptor_pool").DescriptorPool()
+    pool.Add(file)
+    found = pool.FindMessageTypeByName("tensorflow.Example")
+    return pb("google.protobuf.message_factory").GetMessageClass(found)
 
 
 def _example(data: bytes) -> dict[str, list[Any]]:
-    """The features of a tf.train.Example."""
+    """The features of a tf.train.Example.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        example = _example_class().FromString(data)
+    except library(
+        "google.protobuf.message", "tfrecord", "TFRecord files"
+    ).DecodeError as error:
+        raise ValueError(str(error)) from None
     out: dict[str, list[Any]] = {}
-    for number, kind, features in _fields(data):
-        if (number, kind) != (1, 2):
-            continue
-        for field, wire, entry in _fields(features):
-            if (field, wire) != (1, 2):
-                continue
-            name, feature = "", b""
-            for part, wire, value in _fields(entry):
-                if (part, wire) == (1, 2):
-                    name = value.decode()
-                elif (part, wire) == (2, 2):
-                    feature = value
-            out[name] = _values(feature)
+    for name, feature in example.features.feature.items():
+        kind = feature.WhichOneof("kind")
+        out[name] = list(getattr(feature, kind).value) if kind else []
     return out
-
-
-def _values(feature: bytes) -> list[Any]:
-    """Bytes, floats or integers of one feature."""
-    values: list[Any] = []
-    for kind, wire, data in _fields(feature):
-        if wire != 2:
-            raise ValueError("a feature is no list")
-        for _, inner, value in _fields(data):
-            if kind == 1:
-                values.append(value)
-            elif kind == 2:  # one float, or many in a row
-                values += struct.unpack(f"<{len(value) // 4}f", value)
-            elif inner == 0:
-                values.append(_signed(value))
-            else:
-                at = 0
-                while at < len(value):
-                    number, at = _varint(value, at)
-                    values.append(_signed(number))
-    return values
-
-
-def _signed(number: int) -> int:
-    return number - (1 << 64) if number >> 63 else number

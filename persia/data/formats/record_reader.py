@@ -16,8 +16,6 @@ from persia.data.formats.paths import File
 from persia.data.formats.read_csv import Mark, Wrong
 from persia.data.schema.schema import Schema
 
-__all__ = ["Ints", "Piece", "RecordReader", "Seen"]
-
 _CHUNK_BYTES = 4 << 20
 
 Ints = npt.NDArray[np.int64]

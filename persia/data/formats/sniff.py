@@ -23,8 +23,6 @@ from persia.data.formats.paths import File
 from persia.data.formats.read_arrow import open_units, stream_tables
 from persia.data.schema.schema import Schema
 
-__all__ = ["FORMATS", "format_of", "has_spaces", "sample", "with_delimiter"]
-
 FORMATS = ("parquet", "csv", "json", "arrow", "arrows", "tfrecord")
 
 _SUFFIXES = {

@@ -22,8 +22,6 @@ from persia.data.kafka.brokers import library
 from persia.data.kafka.columns import as_column
 from persia.data.kafka.registry import Place, Registry
 
-__all__ = ["Avro"]
-
 _LOGICAL = {
     ("int", "date"): pa.date32(),
     ("int", "time-millis"): pa.time32("ms"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
 import re
@@ -15,18 +14,8 @@ from functools import cache
 from typing import Any, TypeVar
 
 from persia import errors
+from persia.base import requirements
 from persia.base.check import kind
-from persia.base.requirements import install
-
-__all__ = [
-    "Brokers",
-    "DeadLetters",
-    "Key",
-    "library",
-    "log",
-    "said",
-    "settings",
-]
 
 log = logging.getLogger("persia.data.kafka.source")
 
@@ -75,12 +64,7 @@ _MEMBERS = {
 @cache
 def library(name: str = "confluent_kafka") -> Any:
     """A library that only those need who read Kafka."""
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise errors.InvalidArgument(
-            f"these messages of Kafka need {name}: {install(extra='kafka')}"
-        ) from None
+    return requirements.library(name, "kafka", "these messages of Kafka")
 
 
 def said(key: Key) -> str:
@@ -267,7 +251,7 @@ class Brokers:
                 reason = error.args[0]
             self.check_access(reason)
             if idle is not None:
-                idle.poll(0)  # calls what hears of refusals
+                idle.poll(0)  # calls back with refusals
             self.check_refused()
             wait = min(2 * wait, most)
             if time.monotonic() + pause >= end or stop.is_set():

@@ -10,8 +10,6 @@ import pyarrow as pa
 from persia import errors
 from persia.data.schema.hashing import as_array
 
-__all__ = ["as_column", "of_nanos"]
-
 
 def as_column(name: str, values: Sequence[Any], kind: Any) -> pa.Array:
     """Values of one field.

@@ -23,8 +23,6 @@ from persia.data.kafka.brokers import (
 )
 from persia.data.kafka.states import TABLE, Event, State
 
-__all__ = ["Reader"]
-
 T = TypeVar("T")
 
 _AT_ONCE = 10_000  # messages of one call
@@ -267,7 +265,7 @@ class Reader:
         return {key: given[said(key)] for key in old}
 
     def _check(self, key: Key, begin: int, low: int, high: int) -> int:
-        """Where a place goes on; offsets that are gone are counted."""
+        """Where a place continues; offsets that are gone are counted."""
         if begin > high:
             raise errors.StorageError(
                 f"Kafka at {self._brokers.servers}: {said(key)} ends at "
@@ -372,7 +370,8 @@ class Reader:
             )
 
     def _place_again(self, consumer: Any, part: _Partition) -> None:
-        """Goes on behind messages that were removed before they were read."""
+        """Continues behind messages that were removed before they were
+        read."""
         low, high = self._range(consumer, part.key)
         part.seen = self._check(part.key, part.seen, low, high)
         place = _place(part)

@@ -12,8 +12,6 @@ from persia import errors
 from persia.data.kafka.brokers import library
 from persia.data.kafka.columns import as_column, of_nanos
 
-__all__ = ["Protobuf"]
-
 # Seconds that they may have: of the years 1 to 9999, and of 10,000 years.
 _TIMES = {
     "google.protobuf.Timestamp": (-62_135_596_800, 253_402_300_799),

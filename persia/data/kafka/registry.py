@@ -12,8 +12,6 @@ from persia import errors
 from persia.base.urls import Url
 from persia.data.kafka.brokers import library
 
-__all__ = ["Place", "Registry"]
-
 #: A folder, a URL, or what confluent-kafka's SchemaRegistryClient takes.
 Place = str | os.PathLike[str] | Mapping[str, Any]
 

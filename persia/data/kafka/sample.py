@@ -22,8 +22,6 @@ from persia.data.kafka.registry import Place
 from persia.data.kafka.values import Written, bare
 from persia.data.table import of_dicts
 
-__all__ = ["sample_topics"]
-
 _BLOCK = 1000  # messages of a partition at a time
 
 

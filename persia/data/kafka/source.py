@@ -29,11 +29,9 @@ from persia.data.schema.encode import asks
 from persia.data.schema.schema import Schema
 from persia.data.table import as_schema
 
-__all__ = ["Kafka", "grown_parts"]
-
 
 class Kafka(Dataset):
-    """Kafka topics as batches, of which a restart cuts the same ones.
+    """Kafka topics as batches, whose boundaries are the same after a restart.
 
     A batch has the messages of one partition with offsets n * batch_size to
     (n + 1) * batch_size. It has fewer samples where offsets have gaps or
@@ -87,7 +85,7 @@ class Kafka(Dataset):
         config: further settings of librdkafka, such as
             ``{"security.protocol": "SASL_SSL"}``; or the path of a file with
             a line ``NAME=VALUE`` for each.
-        shard: (rank, world): take every world-th partition.
+        rank, world_size: take every world_size-th partition.
 
     Raises:
         InvalidArgument: an argument of the wrong kind, or confluent-kafka is
@@ -111,7 +109,7 @@ class Kafka(Dataset):
         topics: str | Sequence[str],
         group: str,
         schema: Schema | str | os.PathLike[str],
-        batch_size: int = 4096,
+        batch_size: int = 1024,
         *,
         value: str = "json",
         value_schema: str | os.PathLike[str] | None = None,
@@ -124,9 +122,16 @@ class Kafka(Dataset):
         dead_letter: str | None = None,
         timeout: float = 60.0,
         config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
-        shard: tuple[int, int] = (0, 1),
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
-        super().__init__(batch_size, seed=0, drop_last=False, shard=shard)
+        super().__init__(
+            batch_size,
+            seed=0,
+            drop_last=False,
+            rank=rank,
+            world_size=world_size,
+        )
         self._written = Written.checked(
             value, value_schema, value_message, value_registry
         )
@@ -262,7 +267,7 @@ class Kafka(Dataset):
             for number in range(count):
                 part = self._copy()
                 part._topics = [topic]
-                part.shard = (number, count)
+                part.rank, part.world_size = number, count
                 part.whole = True
                 part._kept, part._brokers = [], lasting
                 found[said((topic, number))] = part
@@ -287,7 +292,7 @@ class Kafka(Dataset):
     @property
     def key(self) -> Key:
         """(topic, partition) of a partition alone."""
-        return self._topics[0], self.shard[0]
+        return self._topics[0], self.rank
 
     def ends_of(self, keys: Sequence[Key]) -> dict[Key, int]:
         """Where partitions end now, as far as brokers answer."""
@@ -299,7 +304,7 @@ class Kafka(Dataset):
 
     def _after(self, batches: int) -> dict[str, Any]:
         """The position after so many batches of a partition alone."""
-        count, key = self.shard[1], said(self.key)
+        count, key = self.world_size, said(self.key)
         at = {
             "offsets": {key: batches * self.batch_size},
             "turn": key,

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["TABLE", "Event", "State"]
-
 
 class State(enum.Enum):
     """Where a partition is."""

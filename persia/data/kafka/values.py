@@ -22,8 +22,6 @@ from persia.data.schema.encode import Encoder
 from persia.data.schema.schema import Schema
 from persia.data.table import check_columns
 
-__all__ = ["Values", "Written", "bare"]
-
 _FORMS = ("json", "arrow", "avro", "protobuf")
 
 _FIRST = 100  # messages of which one has to fit the schema

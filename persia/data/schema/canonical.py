@@ -48,17 +48,6 @@ import pyarrow.compute as pc
 
 from persia import errors
 
-__all__ = [
-    "HASH_VERSION",
-    "digits",
-    "is_list",
-    "is_mixed",
-    "is_text",
-    "one_piece",
-    "plain",
-    "texts",
-]
-
 HASH_VERSION = 2
 
 Mask = npt.NDArray[np.bool_]

@@ -17,8 +17,6 @@ from persia.data.schema.canonical import (
     plain,
 )
 
-__all__ = ["Mask", "Report", "column_of", "need_text", "shown", "tell"]
-
 Mask = npt.NDArray[np.bool_]
 # (row of the piece, what is wrong, its kind)
 Report = Callable[[int, str, str], None]

@@ -14,8 +14,6 @@ from persia.data.schema.canonical import digits, is_text
 from persia.data.schema.columns import Mask
 from persia.data.schema.schema import Schema
 
-__all__ = ["NO", "YES", "read_declared"]
-
 YES = ["1", "yes", "true", "y", "t"]
 NO = ["0", "no", "false", "n", "f"]
 

@@ -30,15 +30,6 @@ from persia.data.schema.schema import (
     Schema,
 )
 
-__all__ = [
-    "Encoder",
-    "LabelError",
-    "asks",
-    "encode_rows",
-    "measure",
-    "times_of_texts",
-]
-
 _UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # ticks of a second
 _RARE = 0.01  # more labels of other values mean another schema
 

@@ -30,8 +30,6 @@ from persia.data.schema.schema import (
 )
 from persia.data.schema.text_lists import any_bracketed, values_of
 
-__all__ = ["IdEncoder", "is_same_in_versions"]
-
 # (numbers, where one is missing, where one is wrong, the column) of a column
 # of a table.
 Numbers = Callable[

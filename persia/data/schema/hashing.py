@@ -25,18 +25,6 @@ from persia.data.base import check_salt
 from persia.data.boundary import guarded
 from persia.data.schema.canonical import HASH_VERSION, is_mixed, plain, texts
 
-__all__ = [
-    "Bad",
-    "as_array",
-    "as_arrays",
-    "hash_array",
-    "hash_dictionary",
-    "hash_ids",
-    "hash_texts",
-    "ids_of_codes",
-    "integers",
-]
-
 Ids = npt.NDArray[np.int64]
 
 # By row: (what is wrong with its value, the kind of it).

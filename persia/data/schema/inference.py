@@ -18,8 +18,6 @@ from persia.data.schema.columns import column_of
 from persia.data.schema.encode import times_of_texts
 from persia.data.schema.schema import Schema
 
-__all__ = ["infer", "inferred", "say", "with_odd"]
-
 _LABELS = (
     "label click clicked is_click is_clicked y target conversion converted "
     "liked like buy purchase purchased outcome class income"

@@ -40,17 +40,6 @@ from pydantic import (
 from persia import errors
 from persia.base.check import kind
 
-__all__ = [
-    "CarryColumn",
-    "CategoricalColumn",
-    "CrossColumn",
-    "DenseColumn",
-    "LabelColumn",
-    "MultivaluedColumn",
-    "Schema",
-    "SequenceColumn",
-]
-
 
 def _named(value: Any) -> Any:
     """A column given by its name alone."""
@@ -588,7 +577,7 @@ class Schema(_Model):
 
     @staticmethod
     def presets() -> list[str]:
-        """The names of the schemas that come with Persia."""
+        """The names of the schemas that Persia has."""
         return sorted(
             file.name.removesuffix(".yaml") for file in _presets().iterdir()
         )

@@ -17,8 +17,6 @@ import pyarrow.compute as pc
 
 from persia.data.schema.canonical import digits
 
-__all__ = ["any_bracketed", "values_of"]
-
 _CLOSING = {"[": "]", "{": "}"}
 _NULLS = {"", "null", "NULL", "None", "nan", "NaN"}
 _TOKEN = re.compile(

@@ -1,0 +1,124 @@
+/* rows.c: vectors as rows, and back. */
+#include "rows_file/private.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "simd/simd.h"
+
+uint32_t persia_rows_stride(const rows_config *c)
+{
+    uint32_t bytes = ROWS_ID;
+
+    if (c->dim < 1 || c->dim > ROWS_DIM_MAX)
+        return 0;
+    switch (c->type) {
+    case ROWS_FP32:
+        bytes += 4 * c->dim;
+        break;
+    case ROWS_FP16:
+        bytes += 2 * c->dim;
+        break;
+    case ROWS_INT8:
+        bytes += 4 + c->dim;
+        break;
+    case ROWS_INT4:
+        bytes += 4 + (c->dim + 1) / 2;
+        break;
+    default:
+        return 0;
+    }
+    return (bytes + 7) & ~7u;
+}
+
+/* The scale at which `most` is the largest integer; 0 where values are as
+ * small as zero. */
+static float scale_of(float most, float largest)
+{
+    return most < 2e-36f ? 0 : most / largest;
+}
+
+static int to_integer(float value, float scale, int largest)
+{
+    const float to_nearest = 0x1.8p23f; /* beside it floats are integers */
+    if (!(scale > 0))
+        return 0;
+    const int q = (int)(value / scale + to_nearest - to_nearest);
+    return q > largest ? largest : q < -largest ? -largest : q;
+}
+
+static void narrow_integers(const rows_config *c, const float *vector,
+                            float most, char *to)
+{
+    const int eight = c->type == ROWS_INT8, largest = eight ? 127 : 7;
+    const float scale = scale_of(most, (float)largest);
+
+    memcpy(to, &scale, sizeof scale);
+    to += sizeof scale;
+    for (uint32_t j = 0; j < c->dim; j++) {
+        const int q = to_integer(vector[j], scale, largest);
+        if (eight)
+            to[j] = (char)q;
+        else
+            to[j / 2] = (char)(to[j / 2] | (q & 15) << (j % 2 * 4));
+    }
+}
+
+int rows_narrow(const rows_config *c, uint32_t stride, uint64_t id,
+                const float *vector, char *row)
+{
+    float most = 0;
+
+    memset(row, 0, stride);
+    memcpy(row, &id, sizeof id);
+    for (uint32_t j = 0; j < c->dim; j++) {
+        if (!isfinite(vector[j]))
+            return 0;
+        most = fabsf(vector[j]) > most ? fabsf(vector[j]) : most;
+    }
+    char *to = row + ROWS_ID;
+    if (c->type == ROWS_FP32) {
+        memcpy(to, vector, 4 * (size_t)c->dim);
+    } else if (c->type == ROWS_FP16) {
+        if (most >= 65520.0f) /* Inf from here on */
+            return 0;
+        for (uint32_t j = 0; j < c->dim; j++) {
+            const uint16_t half = fp16_narrow(vector[j]);
+            memcpy(to + 2 * (size_t)j, &half, sizeof half);
+        }
+    } else {
+        narrow_integers(c, vector, most, to);
+    }
+    return 1;
+}
+
+HOT void persia_rows_widen(const rows_config *c, const char *row,
+                           float *restrict out)
+{
+    const char *from = row + ROWS_ID;
+    float scale;
+
+    if (c->type == ROWS_FP32) {
+        memcpy(out, from, 4 * (size_t)c->dim);
+        return;
+    }
+    if (c->type == ROWS_FP16) {
+        for (uint32_t j = 0; j < c->dim; j++) {
+            uint16_t half;
+            memcpy(&half, from + 2 * (size_t)j, sizeof half);
+            out[j] = fp16_widen(half);
+        }
+        return;
+    }
+    memcpy(&scale, from, sizeof scale);
+    const signed char *q = (const signed char *)from + sizeof scale;
+    if (c->type == ROWS_INT8) {
+        for (uint32_t j = 0; j < c->dim; j++)
+            out[j] = scale * (float)q[j];
+        return;
+    }
+    for (uint32_t j = 0; j < c->dim; j++) {
+        const int four = (q[j / 2] >> (j % 2 * 4)) & 15;
+        out[j] = scale * (float)((four ^ 8) - 8);
+    }
+}

@@ -1,0 +1,336 @@
+/* Files of rows that are served: each row is found, others are not, values
+ * are within half a scale, pooled batches have the bits of
+ * persia_pool_forward(), and damaged files are refused, or searched within
+ * their bounds. */
+#include <fcntl.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "pool/pool.h"
+#include "rows_file/private.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+#include "fuzz/fuzz_rows_file.c"
+
+enum { KEY = 5, DIM_MAX = 40 };
+
+static char folder_path[64];
+static int folder = -1;
+static uint32_t random_state = 1;
+
+static uint32_t random_u32(void)
+{
+    uint32_t counter[4] = {random_state++, 0, 0, 0}, key[2] = {7, 7}, out[4];
+    philox4x32(counter, key, out);
+    return out[0];
+}
+
+static float random_value(void)
+{
+    return (float)(random_u32() % 20001) / 1000.0f - 10.0f;
+}
+
+static int folder_open(void **state)
+{
+    (void)state;
+    strcpy(folder_path, "/tmp/persia-rows-XXXXXX");
+    assert_non_null(mkdtemp(folder_path));
+    folder = open(folder_path, O_RDONLY | O_DIRECTORY);
+    return folder < 0;
+}
+
+static int folder_close(void **state)
+{
+    char command[100];
+    (void)state;
+    close(folder);
+    snprintf(command, sizeof command, "rm -r %s", folder_path);
+    return system(command);
+}
+
+static table_config absent_of(uint32_t dim)
+{
+    table_config c;
+    persia_table_config_init(&c);
+    strcpy(c.name, "user");
+    c.dim = dim;
+    return c;
+}
+
+/* Writes n rows with ids that spread, or follow each other. */
+static void make_file(const rows_config *c, size_t n, int spread,
+                      uint64_t *ids, float *vectors)
+{
+    rows_writer *w;
+    for (size_t i = 0; i < n; i++) {
+        ids[i] = spread ? id_hash(i) : i;
+        for (uint32_t j = 0; j < c->dim; j++)
+            vectors[i * c->dim + j] = random_value();
+    }
+    (void)unlinkat(folder, "rows", 0);
+    assert_int_equal(persia_rows_writer_open(folder, "rows", c, n,
+                                             "{\"table\":\"user\"}", &w),
+                     PERSIA_OK);
+    for (size_t at = 0; at < n;) {
+        const size_t some = n - at < 777 ? n - at : 777;
+        assert_int_equal(persia_rows_writer_add(w, some, ids + at,
+                                                vectors + at * c->dim),
+                         PERSIA_OK);
+        at += some;
+    }
+    assert_int_equal(persia_rows_writer_finish(w), PERSIA_OK);
+    persia_rows_writer_close(w);
+}
+
+static rows_file *open_file(const rows_config *c)
+{
+    const table_config absent = absent_of(c->dim);
+    rows_file *f;
+    assert_int_equal(persia_rows_file_open(folder, "rows", c, &absent, &f),
+                     PERSIA_OK);
+    return f;
+}
+
+/* How far a value may be from the one that was written. */
+static float bound(const rows_config *c, const float *vector)
+{
+    float most = 0;
+    for (uint32_t j = 0; j < c->dim; j++)
+        most = fabsf(vector[j]) > most ? fabsf(vector[j]) : most;
+    const float bounds[] = {0, most / 2048, most / 127 * 0.5001f,
+                            most / 7 * 0.5001f};
+    return bounds[c->type];
+}
+
+static void check_rows(const rows_config *c, size_t n, int spread)
+{
+    uint64_t *ids = malloc((n + 1) * sizeof *ids), absent = 0;
+    float *vectors = malloc((n + 1) * c->dim * sizeof *vectors);
+    float *found = malloc((n + 1) * c->dim * sizeof *found);
+    make_file(c, n, spread, ids, vectors);
+    rows_file *f = open_file(c);
+    assert_int_equal(persia_rows_file_rows(f), n);
+    assert_int_equal(persia_rows_file_check(f), PERSIA_OK);
+    assert_int_equal(
+        persia_rows_file_look_up(f, n, ids, found, c->dim, &absent),
+        PERSIA_OK);
+    assert_int_equal(absent, 0);
+    for (size_t i = 0; i < n; i++)
+        for (uint32_t j = 0; j < c->dim; j++)
+            assert_true(fabsf(found[i * c->dim + j] -
+                              vectors[i * c->dim + j]) <=
+                        bound(c, vectors + i * c->dim));
+    persia_rows_file_close(f);
+    free(ids);
+    free(vectors);
+    free(found);
+}
+
+static void test_every_row_is_found(void **state)
+{
+    static const size_t counts[] = {0, 1, 11, 12, 13, 1000, 20000};
+    static const uint32_t dims[] = {1, 2, 7, 16, DIM_MAX};
+    (void)state;
+    for (uint32_t type = 0; type < ROWS_TYPES; type++)
+        for (size_t n = 0; n < 7; n++)
+            for (size_t d = 0; d < 5; d++) {
+                const rows_config c = {type, dims[d], KEY};
+                check_rows(&c, counts[n], (n + d) % 2 == 0);
+            }
+}
+
+/* As a table without rows gives them. */
+static void test_absent_ids_have_initial_vectors(void **state)
+{
+    const rows_config c = {ROWS_INT8, 16, KEY};
+    table_config config = absent_of(16);
+    uint64_t ids[100], others[300], absent = 0;
+    float vectors[100 * 16], found[300 * 16], wanted[300 * 16];
+    table *t;
+    (void)state;
+    make_file(&c, 100, 1, ids, vectors);
+    rows_file *f = open_file(&c);
+    for (size_t i = 0; i < 300; i++)
+        others[i] = id_hash(1000 + i);
+    assert_int_equal(persia_table_create(&config, &t), PERSIA_OK);
+    assert_int_equal(persia_table_get(t, 300, others, wanted, NULL, NULL),
+                     PERSIA_OK);
+    assert_int_equal(
+        persia_rows_file_look_up(f, 300, others, found, 16, &absent),
+        PERSIA_OK);
+    assert_int_equal(absent, 300);
+    uint8_t has[400];
+    persia_rows_file_contains(f, 300, others, has);
+    persia_rows_file_contains(f, 100, ids, has + 300);
+    for (size_t i = 0; i < 400; i++)
+        assert_int_equal(has[i], i >= 300);
+    assert_memory_equal(found, wanted, sizeof found);
+    persia_table_destroy(t);
+    persia_rows_file_close(f);
+    config.missing = MISSING_ZEROS;
+    assert_int_equal(persia_rows_file_open(folder, "rows", &c, &config, &f),
+                     PERSIA_OK);
+    assert_int_equal(
+        persia_rows_file_look_up(f, 1, others, found, 16, &absent), PERSIA_OK);
+    for (size_t j = 0; j < 16; j++)
+        assert_true(found[j] == 0);
+    persia_rows_file_close(f);
+}
+
+static void test_batches_pool(void **state)
+{
+    enum { BAGS = 50, N = 400, DIM = 12 };
+    const rows_config c = {ROWS_FP16, DIM, KEY};
+    uint64_t ids[1000], batch[N], absent;
+    float vectors[1000 * DIM], rows[N * DIM], weights[N];
+    float wanted[BAGS * DIM], out[BAGS * 2 * DIM];
+    int64_t offsets[2 * BAGS + 1] = {0};
+    (void)state;
+    make_file(&c, 1000, 1, ids, vectors);
+    rows_file *f = open_file(&c);
+    for (size_t i = 0; i < 2 * BAGS; i++)
+        offsets[i + 1] = offsets[i] + random_u32() % 8;
+    const size_t n = (size_t)offsets[2 * BAGS];
+    assert_true(n <= 2 * BAGS * 7 && n <= N * 2);
+    for (size_t i = 0; i < N; i++) {
+        batch[i] = i % 9 ? ids[random_u32() % 1000] : id_hash(5000 + i);
+        weights[i] = random_value();
+    }
+    const size_t used = n < N ? n : N;
+    for (size_t i = 0; i <= 2 * BAGS; i++)
+        offsets[i] = offsets[i] > (int64_t)used ? (int64_t)used : offsets[i];
+    const rows_part parts[] = {{f, 0, POOL_MEAN, 0}, {f, 1, POOL_SUM, DIM}};
+    const rows_batch b = {.features = 2, .n = used, .ids = batch,
+                          .offsets = offsets, .bags = BAGS,
+                          .weights = weights, .out = out, .width = 2 * DIM};
+    assert_int_equal(persia_rows_file_batch(&b, parts, 2, &absent),
+                     PERSIA_OK);
+    absent = 0;
+    assert_int_equal(
+        persia_rows_file_look_up(f, used, batch, rows, DIM, &absent),
+        PERSIA_OK);
+    for (size_t p = 0; p < 2; p++) {
+        const int64_t *own = offsets + p * BAGS;
+        persia_pool_forward(parts[p].kind, BAGS, own, weights + own[0],
+                            rows + own[0] * DIM, DIM, wanted, DIM);
+        for (size_t i = 0; i < BAGS; i++)
+            assert_memory_equal(out + i * 2 * DIM + p * DIM, wanted + i * DIM,
+                                DIM * sizeof(float));
+    }
+    offsets[3] = offsets[5] + 1; /* it falls after that */
+    assert_int_equal(persia_rows_file_batch(&b, parts, 2, &absent),
+                     PERSIA_EOFFSETS);
+    persia_rows_file_close(f);
+}
+
+static void test_values_that_do_not_fit_are_refused(void **state)
+{
+    static const float wrong[] = {NAN, INFINITY, -INFINITY, 65520.0f};
+    const uint64_t id = 3;
+    (void)state;
+    for (uint32_t type = 0; type < ROWS_TYPES; type++)
+        for (size_t i = 0; i < 4; i++) {
+            const rows_config c = {type, 1, KEY};
+            rows_writer *w;
+            (void)unlinkat(folder, "rows", 0);
+            assert_int_equal(
+                persia_rows_writer_open(folder, "rows", &c, 1, "{}", &w),
+                PERSIA_OK);
+            assert_int_equal(persia_rows_writer_add(w, 1, &id, &wrong[i]),
+                             i < 3 || type == ROWS_FP16 ? PERSIA_EARG
+                                                        : PERSIA_OK);
+            persia_rows_writer_close(w);
+        }
+}
+
+static void test_writer_takes_as_many_rows_as_it_was_made_for(void **state)
+{
+    const rows_config c = {ROWS_FP32, 1, KEY}, even = {ROWS_FP32, 1, 4};
+    const uint64_t ids[] = {1, 2};
+    const float values[] = {1, 2};
+    rows_writer *w;
+    (void)state;
+    (void)unlinkat(folder, "rows", 0);
+    assert_int_equal(
+        persia_rows_writer_open(folder, "rows", &even, 1, "{}", &w),
+        PERSIA_EARG);
+    assert_int_equal(
+        persia_rows_writer_open(folder, "rows", &c, ROWS_MAX, "{}", &w),
+        PERSIA_ELIMIT);
+    assert_int_equal(persia_rows_writer_open(folder, "rows", &c, 1, "{}", &w),
+                     PERSIA_OK);
+    assert_int_equal(persia_rows_writer_finish(w), PERSIA_EARG);
+    assert_int_equal(persia_rows_writer_add(w, 2, ids, values), PERSIA_EARG);
+    persia_rows_writer_close(w);
+}
+
+/* Every 97th byte of a file, changed, and every prefix of its header. */
+static void test_damaged_files_stay_within_bounds(void **state)
+{
+    const rows_config c = {ROWS_INT4, 2, KEY};
+    uint64_t ids[300];
+    float vectors[600];
+    struct stat st;
+    (void)state;
+    make_file(&c, 300, 1, ids, vectors);
+    const int fd = openat(folder, "rows", O_RDONLY);
+    assert_int_equal(fstat(fd, &st), 0);
+    const size_t size = (size_t)st.st_size;
+    uint8_t *data = malloc(size);
+    assert_int_equal(read(fd, data, size), size);
+    close(fd);
+    for (size_t at = 0; at < size; at += at < 300 ? 1 : 97) {
+        data[at] ^= 0x41;
+        LLVMFuzzerTestOneInput(data, size);
+        data[at] ^= 0x41;
+    }
+    for (size_t n = 0; n < size; n += 1 + n / 8)
+        LLVMFuzzerTestOneInput(data, n);
+    free(data);
+}
+
+static void test_damage_is_found(void **state)
+{
+    const rows_config c = {ROWS_FP32, 1, KEY}, wider = {ROWS_FP32, 4, KEY};
+    const table_config absent = absent_of(4);
+    uint64_t ids[100];
+    float vectors[100];
+    rows_file *f;
+    (void)state;
+    make_file(&c, 100, 0, ids, vectors);
+    assert_int_equal(
+        persia_rows_file_open(folder, "rows", &wider, &absent, &f),
+        PERSIA_EMISMATCH);
+    const int fd = openat(folder, "rows", O_RDWR);
+    assert_int_equal(pwrite(fd, &(uint64_t){77777}, 8, lseek(fd, 0, SEEK_END) -
+                                                           16 * 40),
+                     8);
+    close(fd);
+    f = open_file(&c);
+    assert_int_equal(persia_rows_file_check(f), PERSIA_ECORRUPT);
+    persia_rows_file_close(f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_row_is_found),
+        cmocka_unit_test(test_absent_ids_have_initial_vectors),
+        cmocka_unit_test(test_batches_pool),
+        cmocka_unit_test(test_values_that_do_not_fit_are_refused),
+        cmocka_unit_test(test_writer_takes_as_many_rows_as_it_was_made_for),
+        cmocka_unit_test(test_damaged_files_stay_within_bounds),
+        cmocka_unit_test(test_damage_is_found),
+    };
+    return cmocka_run_group_tests(tests, folder_open, folder_close);
+}

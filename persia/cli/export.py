@@ -1,0 +1,96 @@
+"""``persia export``: makes a model of ``persia train`` ready to be served."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+from persia.base.logs import say
+from persia.cli.options import DryRun, Json, Root, Step, print_json
+
+
+def command(
+    root: Root,
+    out: Annotated[
+        str,
+        typer.Argument(help="Folder of the versions; a new one is added."),
+    ],
+    rows: Annotated[
+        Literal["fp32", "fp16", "int8", "int4"],
+        typer.Option(help="Type of the vectors; integers have a scale a row."),
+    ] = "fp32",
+    step: Step = None,
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="How many versions stay, the newest; none: all.",
+        ),
+    ] = None,
+    min_count: Annotated[
+        float | None,
+        typer.Option(help="Only rows of at least so many updates."),
+    ] = None,
+    last_updates: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Only rows that the last so many updates have touched.",
+        ),
+    ] = None,
+    last_seconds: Annotated[
+        float | None,
+        typer.Option(help="Only rows that were touched in so many seconds."),
+    ] = None,
+    most_rows: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="At most so many rows of a table: those of the most updates, "
+            "or those touched last.",
+        ),
+    ] = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Write a checkpoint of persia train as a new version of an export: rows
+    that are mapped, the dense part as a graph, the schema.
+
+    persia.load_model and persia serve model take it.
+
+    persia export out exported
+
+    persia export out exported --rows int8 --keep 3 --last-updates 100000
+    """
+    from persia.serving.rows import Publish
+    from persia.serving.trained import check_checkpoint, export_checkpoint
+
+    publish = Publish(
+        count=min_count,
+        updates=last_updates,
+        seconds=last_seconds,
+        rows=most_rows,
+    )
+    if dry_run:
+        say(f"would export {check_checkpoint(root, out, step)}")
+        return
+    found = export_checkpoint(
+        root, out, step=step, rows=rows, publish=publish, keep=keep
+    )
+    if json:
+        values: dict[str, Any] = {
+            "path": str(found.path),
+            "version": found.version,
+            "rows": dict(found.rows),
+            "left_out": dict(found.left_out),
+            "bytes": found.bytes,
+        }
+        print_json(values)
+        return
+    left = sum(found.left_out.values())
+    say(
+        f"exported {sum(found.rows.values()):,} rows of {len(found.rows)} "
+        f"tables, {found.bytes:,} bytes, to {found.path}"
+        + (f"; {left:,} rows were left out" if left else "")
+    )

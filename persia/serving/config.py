@@ -1,0 +1,149 @@
+"""The options of ``persia serve model``. Nothing of torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pydantic
+from pydantic import Field
+
+from persia.distributed.security import Security
+from persia.distributed.serving import is_loopback
+from persia.errors import InvalidArgument
+
+
+class ModelConfig(pydantic.BaseModel):
+    """The options of ``persia serve model``; their names are those of the
+    flags."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True
+    )
+
+    host: str = Field(
+        "127.0.0.1", description="Address to listen on; 0.0.0.0: on all."
+    )
+    port: int = Field(
+        8080, ge=0, le=65535, description="Port of HTTP; 0: any."
+    )
+    executors: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="Threads that compute (default: one a core).",
+    )
+    batch: int = Field(
+        1024,
+        ge=1,
+        le=1 << 20,
+        description="Samples that are computed together, of several requests; "
+        "a request of more is computed alone.",
+    )
+    queue: int = Field(
+        16384,
+        ge=1,
+        le=1 << 30,
+        description="Samples that may wait; beyond, requests are refused.",
+    )
+    candidates: int = Field(
+        4096, ge=1, le=1 << 24, description="Samples that a request may have."
+    )
+    body_limit: pydantic.ByteSize = Field(
+        pydantic.ByteSize(64 << 20),
+        ge=1 << 10,
+        validate_default=True,
+        description="Bytes that a request may have.",
+    )
+    timeout: float = Field(
+        10.0,
+        gt=0,
+        le=86400,
+        description="Seconds that a request may wait, if it does not say.",
+    )
+    versions: int = Field(
+        2,
+        ge=1,
+        le=1024,
+        description="Versions of a model that stay mapped, for rollback.",
+    )
+    poll: float = Field(
+        5.0,
+        ge=0,
+        le=86400,
+        description="Seconds between looks for a new version; 0: never.",
+    )
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="Port of Prometheus metrics; 0: any."
+    )
+    metrics_host: str = Field(
+        "127.0.0.1",
+        description="Address of `metrics_port`, which has neither TLS nor a "
+        "token.",
+    )
+    token: pydantic.SecretStr | None = Field(
+        None,
+        description="Token that clients must show; beyond the loopback it "
+        "needs TLS.",
+    )
+    token_file: Path | None = Field(None, description="File with the token.")
+    tls_cert: Path | None = Field(
+        None, description="Certificate chain of the server, PEM."
+    )
+    tls_key: Path | None = Field(None, description="Key of `tls_cert`, PEM.")
+    tls_ca: Path | None = Field(
+        None, description="Certificates that clients' are signed with, PEM."
+    )
+    mutual_tls: bool = Field(
+        False, description="Clients must show a certificate of `tls_ca`."
+    )
+    insecure: bool = Field(
+        False,
+        description="Allow other addresses than loopback without TLS and "
+        "token.",
+    )
+    grace: float = Field(
+        30.0,
+        ge=0,
+        le=86400,
+        description="Seconds from SIGTERM or Ctrl-C until it has ended, "
+        "whatever it waits for.",
+    )
+
+    def security(self) -> Security:
+        """TLS and the token, read from their files.
+
+        Raises:
+            InvalidArgument: others than this machine could reach it without.
+        """
+        found = Security.load(
+            ca=self.tls_ca,
+            cert=self.tls_cert,
+            key=self.tls_key,
+            mutual=self.mutual_tls,
+            token=None
+            if self.token is None
+            else self.token.get_secret_value(),
+            token_file=self.token_file,
+            insecure=self.insecure,
+        )
+        _check_address(self.host, found)
+        return found
+
+
+def _check_address(host: str, security: Security) -> None:
+    """The rule of all that serves, see ``csrc/rpc/address.c``."""
+    if is_loopback(host):
+        return
+    if security.cert is None and security.token is not None:
+        raise InvalidArgument(
+            f"{host}: a token would travel in the clear: give certificates "
+            "(`tls_cert`, `tls_key`), or no token"
+        )
+    if not security.insecure and (
+        security.cert is None or security.token is None
+    ):
+        raise InvalidArgument(
+            f"serving at {host}: an address that other machines reach needs "
+            "TLS and a token (`tls_cert`, `tls_key`, `token_file`), or "
+            "`insecure` where the network is trusted"
+        )

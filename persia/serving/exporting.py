@@ -1,0 +1,333 @@
+"""Exports: what was trained, as a folder that serves."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import inspect
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import nn
+
+from persia import errors
+from persia.base.check import kind, whole
+from persia.base.version import __version__
+from persia.checkpoint import files, saving
+from persia.checkpoint.files import Found, Root
+from persia.checkpoint.manifest import File, Table
+from persia.data.batches.batch import Batch
+from persia.data.schema.schema import Schema
+from persia.nn.lookups import stores_of
+from persia.serving.folder import (
+    FORMAT,
+    VERSION,
+    ExportTable,
+    Versions,
+    entry_of,
+    versions_of,
+)
+from persia.serving.form import Form
+from persia.serving.graph import Graph, trace
+from persia.serving.rows import Publish, RowType, write_rows
+from persia.store import Store
+from persia.store.engine import engine_of
+
+_DENSE, _SCHEMA = "dense.pt2", "schema.yaml"
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """What an export has written.
+
+    Attributes:
+        path: the folder of the version.
+        version: its name, such as "v-000001".
+        rows: of each table.
+        left_out: rows of each table that ``publish`` left out.
+        bytes: of all files.
+    """
+
+    path: Path
+    version: str
+    rows: Mapping[str, int]
+    left_out: Mapping[str, int]
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A model that was traced, and what its users know of it.
+
+    Attributes:
+        graph: of the model.
+        schema: of the data; None: requests have ids.
+        tasks: names of the labels, where there are several.
+        clicks: whether the output is a logit.
+    """
+
+    graph: Graph
+    schema: Schema | None = None
+    tasks: Sequence[str] = ()
+    clicks: bool = False
+
+
+def trace_model(
+    model: nn.Module,
+    example: Any,
+    schema: Schema | None = None,
+    output: str = "output",
+) -> Graph:
+    """The graph of a model that is called with ``example``.
+
+    Args:
+        model: with tables of Persia.
+        example: as of :func:`export`.
+        schema: of the data.
+        output: the name of its output.
+
+    Raises:
+        InvalidArgument: torch.export makes no graph of it, or the example is
+            no call of it.
+    """
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = {}
+    if isinstance(example, Batch):
+        args = example.dense, example.ids
+    elif isinstance(example, tuple):
+        args = example
+    elif isinstance(example, Mapping):
+        args, kwargs = (), example
+    else:
+        args = (example,)
+    single = [] if schema is None else [c.feature for c in schema.singles]
+    try:
+        bound = inspect.signature(model.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise errors.InvalidArgument(
+            f"the example is no call of {type(model).__name__}: {error}"
+        ) from None
+    names = list(bound.arguments)[: len(args)]
+    names += [f"input{i}" for i in range(len(names), len(args))]
+    form, tensors = Form.of(names, args, kwargs, single)
+    return trace(model, form, tensors, output)
+
+
+def export(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    example: Any,
+    store: Store | None = None,
+    rows: RowType = "fp32",
+    publish: Publish | None = None,
+    keep: int | None = None,
+    schema: Schema | str | os.PathLike[str] | None = None,
+    tasks: Sequence[str] = (),
+    clicks: bool = False,
+) -> Exported | None:
+    """Writes a model with its rows into a folder from which
+    :func:`persia.load_model` and ``persia serve model`` take it.
+
+    A new version appears in ``path`` whole, or not at all, and is the current
+    one then. Rows and the dense part are of one moment: call it between two
+    steps. The model and the store are afterwards as they were.
+
+    Args:
+        model: any module with tables of Persia, those of
+            :func:`persia.convert` among them.
+        path: the root of the versions, a folder.
+        example: what the model is called with, of two samples or more, whose
+            values do not matter: a :class:`persia.Batch` (the call is
+            ``model(batch.dense, batch.ids)``), a tuple of arguments, a dict
+            of them by name, or the only one.
+        store: of the tables; None: that of the model.
+        rows: how vectors are kept: "fp32"; "fp16"; "int8" or "int4", integers
+            with a scale a row.
+        publish: leaves rows out.
+        keep: so many versions stay, the newest; None: all.
+        schema: of the data: requests have columns then, with raw values; None:
+            they have ids.
+        tasks: names of the labels, where the output is [B, tasks].
+        clicks: the output is a logit; its sigmoid is what requests get.
+
+    Returns:
+        What was written; None on all ranks but the first, which all call it.
+
+    Raises:
+        InvalidArgument: torch.export makes no graph of the model; or it has
+            several stores; or rows of this type cannot hold a value.
+        StorageError: a file cannot be written.
+    """
+    root = versions_of(path)
+    _check_options(rows, keep)
+    if schema is not None and not isinstance(schema, Schema):
+        schema = Schema.load(schema)
+    store = _store_of(model, store)
+    # First, for it may fail.
+    graph = trace_model(model, example, schema)
+    trial = Trial(graph, schema, tuple(tasks), clicks)
+    _check_tables(graph, list(store.tables))
+    if store.world_size > 1 or store.remote:
+        shared = files.LocalRoot(Path(f"{root.path}-rows"))
+        folder = saving.save(store, shared.path, keep=1)
+        if store.rank != 0:
+            return None
+        found = files.find(shared, int(Path(folder).name[5:]))
+        return publish_rows(trial, root, (shared, found), rows, publish, keep)
+    with root.writing() as temporary:
+        saved = files.LocalRoot(temporary / "checkpoint")
+        before = engine_of(store).checkpoint_id, engine_of(store).saved
+        saving.save(store, saved.path, step=0)
+        engine_of(store).checkpoint_id, engine_of(store).saved = before
+        source = saved, files.find(saved, 0)
+        return _write(trial, root, temporary, source, rows, publish, keep)
+
+
+def publish_rows(
+    trial: Trial,
+    path: str | os.PathLike[str] | Versions,
+    source: tuple[Root, Found],
+    rows: RowType = "fp32",
+    publish: Publish | None = None,
+    keep: int | None = None,
+) -> Exported:
+    """Writes a version: a traced model with the rows of a checkpoint.
+
+    Args:
+        trial: the model.
+        path: the root of the versions.
+        source: the root of checkpoints, and the checkpoint.
+        rows, publish, keep: as of :func:`export`.
+    """
+    root = path if isinstance(path, Versions) else versions_of(path)
+    _check_options(rows, keep)
+    _check_tables(trial.graph, [t.name for t in source[1].manifest.tables])
+    with root.writing() as temporary:
+        return _write(trial, root, temporary, source, rows, publish, keep)
+
+
+def _write(
+    trial: Trial,
+    root: Versions,
+    temporary: Path,
+    source: tuple[Root, Found],
+    rows: RowType,
+    publish: Publish | None,
+    keep: int | None,
+) -> Exported:
+    found = source[1]
+    folder = temporary / "version"
+    folder.mkdir()
+    graph = trial.graph
+    try:
+        files.write_file(folder / _DENSE, graph.write)
+        schema = _write_schema(folder, trial.schema)
+        tables = [
+            _write_table(folder, i, source, name, rows, publish or Publish())
+            for i, name in enumerate(graph.tables)
+        ]
+        document: dict[str, Any] = {
+            "format": FORMAT,
+            "version": VERSION,
+            "name": root.next_name(),
+            "made": datetime.datetime.now(datetime.UTC).isoformat(),
+            "persia": __version__,
+            "torch": torch.__version__,
+            "checkpoint": found.manifest.id,
+            "step": found.manifest.step,
+            "updates": found.manifest.updates,
+            "publish": (publish or Publish()).model_dump(),
+            "tables": [one.model_dump(mode="json") for one in tables],
+            "lookups": {n: v.model_dump() for n, v in graph.lookups.items()},
+            "form": graph.form.model_dump(),
+            "dense": entry_of(folder, _DENSE).model_dump(),
+            "schema_file": None if schema is None else schema.model_dump(),
+            "tasks": list(trial.tasks),
+            "clicks": trial.clicks,
+        }
+        there = root.add(folder, document, keep)
+    except errors.PersiaError:
+        raise
+    except OSError as error:
+        raise errors.StorageError(
+            f"exporting into {root} failed: {error}"
+        ) from error
+    every = [graph_file.bytes for graph_file in (t.file for t in tables)]
+    return Exported(
+        path=there,
+        version=document["name"],
+        rows={t.options.name: t.rows for t in tables},
+        left_out={t.options.name: t.trained - t.rows for t in tables},
+        bytes=document["dense"]["bytes"] + sum(every),
+    )
+
+
+def _write_schema(folder: Path, schema: Schema | None) -> File | None:
+    if schema is None:
+        return None
+    text = schema.to_yaml().encode()
+    files.write_file(folder / _SCHEMA, lambda file: file.write(text))
+    return entry_of(folder, _SCHEMA)
+
+
+def _write_table(
+    folder: Path,
+    number: int,
+    source: tuple[Root, Found],
+    name: str,
+    rows: RowType,
+    publish: Publish,
+) -> ExportTable:
+    root, found = source
+    table = next(t for t in found.manifest.tables if t.name == name)
+    file = f"rows-{number:04d}.safetensors"
+    count, key = write_rows(folder, file, rows, publish, (root, found, table))
+    none = {"rows": 0, "files": [], "pushes": [0]}
+    return ExportTable(
+        options=Table.model_validate(table.model_dump() | none),
+        type=rows,
+        key=key,
+        rows=count,
+        trained=table.rows,
+        file=entry_of(folder, file),
+    )
+
+
+def _check_options(rows: RowType, keep: int | None) -> None:
+    if rows not in get_args(RowType):
+        raise errors.InvalidArgument(
+            f"rows is {rows!r}, need one of {', '.join(get_args(RowType))}"
+        )
+    if keep is not None:
+        whole("keep", keep, 1, 2**63 - 1)
+
+
+def _store_of(model: nn.Module, store: Store | None) -> Store:
+    kind("model", model, nn.Module, "a module")
+    stores = stores_of(model)
+    if store is not None:
+        kind("store", store, Store, "a persia.Store")
+        if stores != [store]:
+            raise errors.InvalidArgument(
+                "store= is not the one store of the model's tables"
+            )
+    if len(stores) != 1:
+        raise errors.InvalidArgument(
+            f"the tables of {type(model).__name__} are in {len(stores)} "
+            "stores; an export has those of one: make them with the same "
+            "store="
+        )
+    return stores[0]
+
+
+def _check_tables(graph: Graph, known: Sequence[str]) -> None:
+    missing = sorted(set(graph.tables) - set(known))
+    if missing:
+        raise errors.SchemaMismatch(
+            f"the rows of tables {missing} are not there; there are "
+            f"{sorted(known)}"
+        )

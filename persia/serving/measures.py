@@ -1,0 +1,62 @@
+"""What a serving process measures of its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client.registry import CollectorRegistry
+
+#: Phases of a request, in their order.
+PHASES = {
+    "decode": "From the body to tensors.",
+    "queue": "In the queue.",
+    "compute": "Lookups and the dense part, of a batch.",
+    "encode": "From tensors to the body.",
+    "request": "All of it.",
+}
+_SECONDS = [1e-4 * 2**i for i in range(17)]
+_SAMPLES = [2.0**i for i in range(14)]
+
+
+class Measures:
+    """Counters and histograms, for Prometheus.
+
+    Attributes:
+        phases: histograms of seconds, by the names of :data:`PHASES`.
+        batches: histogram of the samples of a batch.
+        answered: requests by model and outcome, "ok" or the error's class.
+    """
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        family = Histogram(
+            "persia_serving_seconds",
+            "Seconds of a request, by phase.",
+            ["phase"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.phases = {name: family.labels(name) for name in PHASES}
+        self.batches = Histogram(
+            "persia_serving_batch_samples",
+            "Samples that were computed together.",
+            buckets=_SAMPLES,
+            registry=self.registry,
+        )
+        self.answered = Counter(
+            "persia_serving_requests",
+            "Requests, by model and outcome.",
+            ["model", "outcome"],
+            registry=self.registry,
+        )
+
+    def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """A gauge that is read when Prometheus asks."""
+        gauge = Gauge(f"persia_serving_{name}", text, registry=self.registry)
+        gauge.set_function(read)
+
+    def collect(self) -> Iterator[Any]:
+        """All metrics."""
+        yield from self.registry.collect()

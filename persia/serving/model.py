@@ -1,0 +1,271 @@
+"""Models that were exported, loaded without a store."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from persia import _core, errors
+from persia.data.batches.batch import Batch
+from persia.data.schema.schema import Schema
+from persia.data.table import Table
+from persia.serving.folder import Version, check_file, find_version
+from persia.serving.graph import Lookup, bind, read_graph
+from persia.serving.rows import open_rows
+
+_POOLING = {
+    "sum": _core.POOL_SUM,
+    "mean": _core.POOL_MEAN,
+    "sqrtn": _core.POOL_SQRTN,
+    "none": _core.POOL_NONE,
+}
+
+
+class _Rows(nn.Module):
+    """A lookup in mapped files."""
+
+    def __init__(
+        self, lookup: Lookup, tables: Mapping[str, _core.RowsFile]
+    ) -> None:
+        super().__init__()
+        self._features = lookup.features
+        self._width = lookup.width
+        self._pooled = lookup.pooled
+        self._parts = [
+            (tables[p.table], p.feature, _POOLING[p.pooling], p.column)
+            for p in lookup.parts
+        ]
+        self._counts = [0, 0]
+        self._lock = threading.Lock()
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Ids that were looked up, and those of them without a row."""
+        with self._lock:
+            return self._counts[0], self._counts[1]
+
+    def forward(
+        self, values: Tensor, offsets: Tensor | None, weights: Tensor | None
+    ) -> Tensor:
+        """float32 [bags, width], or, not pooled, [n, width]."""
+        height = n = values.shape[0]
+        if self._pooled:
+            bags = n if offsets is None else offsets.shape[0] - 1
+            height = bags // self._features
+        make = torch.empty if self._pooled else torch.zeros
+        out = make((height, self._width), dtype=torch.float32)
+        absent = _core.rows_batch(
+            self._parts,
+            self._features,
+            values.detach().contiguous().numpy(),
+            None if offsets is None else offsets.contiguous().numpy(),
+            None if weights is None else weights.contiguous().numpy(),
+            out.numpy(),
+            self._width,
+        )
+        with self._lock:
+            self._counts[0] += n
+            self._counts[1] += absent
+        return out
+
+
+class ExportedModel(nn.Module):
+    """A model that :func:`persia.export` wrote, with its rows mapped.
+
+    It is called as the model that was exported, and gives the same. It has no
+    store, and trains nothing. Several threads may call it at once; processes
+    of a machine share the memory of its rows.
+
+    Attributes:
+        version: the name of the version.
+        folder: of the version.
+        manifest: what the folder says of it.
+        schema: of the data that it was trained on; None: it takes ids.
+        tasks: names of the labels, where there are several.
+        form: of its inputs and outputs, as tensors with names.
+    """
+
+    def __init__(self, version: Version) -> None:
+        super().__init__()
+        self.folder, self.manifest = version
+        manifest = self.manifest
+        self.version = manifest.name
+        self.form = manifest.form
+        self.tasks = tuple(manifest.tasks)
+        self.schema: Schema | None = None
+        if manifest.schema_file is not None:
+            check_file(self.folder, manifest.schema_file)
+            self.schema = Schema.load(self.folder / manifest.schema_file.name)
+        self._inputs = _without_labels(self.schema)
+        tables = {
+            t.options.name: open_rows(
+                self.folder, t.file.name, t.type, t.key, t.options
+            )
+            for t in manifest.tables
+        }
+        check_file(self.folder, manifest.dense)
+        with (self.folder / manifest.dense.name).open("rb") as file:
+            program = read_graph(file)
+        self._tables = tables
+        self._lookups = {
+            name: _Rows(one, tables) for name, one in manifest.lookups.items()
+        }
+        self.graph = bind(program, self._lookups.__getitem__)
+        self.requires_grad_(False)
+        self.training = False
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model gives that was exported, without gradient.
+
+        Raises:
+            InvalidArgument, MissingFeature, ShapeError, DtypeError,
+            OffsetsError: it is no call of that model.
+        """
+        return self.form.give(self.run(self.form.flatten(args, kwargs)))
+
+    @torch.no_grad()
+    def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The outputs, in the order of ``form.outputs``, of inputs in the
+        order of ``form.inputs``, which :meth:`Form.check` has checked."""
+        found: tuple[Tensor, ...] = self.graph(*tensors)
+        return found
+
+    def scores(self, outputs: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The outputs by name; of a model of clicks its probabilities, as
+        ``score``, or ``score.<task>``."""
+        if not self.manifest.clicks:
+            names = [one.name for one in self.form.outputs]
+            return dict(zip(names, outputs, strict=True))
+        found = outputs[0].float().sigmoid()
+        if not self.tasks:
+            return {"score": found.reshape(len(found))}
+        return {
+            f"score.{task}": found[:, i] for i, task in enumerate(self.tasks)
+        }
+
+    def tensors_of(self, batch: Batch) -> list[Tensor]:
+        """The inputs of ``model(batch.dense, batch.ids)``."""
+        return self.form.flatten((batch.dense, batch.ids), {})
+
+    def batches_of(self, data: Any, batch_size: int = 4096) -> Table:
+        """Raw values as batches: hashed as in the training.
+
+        Args:
+            data: all that :class:`persia.data.Table` takes, with the columns
+                of the training; those of labels may be missing.
+            batch_size: samples of a batch.
+
+        Raises:
+            InvalidArgument: the model was exported without a schema.
+            MalformedData: a row is malformed.
+            SchemaMismatch: a column is missing, or has another type.
+        """
+        if self._inputs is None:
+            raise errors.InvalidArgument(
+                "the model was exported without a schema: it takes ids"
+            )
+        return Table(data, self._inputs, batch_size)
+
+    def predict(self, data: Any) -> Tensor:
+        """Probabilities of a click, or what else the model gives first.
+
+        Args:
+            data: a :class:`persia.Batch`, or raw values as of
+                :meth:`batches_of`.
+
+        Returns:
+            float32 [B]; [B, tasks] where there are several labels.
+        """
+        batches = [data] if isinstance(data, Batch) else self.batches_of(data)
+        parts = [self._predicted(batch) for batch in batches]
+        empty = (0, len(self.tasks)) if self.tasks else (0,)
+        return torch.cat([torch.zeros(empty), *parts])
+
+    def _predicted(self, batch: Batch) -> Tensor:
+        every = self.scores(self.run(self.tensors_of(batch)))
+        if self.tasks:
+            return torch.stack(list(every.values()), 1)
+        return next(iter(every.values()))
+
+    def has_rows(self, table: str, ids: Tensor) -> Tensor:
+        """Which of ids [n], int64, have a row in a table: bool [n]."""
+        out = np.empty(len(ids), np.uint8)
+        self._tables[table].contains(ids.contiguous().numpy(), out)
+        return torch.from_numpy(out).bool()
+
+    def rows(
+        self, table: str, piece: int = 1 << 16
+    ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]:
+        """All rows of a table, in the order of its file: ids [n] and vectors
+        [n, dim], ``piece`` of them at a time."""
+        options = next(
+            t.options for t in self.manifest.tables if t.options.name == table
+        )
+        file = self._tables[table]
+        for first in range(0, file.rows, piece):
+            n = min(piece, file.rows - first)
+            ids = np.empty(n, np.int64)
+            vectors = np.empty((n, options.dim), np.float32)
+            file.read(first, ids, vectors)
+            yield ids, vectors
+
+    def vectors(self, table: str, ids: Tensor) -> Tensor:
+        """The vectors of ids [n], int64, in a table: float32 [n, dim]; ids
+        without a row have what they had in the training."""
+        dims = {t.options.name: t.options.dim for t in self.manifest.tables}
+        out = torch.empty(len(ids), dims[table])
+        self._tables[table].look_up(ids.contiguous().numpy(), out.numpy())
+        return out
+
+    def check_rows(self) -> None:
+        """Searches for each row of each table; raises CorruptFile."""
+        for file in self._tables.values():
+            file.check()
+
+    def unknown(self) -> tuple[int, int]:
+        """Ids looked up so far, and those of them without a row."""
+        counts = [one.counts for one in self._lookups.values()]
+        return sum(n for n, _ in counts), sum(n for _, n in counts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return load_model, (self.folder,)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ExportedModel:
+        return self  # nothing of it changes
+
+    def extra_repr(self) -> str:
+        rows = sum(t.rows for t in self.manifest.tables)
+        return f"{self.folder}, {rows:,} rows"
+
+
+def load_model(
+    path: str | os.PathLike[str], version: str | None = None
+) -> ExportedModel:
+    """A model that :func:`persia.export` or ``persia export`` wrote.
+
+    Rows are mapped: loading takes as long for any number of them.
+
+    Args:
+        path: the root of the versions, or the folder of one.
+        version: its name in the root; None: the current one.
+
+    Raises:
+        CorruptFile: a file is cut off, missing or altered. The bytes of rows
+            are not read: ``persia model verify`` does that.
+        SchemaMismatch: another Persia, or a newer torch, wrote it.
+        StorageError: there is no such version, or it cannot be read.
+    """
+    return ExportedModel(find_version(path, version))
+
+
+def _without_labels(schema: Schema | None) -> Schema | None:
+    none = {"label": None, "group": None, "weight": None, "timestamp": None}
+    none |= {"time_format": None}
+    return schema and schema.model_copy(update={**none, "carry": []})

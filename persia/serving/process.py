@@ -1,0 +1,189 @@
+"""A process that serves models: ``persia serve model``."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from persia.base.cpus import processors
+from persia.base.logs import say
+from persia.base.requirements import install
+from persia.distributed.serving import Signals, Stopped
+from persia.errors import InvalidArgument, StorageError, Unavailable
+from persia.serving.batcher import Batcher
+from persia.serving.config import ModelConfig
+from persia.serving.measures import Measures
+from persia.serving.repository import Repository, named_paths
+
+
+class Serving:
+    """A server of models over HTTP, from the making to :meth:`close`.
+
+    Args:
+        config: of the process.
+        models: ``PATH`` or ``NAME=PATH`` of exports.
+
+    Raises:
+        Unavailable: uvicorn or starlette is not installed.
+        StorageError, CorruptFile, SchemaMismatch: a model cannot be loaded;
+            or the address is taken.
+    """
+
+    def __init__(self, config: ModelConfig, models: tuple[str, ...]) -> None:
+        uvicorn = _uvicorn()
+        from persia.serving.http import Server, make_app
+
+        security = config.security()
+        torch.set_num_threads(1)  # an executor a core
+        self.measures = Measures()
+        self.repository = Repository(
+            named_paths(models), config.versions, config.poll
+        )
+        self._batcher = Batcher(
+            config.executors or max(1, int(processors())),
+            config.batch,
+            config.queue,
+            self.measures,
+        )
+        self.measures.watch(
+            "queue_samples",
+            "Samples that wait.",
+            lambda: float(self._batcher.waiting),
+        )
+        self._server = Server(
+            self.repository,
+            self._batcher,
+            self.measures,
+            candidates=config.candidates,
+            body=config.body_limit,
+            timeout=config.timeout,
+            token=security.token,
+        )
+        self._socket = _listen(config.host, config.port)
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        self.address = f"{host}:{self._socket.getsockname()[1]}"
+        self._uvicorn = uvicorn.Server(
+            uvicorn.Config(
+                make_app(self._server),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                timeout_graceful_shutdown=max(1, int(config.grace * 0.8)),
+                **_tls(config),
+            )
+        )
+        self._thread = threading.Thread(
+            target=self._uvicorn.run,
+            kwargs={"sockets": [self._socket]},
+            name="persia-http",
+            daemon=True,
+        )
+
+    def start(self) -> None:
+        """Answers requests from now on."""
+        self._thread.start()
+        while not self._uvicorn.started:
+            if not self._thread.is_alive():
+                raise Unavailable(f"uvicorn does not serve {self.address}")
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """No more requests; those in flight are answered first."""
+        self._server.ready = False
+        self._uvicorn.should_exit = True
+        if self._thread.is_alive():
+            self._thread.join()
+        self._batcher.close()
+        self.repository.close()
+        self._socket.close()
+
+
+def _uvicorn() -> Any:
+    try:
+        import starlette  # noqa: F401
+        import uvicorn
+    except ImportError as error:
+        raise Unavailable(
+            f"persia serve model needs {error.name}: {install(extra='serve')}"
+        ) from None
+    return uvicorn
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((host, port))
+        found.listen(2048)
+    except OSError as error:
+        found.close()
+        raise StorageError(
+            f"cannot listen on {host}:{port}: {error.strerror}"
+        ) from None
+    return found
+
+
+def _tls(config: ModelConfig) -> dict[str, Any]:
+    if config.tls_cert is None:
+        return {}
+    import ssl
+
+    found: dict[str, Any] = {
+        "ssl_certfile": str(config.tls_cert),
+        "ssl_keyfile": str(config.tls_key),
+    }
+    if config.mutual_tls:
+        found["ssl_ca_certs"] = str(config.tls_ca)
+        found["ssl_cert_reqs"] = ssl.CERT_REQUIRED
+    return found
+
+
+@contextlib.contextmanager
+def serving(config: ModelConfig, models: tuple[str, ...]) -> Iterator[Serving]:
+    """Serves within the block."""
+    one = Serving(config, models)
+    one.start()
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def serve_model(config: ModelConfig, models: tuple[str, ...]) -> None:
+    """Serves until SIGTERM or SIGINT; a second one ends it at once."""
+    if not models:
+        raise InvalidArgument("no model is given")
+    with Signals(config.grace) as signals:
+        try:
+            one = Serving(config, models)
+            signals.keep()
+            _run(one, config, signals)
+        except Stopped:
+            say("stopping: nothing was served")
+
+
+def _run(one: Serving, config: ModelConfig, signals: Signals) -> None:
+    if config.insecure:
+        say("`insecure`: anyone who reaches this port may ask", "warning")
+    if config.metrics_port is not None:
+        from persia.prometheus import listen
+
+        port = listen(one.measures, config.metrics_port, config.metrics_host)
+        say(f"metrics on http://{config.metrics_host}:{port}/metrics")
+    one.start()
+    for name, model in one.repository.models.items():
+        say(f"model {name}: version {model.current.version} answers")
+    say(f"serving {len(one.repository.models)} models on {one.address}")
+    signals.wait()
+    signals.what = "requests in flight were not answered"
+    say("stopping")
+    one.close()
+    say("all requests were answered")

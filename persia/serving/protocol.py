@@ -1,0 +1,377 @@
+"""The Open Inference Protocol v2 over HTTP: bodies to tensors, and back.
+
+Bytes come from anywhere: whatever they are, they are decoded, or refused with
+an error that names the tensor. Nothing of a socket is known here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from persia.errors import (
+    DtypeError,
+    InvalidArgument,
+    LimitReached,
+    ProtocolError,
+    ShapeError,
+)
+
+Array = npt.NDArray[Any]
+
+_TYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype("?"),
+    "UINT8": np.dtype("u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype("i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+}
+_NAMES = {dtype: name for name, dtype in _TYPES.items()}
+_DIMS = 8
+_TENSORS = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What a client asks.
+
+    Attributes:
+        inputs: tensors by name; BYTES is an array of objects, ``bytes``.
+        outputs: the names that are asked for; None: all.
+        binary: the outputs that are given as bytes; None: all, or none, as
+            ``binary_default`` says.
+        binary_default: for outputs of which nothing is said.
+        id: of the client; it is given back.
+        parameters: of the request.
+    """
+
+    inputs: Mapping[str, Array]
+    outputs: Sequence[str] | None
+    binary: Mapping[str, bool]
+    binary_default: bool
+    id: str | None
+    parameters: Mapping[str, Any]
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that it may take; None: as the server says."""
+        value = self.parameters.get("timeout")
+        if value is None:
+            return None
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise InvalidArgument(
+                f"the parameter timeout is {value!r}, need microseconds"
+            )
+        return value / 1e6
+
+
+def decode(body: bytes, header: int | None, elements: int) -> Request:
+    """A request of its body.
+
+    Args:
+        body: JSON, and behind it the tensors that are bytes.
+        header: bytes of the JSON, where the client says so.
+        elements: that a tensor may have.
+
+    Raises:
+        ProtocolError: it is malformed.
+        InvalidArgument, DtypeError, ShapeError, LimitReached: a tensor is
+            not what it says.
+    """
+    if header is None:
+        header = len(body)
+    if not 0 <= header <= len(body):
+        raise ProtocolError(
+            f"Inference-Header-Content-Length is {header}, and the body has "
+            f"{len(body)} bytes"
+        )
+    try:
+        document = json.loads(body[:header])
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"the request is no JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise ProtocolError("the request is no JSON object")
+    entries = document.get("inputs")
+    if not isinstance(entries, list) or not 0 < len(entries) <= _TENSORS:
+        raise ProtocolError("the request has no list of inputs")
+    rest = _Rest(memoryview(body)[header:])
+    inputs: dict[str, Array] = {}
+    for entry in entries:
+        name, array = _input(entry, rest, elements)
+        if name in inputs:
+            raise ProtocolError(f"input {name!r} occurs twice")
+        inputs[name] = array
+    if rest.left:
+        raise ProtocolError(
+            f"{rest.left} bytes follow the last tensor: see "
+            "binary_data_size of the inputs"
+        )
+    return _request(document, inputs)
+
+
+def _request(
+    document: Mapping[str, Any], inputs: Mapping[str, Array]
+) -> Request:
+    parameters = _object(document, "parameters")
+    outputs, binary = None, {}
+    if (asked := document.get("outputs")) is not None:
+        if not isinstance(asked, list):
+            raise ProtocolError("outputs is no list")
+        outputs = []
+        for one in asked:
+            if not isinstance(one, dict):
+                raise ProtocolError("an output is no object")
+            name = _text(one, "name")
+            outputs.append(name)
+            wanted = _object(one, "parameters").get("binary_data")
+            if wanted is not None:
+                binary[name] = bool(wanted)
+    given = document.get("id")
+    if given is not None and not isinstance(given, str):
+        raise ProtocolError("the id is no string")
+    return Request(
+        inputs=inputs,
+        outputs=outputs,
+        binary=binary,
+        binary_default=bool(parameters.get("binary_data_output", False)),
+        id=given,
+        parameters=parameters,
+    )
+
+
+class _Rest:
+    """The bytes behind the JSON."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+
+    @property
+    def left(self) -> int:
+        return len(self._data)
+
+    def take(self, n: int) -> memoryview:
+        found, self._data = self._data[:n], self._data[n:]
+        return found
+
+
+def _object(entry: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = entry.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ProtocolError(f"{key} is no object")
+    return value
+
+
+def _text(entry: Mapping[str, Any], key: str) -> str:
+    value = entry.get(key)
+    if not isinstance(value, str) or not value:
+        raise ProtocolError(f"a tensor has no {key}")
+    return value
+
+
+def _input(entry: Any, rest: _Rest, elements: int) -> tuple[str, Array]:
+    if not isinstance(entry, dict):
+        raise ProtocolError("an input is no object")
+    name, datatype = _text(entry, "name"), _text(entry, "datatype")
+    shape = _shape(name, entry.get("shape"), elements)
+    if datatype != "BYTES" and datatype not in _TYPES:
+        raise DtypeError(
+            f"{name}: no datatype {datatype!r}; there are "
+            f"{', '.join(_TYPES)} and BYTES"
+        )
+    size = _object(entry, "parameters").get("binary_data_size")
+    data = entry.get("data")
+    if (size is None) == (data is None):
+        raise ProtocolError(
+            f"{name}: need data, or binary_data_size, and not both"
+        )
+    if data is not None:
+        return name, _of_json(name, datatype, shape, data)
+    if not isinstance(size, int) or not 0 <= size <= rest.left:
+        raise ProtocolError(
+            f"{name}: binary_data_size is {size!r}, and {rest.left} bytes are "
+            "left"
+        )
+    return name, _of_bytes(name, datatype, shape, rest.take(size))
+
+
+def _shape(name: str, shape: Any, elements: int) -> tuple[int, ...]:
+    if (
+        not isinstance(shape, list)
+        or not 0 < len(shape) <= _DIMS
+        or not all(
+            isinstance(n, int) and not isinstance(n, bool) and n >= 0
+            for n in shape
+        )
+    ):
+        raise ShapeError(f"{name}: the shape is {shape!r}, need 1 to 8 sizes")
+    if math.prod(shape) > elements or max(shape) > elements:
+        raise LimitReached(
+            f"{name}: shape {shape} has more than {elements:,} elements"
+        )
+    return tuple(shape)
+
+
+def _flat(data: Any, out: list[Any], limit: int) -> None:
+    """The elements of nested lists."""
+    stack = [iter([data])]
+    while stack:
+        for one in stack[-1]:
+            if isinstance(one, list):
+                stack.append(iter(one))
+                if len(stack) > _DIMS + 2:
+                    raise ProtocolError("data is nested too deep")
+                break
+            out.append(one)
+            if len(out) > limit:
+                return
+        else:
+            stack.pop()
+
+
+def _of_json(
+    name: str, datatype: str, shape: tuple[int, ...], data: Any
+) -> Array:
+    count = math.prod(shape)
+    values: list[Any] = []
+    _flat(data, values, count)
+    if len(values) != count:
+        more = "more than " if len(values) > count else ""
+        raise ShapeError(
+            f"{name}: shape {list(shape)} has {count} elements, data "
+            f"{more}{min(len(values), count)}"
+        )
+    if datatype == "BYTES":
+        return _texts(name, values).reshape(shape)
+    kind = _TYPES[datatype]
+    allowed: tuple[type, ...] = (int,)
+    if kind.kind == "b":
+        allowed = (bool,)
+    elif kind.kind == "f":
+        allowed = (int, float)
+    for one in values:
+        if not isinstance(one, allowed) or (
+            isinstance(one, bool) and kind.kind != "b"
+        ):
+            raise DtypeError(f"{name}: {one!r} is no {datatype}")
+    try:
+        # Integers never pass through floats, which have 53 bits.
+        return np.array(values, kind).reshape(shape)
+    except (OverflowError, ValueError, TypeError):
+        raise DtypeError(f"{name}: a value is no {datatype}") from None
+
+
+def _texts(name: str, values: Sequence[Any]) -> Array:
+    out = np.empty(len(values), object)
+    for i, one in enumerate(values):
+        if not isinstance(one, str):
+            raise DtypeError(f"{name}: {one!r} is no text")
+        try:
+            out[i] = one.encode()
+        except UnicodeEncodeError:
+            raise DtypeError(f"{name}: half a character") from None
+    return out
+
+
+def _of_bytes(
+    name: str, datatype: str, shape: tuple[int, ...], data: memoryview
+) -> Array:
+    count = math.prod(shape)
+    if datatype == "BYTES":
+        return _elements(name, count, data).reshape(shape)
+    kind = _TYPES[datatype]
+    if len(data) != count * kind.itemsize:
+        raise ShapeError(
+            f"{name}: {len(data)} bytes for {count} elements of {datatype}"
+        )
+    return np.frombuffer(data, kind).reshape(shape)
+
+
+def _elements(name: str, count: int, data: memoryview) -> Array:
+    """Each has four bytes of its length before it."""
+    if count > len(data) // 4:
+        raise ShapeError(
+            f"{name}: {len(data)} bytes cannot be {count} elements of BYTES"
+        )
+    out = np.empty(count, object)
+    at = 0
+    for i in range(count):
+        end = at + 4
+        size = int.from_bytes(data[at:end], "little")
+        if end > len(data) or size > len(data) - end:
+            raise ShapeError(f"{name}: element {i} is cut off")
+        out[i] = bytes(data[end : end + size])
+        at = end + size
+    if at != len(data):
+        raise ShapeError(f"{name}: {len(data) - at} bytes follow the last one")
+    return out
+
+
+def encode(
+    request: Request,
+    model: str,
+    version: str,
+    outputs: Mapping[str, Array],
+) -> tuple[bytes, int | None]:
+    """The body of an answer, and the bytes of its JSON; None: it is all.
+
+    Args:
+        request: that it answers.
+        model, version: that computed it.
+        outputs: arrays of the types of the protocol, by name.
+
+    Raises:
+        InvalidArgument: the request asks for an output that is not there.
+    """
+    names = list(outputs) if request.outputs is None else request.outputs
+    entries, parts = [], []
+    for name in names:
+        if name not in outputs:
+            raise InvalidArgument(
+                f"the model has no output {name!r}; it has "
+                f"{', '.join(outputs)}"
+            )
+        array = np.ascontiguousarray(outputs[name])
+        entry: dict[str, Any] = {
+            "name": name,
+            "datatype": _NAMES[array.dtype],
+            "shape": list(array.shape),
+        }
+        if request.binary.get(name, request.binary_default):
+            raw = array.tobytes()
+            entry["parameters"] = {"binary_data_size": len(raw)}
+            parts.append(raw)
+        else:
+            entry["data"] = _numbers(array)
+        entries.append(entry)
+    document: dict[str, Any] = {
+        "model_name": model,
+        "model_version": version,
+        "outputs": entries,
+    }
+    if request.id is not None:
+        document["id"] = request.id
+    text = json.dumps(document, allow_nan=False).encode()
+    return b"".join([text, *parts]), len(text) if parts else None
+
+
+def _numbers(array: Array) -> list[Any]:
+    """JSON has no NaN: null stands for it, and for infinite numbers."""
+    values: list[Any] = array.reshape(-1).tolist()
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        return [v if math.isfinite(v) else None for v in values]
+    return values

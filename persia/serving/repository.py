@@ -1,0 +1,243 @@
+"""The models that a process serves, and their versions."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from persia.base.logs import say
+from persia.errors import InvalidArgument, PersiaError, Unavailable
+from persia.serving.folder import (
+    MANIFEST,
+    Versions,
+    find_version,
+    versions_of,
+)
+from persia.serving.form import DATATYPES
+from persia.serving.model import ExportedModel, load_model
+
+
+def named_paths(texts: tuple[str, ...]) -> dict[str, str]:
+    """Models by name, of ``NAME=PATH`` or ``PATH``, whose last part is its
+    name.
+
+    Raises:
+        InvalidArgument: there is none, or a name twice, or an odd one.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        name, is_named, path = text.partition("=")
+        if not is_named or "/" in name:
+            name, path = Path(os.path.abspath(text)).name, text
+        if not name or "/" in name or not name.isprintable():
+            raise InvalidArgument(f"{text!r}: a model has a name without /")
+        if name in found:
+            raise InvalidArgument(
+                f"two models have the name {name!r}: give NAME=PATH"
+            )
+        found[name] = path
+    if not found:
+        raise InvalidArgument("no model is given")
+    return found
+
+
+class Model:
+    """A model by its name: the version that answers, and others that were
+    asked for.
+
+    Args:
+        name: in requests.
+        path: the root of its versions, or the folder of one.
+        mapped: versions that stay mapped at once.
+    """
+
+    def __init__(self, name: str, path: str, mapped: int) -> None:
+        self.name = name
+        self._path = path
+        self._root: Versions | None = versions_of(path)
+        if (self._root.path / MANIFEST).is_file():
+            self._root = None
+        self._mapped = mapped
+        self._lock = threading.Lock()
+        self._versions: dict[str, ExportedModel] = {}
+        self._current: ExportedModel | None = None
+        self._pinned = False
+        self._why = "it was not loaded yet"
+
+    @property
+    def current(self) -> ExportedModel:
+        """The version that answers.
+
+        Raises:
+            Unavailable: there is none.
+        """
+        found = self._current
+        if found is None:
+            raise Unavailable(f"model {self.name!r} is not ready: {self._why}")
+        return found
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it answers."""
+        return self._current is not None
+
+    def names(self) -> list[str]:
+        """The versions that are there, from the oldest to the newest."""
+        if self._root is None:
+            return [find_version(self._path).manifest.name]
+        return self._root.names()
+
+    def version(self, name: str | None) -> ExportedModel:
+        """A version, which is mapped if it is not yet.
+
+        Raises:
+            StorageError: it is not there.
+            CorruptFile: it is damaged.
+            Unavailable: None is asked for, and none is loaded.
+        """
+        if name is None:
+            return self.current
+        found = self._versions.get(name)
+        if found is None:
+            with self._lock:
+                found = self._versions.get(name) or self._map(name)
+        return found
+
+    def _map(self, name: str | None) -> ExportedModel:
+        model = load_model(self._path, name)
+        _warm_up(model)
+        versions = dict(self._versions)
+        versions.pop(model.version, None)
+        versions[model.version] = model
+        for old in list(versions):
+            if len(versions) <= self._mapped:
+                break
+            if versions[old] is not self._current and old != model.version:
+                del versions[old]
+        self._versions = versions
+        return model
+
+    def load(self, name: str | None = None, pin: bool = False) -> str:
+        """Makes a version the one that answers; its name.
+
+        Args:
+            name: of the version; None: the current one of the root.
+            pin: it stays until another is loaded, whatever the root says.
+
+        Raises:
+            StorageError, CorruptFile, SchemaMismatch: it cannot be loaded; the
+                one that answered still does.
+        """
+        with self._lock:
+            if name is None and self._root is not None:
+                name = self._root.current()
+            found = self._versions.get(name or "") or self._map(name)
+            self._current, self._pinned = found, pin
+            return found.version
+
+    def unload(self) -> None:
+        """It answers no more."""
+        with self._lock:
+            self._current, self._versions = None, {}
+            self._pinned = True
+            self._why = "it was unloaded"
+
+    def follow(self) -> str | None:
+        """Loads the version that is current in the root, if it is another
+        one; its name."""
+        if self._root is None or self._pinned or self._current is None:
+            return None
+        name = self._root.current()
+        if name == self._current.version:
+            return None
+        return self.load(name)
+
+
+def _warm_up(model: ExportedModel) -> None:
+    """Calls it once, so that the first request takes no longer."""
+    tensors = []
+    for one in model.form.inputs:
+        shape = [2 if size == -1 else size for size in one.shape]
+        tensors.append(torch.ones(shape).to(DATATYPES[one.datatype]))
+    try:
+        model.form.check(tensors)
+        model.run(tensors)
+    except Exception as error:  # it may take no such values
+        say(
+            f"version {model.version} was not warmed up: "
+            f"{type(error).__name__}: {error}",
+            "warning",
+        )
+
+
+class Repository:
+    """All models of a process.
+
+    Args:
+        paths: of the models, by name.
+        mapped: versions of a model that stay mapped.
+        poll: seconds between looks at which version is current; 0: never.
+    """
+
+    def __init__(
+        self, paths: Mapping[str, str], mapped: int, poll: float
+    ) -> None:
+        self.models = {
+            name: Model(name, path, mapped) for name, path in paths.items()
+        }
+        for model in self.models.values():
+            model.load()
+        self._ends = threading.Event()
+        self._failed: dict[str, str] = {}
+        if poll:
+            threading.Thread(
+                target=self._follow,
+                args=(poll,),
+                name="persia-versions",
+                daemon=True,
+            ).start()
+
+    def model(self, name: str) -> Model:
+        """A model by its name.
+
+        Raises:
+            InvalidArgument: there is none.
+        """
+        if name not in self.models:
+            raise InvalidArgument(
+                f"there is no model {name!r}; there are "
+                f"{', '.join(self.models)}"
+            )
+        return self.models[name]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all models answer."""
+        return all(model.is_ready for model in self.models.values())
+
+    def _follow(self, poll: float) -> None:
+        while not self._ends.wait(poll):
+            for name, model in self.models.items():
+                try:
+                    version = model.follow()
+                except PersiaError as error:
+                    text = str(error)
+                    if self._failed.get(name) != text:  # once
+                        self._failed[name] = text
+                        say(
+                            f"model {name}: the version before answers on: "
+                            f"{text}",
+                            "warning",
+                        )
+                    continue
+                if version is not None:
+                    self._failed.pop(name, None)
+                    say(f"model {name}: version {version} answers")
+
+    def close(self) -> None:
+        """Follows no more."""
+        self._ends.set()

@@ -1,0 +1,437 @@
+"""``persia serve model`` over HTTP: stock clients get what the model gives;
+versions, limits, bad requests, the end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+
+import persia
+from persia import errors
+from persia.serving.batcher import Batcher
+from persia.serving.config import ModelConfig
+from persia.serving.folder import versions_of
+from persia.serving.measures import Measures
+from persia.serving.process import Serving, serving
+from tests.serving import models
+
+pytest.importorskip("uvicorn", reason="persia[serve] is not installed")
+pytestmark = pytest.mark.slow
+
+
+def ask(
+    address: str, path: str, body: Any = None, **headers: str
+) -> tuple[int, Any, Any]:
+    """Status, JSON and headers of an answer."""
+    data = (
+        body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    )
+    request = urllib.request.Request(
+        f"http://{address}{path}",
+        data,
+        {k.replace("_", "-"): v for k, v in headers.items()},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.loads(answer.read()), answer.headers
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read()), error.headers
+
+
+@pytest.fixture(scope="module")
+def ids_model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A model that takes ids, and its export."""
+    torch.manual_seed(2)
+    model = models.CLICKS["mmoe"](models.bags())
+    models.train(model, lambda: models.batch(16))
+    root = tmp_path_factory.mktemp("ids") / "own"
+    persia.export(model, root, example=models.batch(3))
+    return model.eval(), root
+
+
+@pytest.fixture(scope="module")
+def server(place: Path, ids_model: Any) -> Iterator[Serving]:
+    config = ModelConfig(port=0, executors=2, candidates=500, poll=0)
+    paths = (f"clicks={place / 'out'}", str(ids_model[1]))
+    with serving(config, paths) as one:
+        yield one
+
+
+def raw(place: Path, n: int) -> dict[str, list[Any]]:
+    frame = pd.read_csv(place / "clicks.csv", keep_default_na=False)[:n]
+    return {
+        name: frame[name].tolist() for name in ("user", "item", "age", "tags")
+    }
+
+
+KINDS = {"user": "BYTES", "item": "INT64", "age": "FP64", "tags": "BYTES"}
+
+
+def body_of(columns: dict[str, list[Any]], **more: Any) -> dict[str, Any]:
+    return {
+        "inputs": [
+            {
+                "name": name,
+                "shape": [len(values)],
+                "datatype": KINDS[name],
+                "data": values,
+            }
+            for name, values in columns.items()
+        ],
+        **more,
+    }
+
+
+INFER = "/v2/models/clicks/infer"
+
+
+def test_json_and_the_stock_client_get_what_the_model_gives(
+    server: Serving, place: Path
+) -> None:
+    client = pytest.importorskip(
+        "tritonclient.http", reason="tritonclient[http] is not installed"
+    )
+    columns = raw(place, 20)
+    want = persia.load_model(place / "out").predict(columns).numpy()
+    status, answer, _ = ask(server.address, INFER, body_of(columns, id="é"))
+    assert status == 200 and answer["id"] == "é"
+    assert answer["model_version"] == "v-000002"
+    (out,) = answer["outputs"]
+    assert out["name"] == "score" and out["shape"] == [20]
+    assert np.allclose(out["data"], want, atol=1e-6)
+    with client.InferenceServerClient(server.address) as stock:
+        assert stock.is_server_live() and stock.is_server_ready()
+        assert stock.is_model_ready("clicks")
+        about = stock.get_model_metadata("clicks", "v-000001")
+        assert about["versions"] == ["v-000001", "v-000002"]
+        assert (
+            "binary_tensor_data" in stock.get_server_metadata()["extensions"]
+        )
+        kinds = {one["name"]: one["datatype"] for one in about["inputs"]}
+        assert kinds["user"] == "BYTES" and kinds["age"] == "FP32"
+        for binary in (True, False):
+            inputs = []
+            for name, values in columns.items():
+                kind = KINDS[name]
+                array = np.array(
+                    [str(v).encode() for v in values]
+                    if kind == "BYTES"
+                    else values,
+                    object if kind == "BYTES" else None,
+                )
+                one = client.InferInput(name, [20], kind)
+                one.set_data_from_numpy(array, binary_data=binary)
+                inputs.append(one)
+            found = stock.infer("clicks", inputs, request_id="9")
+            assert np.allclose(found.as_numpy("score"), want, atol=1e-6)
+
+
+def test_ids_and_tasks(server: Serving, ids_model: Any) -> None:
+    model, _ = ids_model
+    dense, ids = models.batch(7)
+    inputs = [
+        {
+            "name": "dense",
+            "shape": [7, models.DENSE],
+            "datatype": "FP32",
+            "data": dense.tolist(),
+        }
+    ]
+    for key in ids:
+        values, lengths = ids[key]
+        inputs += [
+            {
+                "name": key,
+                "shape": [len(values)],
+                "datatype": "UINT64",  # ids are 64 bits
+                "data": [v % 2**64 for v in values.tolist()],
+            },
+            {
+                "name": f"{key}.lengths",
+                "shape": [7],
+                "datatype": "INT64",
+                "data": lengths.tolist(),
+            },
+        ]
+    status, answer, _ = ask(
+        server.address, "/v2/models/own/infer", {"inputs": inputs}
+    )
+    assert status == 200, answer
+    with torch.no_grad():
+        want = model(dense, ids)
+    found = np.array(answer["outputs"][0]["data"]).reshape(want.shape)
+    assert np.allclose(found, want.numpy(), atol=1e-5)
+
+
+def test_one_user_beside_n_candidates(server: Serving, place: Path) -> None:
+    columns = raw(place, 9)
+    user = {"user": columns["user"][:1], "tags": columns["tags"][3:4]}
+    every = columns | {k: v * 9 for k, v in user.items()}
+    _, want, _ = ask(server.address, INFER, body_of(every))
+    status, answer, _ = ask(server.address, INFER, body_of(columns | user))
+    assert status == 200
+    assert answer["outputs"] == want["outputs"]
+    lists = body_of(columns | {"tags": ["t1", "t2", "t1"]})
+    lists["inputs"].append(
+        {
+            "name": "tags.lengths",
+            "shape": [9],
+            "datatype": "INT32",
+            "data": [0, 1, 0, 0, 2, 0, 0, 0, 0],
+        }
+    )
+    texts = columns | {"tags": ["", "t1", "", "", "t2|t1", "", "", "", ""]}
+    _, want, _ = ask(server.address, INFER, body_of(texts))
+    status, answer, _ = ask(server.address, INFER, lists)
+    assert status == 200, answer
+    assert answer["outputs"] == want["outputs"]
+
+
+def without(name: str, place: Path) -> Any:
+    columns = raw(place, 2)
+    del columns[name]
+    return body_of(columns)
+
+
+def changed(place: Path, **inputs: Any) -> Any:
+    body = body_of(raw(place, 2))
+    for one in body["inputs"]:
+        one.update(inputs.get(one["name"], {}))
+    return body
+
+
+def test_bad_requests_are_named_errors(server: Serving, place: Path) -> None:
+    good = body_of(raw(place, 2))
+    many = {k: v * 300 for k, v in raw(place, 2).items()}
+    cases: list[tuple[str, Any, int, str]] = [
+        (INFER, without("age", place), 400, "MissingFeature"),
+        (INFER, changed(place, age={"name": "size"}), 400, "InvalidArgument"),
+        (INFER, changed(place, age={"datatype": "FP31"}), 400, "DtypeError"),
+        (INFER, changed(place, age={"shape": [3]}), 400, "ShapeError"),
+        (
+            INFER,
+            changed(place, age={"shape": [3], "data": [1, 2, 3]}),
+            400,
+            "ShapeError",
+        ),
+        (INFER, changed(place, item={"datatype": "FP32"}), 400, ""),
+        (INFER, body_of(many), 429, "LimitReached"),
+        (INFER, b"{", 400, "ProtocolError"),
+        (INFER, good | {"outputs": [{"name": "x"}]}, 400, "InvalidArgument"),
+        (
+            INFER,
+            good | {"parameters": {"timeout": "x"}},
+            400,
+            "InvalidArgument",
+        ),
+        (
+            INFER,
+            good | {"parameters": {"timeout": 0}},
+            504,
+            "DeadlineExceeded",
+        ),
+        ("/v2/models/none/infer", good, 400, "InvalidArgument"),
+        ("/v2/models/clicks/versions/v-000009/infer", good, 404, ""),
+        ("/v2/models/clicks/versions/..%2Fv/infer", good, 404, ""),
+    ]
+    for path, body, status, name in cases:
+        got, answer, headers = ask(server.address, path, body)
+        if got == 200:  # an integer that is written as a float
+            assert not name
+            continue
+        assert got == status, (path, answer)
+        assert isinstance(answer["error"], str)
+        if name:
+            assert headers["persia-error"] == name
+    got, answer, _ = ask(
+        server.address, INFER, good, Inference_Header_Content_Length="99999"
+    )
+    assert got == 400
+    assert ask(server.address, INFER, good)[0] == 200
+
+
+def test_versions_roll_back_and_return(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(place / "out", tmp_path / "m")
+    config = ModelConfig(port=0, executors=1, poll=0.05)
+    body = body_of(raw(place, 3))
+    with serving(config, (str(tmp_path / "m"),)) as one:
+        at = one.address
+
+        def version(path: str = "") -> str:
+            status, answer, _ = ask(at, f"/v2/models/m{path}/infer", body)
+            assert status == 200, answer
+            return str(answer["model_version"])
+
+        load = "/v2/repository/models/m/load"
+        assert version() == "v-000002"
+        assert version("/versions/v-000001") == "v-000001"
+        old = {"parameters": {"version": "v-000001"}}
+        assert ask(at, load, old)[0] == 200
+        assert version() == "v-000001"
+        _, index, _ = ask(at, "/v2/repository/index", {})
+        assert [e["state"] for e in index] == ["READY", "AVAILABLE"]
+        assert ask(at, load, {"parameters": {"version": "v-9"}})[0] == 404
+        assert version() == "v-000001"  # the one before answers on
+        assert ask(at, load, {})[0] == 200
+        assert version() == "v-000002"
+        # It follows what the root says.
+        versions_of(tmp_path / "m").use("v-000001")
+        changed = threading.Event()
+        while version() != "v-000001":
+            changed.wait(0.02)
+        assert ask(at, "/v2/repository/models/m/unload", {})[0] == 200
+        assert ask(at, "/v2/health/ready")[0] == 503
+        assert ask(at, "/v2/health/live")[0] == 200
+        assert ask(at, "/v2/models/m/infer", body)[0] == 503
+        assert ask(at, load, {})[0] == 200
+        assert ask(at, "/v2/health/ready")[0] == 200
+
+
+def test_a_damaged_version_leaves_the_one_before(
+    place: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "m"
+    shutil.copytree(place / "out", root)
+    versions_of(root).use("v-000001")
+    config = ModelConfig(port=0, executors=1, poll=0)
+    with serving(config, (str(root),)) as one:
+        path = root / "v-000002" / "dense.pt2"
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+        versions_of(root).use("v-000002")
+        load = "/v2/repository/models/m/load"
+        status, answer, headers = ask(one.address, load, {})
+        assert status == 500 and headers["persia-error"] == "CorruptFile"
+        body = body_of(raw(place, 3))
+        _, answer, _ = ask(one.address, "/v2/models/m/infer", body)
+        assert answer["model_version"] == "v-000001"
+
+
+def test_a_token_is_asked_for(place: Path) -> None:
+    config = ModelConfig(port=0, executors=1, token="secret", poll=0)
+    with serving(config, (f"clicks={place / 'out'}",)) as one:
+        body = body_of(raw(place, 1))
+        for given in ({}, {"authorization": "Bearer wrong"}):
+            status, _, headers = ask(one.address, INFER, body, **given)
+            assert status == 401
+            assert headers["persia-error"] == "AccessDenied"
+        good = {"authorization": "Bearer secret"}
+        assert ask(one.address, INFER, body, **good)[0] == 200
+        assert ask(one.address, "/v2/health/ready")[0] == 200
+    with pytest.raises(errors.InvalidArgument):
+        ModelConfig(host="0.0.0.0").security()
+
+
+def test_requests_that_wait_are_computed_together(ids_model: Any) -> None:
+    """Whatever the batches are, each request has its own answer."""
+    model = persia.load_model(ids_model[1])
+    measures = Measures()
+    calls = [models.batch(n % 5 + 1) for n in range(40)]
+    inputs = [model.form.flatten(call, {}) for call in calls]
+    want = [model.run(tensors) for tensors in inputs]
+    begun, go = threading.Event(), threading.Event()
+    first = model.run
+
+    def slow(tensors: Any) -> Any:
+        begun.set()
+        assert go.wait(60)
+        return first(tensors)
+
+    model.run = slow  # type: ignore[method-assign]
+    batcher = Batcher(1, 32, 100, measures)
+    answers = [batcher.submit(model, inputs[0], 60)]
+    assert begun.wait(60)
+    late = batcher.submit(model, inputs[1], 0)
+    answers += [batcher.submit(model, t, 60) for t in inputs[2:30]]
+    refused = 0
+    for tensors in inputs * 3:
+        try:
+            batcher.submit(model, tensors, 60)
+        except errors.LimitReached:
+            refused += 1
+    assert refused and batcher.waiting <= 100
+    go.set()
+    batcher.close()
+    with pytest.raises(errors.DeadlineExceeded):
+        late.result(60)
+    for answer, expected in zip(answers, [want[0], *want[2:30]], strict=True):
+        for got, one in zip(answer.result(60), expected, strict=True):
+            torch.testing.assert_close(got, one)
+    (family,) = (
+        f
+        for f in measures.collect()
+        if f.name == "persia_serving_batch_samples"
+    )
+    count = next(s.value for s in family.samples if s.name.endswith("_count"))
+    assert count < 30 - 5  # of more requests
+    with pytest.raises(errors.Closed):
+        batcher.submit(model, inputs[0], 60)
+
+
+def test_many_clients_at_once(server: Serving, place: Path) -> None:
+    columns = raw(place, 64)
+    want = persia.load_model(place / "out").predict(columns).tolist()
+
+    def one(i: int) -> None:
+        some = slice(i % 50, i % 50 + i % 7 + 1)
+        part = {k: v[some] for k, v in columns.items()}
+        status, answer, _ = ask(server.address, INFER, body_of(part))
+        assert status == 200
+        assert np.allclose(answer["outputs"][0]["data"], want[some], atol=1e-6)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, range(80)))
+
+
+def test_the_process_drains_and_counts(place: Path) -> None:
+    command = [sys.executable, "-m", "persia", "serve", "model"]
+    command += [f"clicks={place / 'out'}", "--port", "0"]
+    command += ["--metrics-port", "0"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("serving"):
+                break
+        try:
+            assert lines[-1].startswith("serving 1 models on "), lines
+            at = lines[-1].split()[-1]
+            metrics = next(one for one in lines if "/metrics" in one)
+            body = body_of(raw(place, 3))
+            assert ask(at, INFER, body)[0] == 200
+            assert ask(at, INFER, {"inputs": []})[0] == 400
+            url = metrics.split()[-1]
+            with urllib.request.urlopen(url, timeout=60) as page:
+                text = page.read().decode()
+            found = {
+                tuple(sorted(s.labels.items())): s.value
+                for family in text_string_to_metric_families(text)
+                for s in family.samples
+                if s.name == "persia_serving_requests_total"
+            }
+            assert set(found.values()) == {1.0} and len(found) == 2
+            process.send_signal(signal.SIGTERM)
+            rest = process.stdout.read()
+            assert process.wait(60) == 0, rest
+            assert "all requests were answered" in rest
+        finally:
+            process.kill()
