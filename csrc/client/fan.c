@@ -17,7 +17,7 @@
 #define HELD_NS (1000 * MS)
 
 enum {
-    REPAIRS = 8, /* of one request: then it is a bug */
+    REPAIRS = 8, /* of one request at once: then it pauses */
     TOGETHER_BYTES = 2 << 20 /* of replies that arrive together, about */
 };
 
@@ -258,13 +258,18 @@ static enum request_event request_judge(const fan *f, request *q,
         request_fail(q, rc);
         persia_shard_release(&q->reply);
     }
-    if (rc == PERSIA_ESTALE && !f->fresh && q->repairs < REPAIRS) {
+    if (rc == PERSIA_ESTALE && !f->fresh) {
         rc = server_repair(r, q->to, q->caller.boot, *deadline);
-        if (!rc) {
-            q->repairs++;
+        if (!rc && q->repairs++ < REPAIRS) {
             q->rc = PERSIA_OK;
             q->tries = 0;
             return REQUEST_GREET;
+        }
+        if (!rc) {
+            q->caller = server_caller(r, q->to);
+            rc = persia_err_set(PERSIA_EUNAVAILABLE,
+                                "%s is started, or other rows are loaded into "
+                                "it, again and again", q->to->address);
         }
         request_fail(q, rc);
     }
@@ -471,7 +476,7 @@ int fan_run(call *k, const fan *f, uint64_t deadline)
     int held = 0;
     const int rc = run(k, f, deadline, &held);
     if (held) {
-        assert(atomic_load(&k->r->held));
+        (void)PERSIA_HOLDS(atomic_load(&k->r->held));
         atomic_fetch_sub(&k->r->held, 1);
     }
     return rc;

@@ -75,7 +75,8 @@ void offer_free(embedding_worker *s, offer *o)
 {
     assert(!o->users);
     if (o->stream) {
-        assert(s->stats.bytes >= o->bytes_n && o->stream->offers);
+        assert(o->stream->offers);
+        (void)PERSIA_HOLDS(s->stats.bytes >= o->bytes_n);
         s->stats.bytes -= o->bytes_n;
         o->stream->offers--;
     }
@@ -148,7 +149,7 @@ static void end(embedding_worker *s, offer *o)
 {
     const int queued = o->state == OFFER_QUEUED;
     offer_event(o, OFFER_END);
-    assert(queued ? s->stats.queued : s->stats.leased);
+    (void)PERSIA_HOLDS(queued ? s->stats.queued : s->stats.leased);
     offers_remove(queued ? &s->queue : &s->leased, o);
     s->stats.queued -= (uint64_t)queued;
     s->stats.leased -= (uint64_t)!queued;
@@ -211,7 +212,7 @@ void offer_again(embedding_worker *s, offer *o, int failed)
         return;
     }
     offer_event(o, OFFER_AGAIN);
-    assert(s->stats.leased);
+    (void)PERSIA_HOLDS(s->stats.leased);
     offers_remove(&s->leased, o);
     offers_insert(&s->queue, o);
     s->stats.leased--;

@@ -80,6 +80,7 @@ struct updates_log {
     uint64_t records, bytes, refused;
     uint64_t wanted_at; /* a sync is due at this time; UINT64_MAX: none */
     int syncing;        /* the thread syncs `file` without the lock */
+    uint64_t writing_since;
     int writing;        /* one thread writes `file` without it, or makes the
                            next: only that one changes file, at and end */
     uint64_t wanted;    /* a cut is, at this position or behind */

@@ -217,12 +217,14 @@ def configurations() -> dict[str, type[pydantic.BaseModel]]:
     from persia.cli.feed import FeedConfig
     from persia.distributed.server import ServeConfig
     from persia.distributed.worker import WorkerConfig
+    from persia.serving.config import ModelConfig
     from persia.train.config import TrainConfig
 
     return {
         "persia train": TrainConfig,
         "persia serve ps": ServeConfig,
         "persia serve worker": WorkerConfig,
+        "persia serve model": ModelConfig,
         "persia feed": FeedConfig,
     }
 
@@ -299,11 +301,15 @@ def metrics() -> str:
     """What servers and ranks export to Prometheus."""
     import persia
     from persia import prometheus
+    from persia.serving.measures import Measures
 
     some = _Every(tables=[_Every(name="t")])
     server = prometheus.ServerCollector([lambda: some], "default", [0], 1)
     with persia.Store(servers="embedded") as store:
         worker = list(prometheus.StoreCollector(store).collect())
+    measured = Measures()
+    measured.watch("queue_samples", "Samples that wait.", lambda: 0.0)
+    measured.answered.labels("m", "ok").inc()
     out = []
     for title, families in (
         ("A server, at `--metrics-port`", server.collect()),
@@ -316,6 +322,10 @@ def metrics() -> str:
             prometheus.FeedCollector(
                 lambda: some, lambda: {"topic/0": 1}
             ).collect(),
+        ),
+        (
+            "A process that serves models, at `--metrics-port`",
+            measured.collect(),
         ),
         ("A rank, at `PERSIA_METRICS_PORT`", worker),
     ):

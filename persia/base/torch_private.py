@@ -220,6 +220,13 @@ def _is_ours(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).startswith("persia.")
 
 
+def take_for_equal(one: int, other: int) -> None:
+    """Tells a graph that two sizes are equal. They are compared outside."""
+    check: Any = getattr(torch, "_check", None)
+    if check is not None:
+        check(one == other)
+
+
 def constant_sizes(tensor: Tensor) -> list[int | None]:
     """The sizes of a tensor of a graph; None: one that may change."""
     try:

@@ -84,7 +84,7 @@ class RandomStates:
             np.random.set_state((name, key.numpy().astype("uint32"), *rest))
 
 
-def _unwrap(model: Any) -> Any:
+def unwrap(model: Any) -> Any:
     """The module inside DistributedDataParallel and torch.compile."""
     while True:
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
@@ -102,7 +102,7 @@ def parts_of(**given: Any) -> dict[str, Any]:
         if isinstance(value, list | tuple):
             parts |= {f"{name} {i}": one for i, one in enumerate(value)}
         elif value is not None:
-            parts[name] = _unwrap(value)
+            parts[name] = unwrap(value)
     for name, value in parts.items():
         if not hasattr(value, "state_dict") or not hasattr(
             value, "load_state_dict"

@@ -16,7 +16,7 @@ def command(
         str,
         typer.Argument(help="Folder of the versions; a new one is added."),
     ],
-    rows: Annotated[
+    row_type: Annotated[
         Literal["fp32", "fp16", "int8", "int4"],
         typer.Option(help="Type of the vectors; integers have a scale a row."),
     ] = "fp32",
@@ -61,7 +61,7 @@ def command(
 
     persia export out exported
 
-    persia export out exported --rows int8 --keep 3 --last-updates 100000
+    persia export out exported --row-type int8 --keep 3 --last-updates 100000
     """
     from persia.serving.rows import Publish
     from persia.serving.trained import check_checkpoint, export_checkpoint
@@ -76,7 +76,7 @@ def command(
         say(f"would export {check_checkpoint(root, out, step)}")
         return
     found = export_checkpoint(
-        root, out, step=step, rows=rows, publish=publish, keep=keep
+        root, out, step=step, rows=row_type, publish=publish, keep=keep
     )
     if json:
         values: dict[str, Any] = {

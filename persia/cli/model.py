@@ -22,11 +22,10 @@ commands = Commands(no_args_is_help=True)
 console = Console(emoji=False, highlight=False, markup=False)
 
 _Root = Annotated[
-    str, typer.Argument(help="Folder of persia export, or of a version.")
-]
-_Version = Annotated[
-    str | None,
-    typer.Option(help="Version in the folder, such as v-000003."),
+    str,
+    typer.Argument(
+        help="Folder of persia export (its current version), or of a version."
+    ),
 ]
 
 
@@ -77,14 +76,14 @@ def ls(
 
 
 @commands.command()
-def inspect(root: _Root, version: _Version = None, json: Json = False) -> None:
+def inspect(root: _Root, json: Json = False) -> None:
     """Show the tables, inputs and outputs of a version.
 
-    persia model inspect exported --version v-000003
+    persia model inspect exported/v-000003
     """
     from persia.serving.folder import find_version
 
-    found = find_version(root, version)
+    found = find_version(root)
     manifest = found.manifest
     values = {
         "path": str(found.folder),
@@ -136,7 +135,7 @@ def inspect(root: _Root, version: _Version = None, json: Json = False) -> None:
 
 
 @commands.command()
-def verify(root: _Root, version: _Version = None, json: Json = False) -> None:
+def verify(root: _Root, json: Json = False) -> None:
     """Read every byte of a version, compare the checksums, and search for
     every row.
 
@@ -145,7 +144,7 @@ def verify(root: _Root, version: _Version = None, json: Json = False) -> None:
     from persia.serving.folder import damage, find_version
     from persia.serving.model import load_model
 
-    found = find_version(root, version)
+    found = find_version(root)
     wrong, done = [], 0
     with progress("verifying", found.manifest.bytes) as tell:
         for entry, text in damage(found):

@@ -346,7 +346,8 @@ class Server:
         host = f"[{config.host}]" if ":" in config.host else config.host
         port = self.core.start(
             address=f"{host}:{config.port}",
-            threads=self._threads,
+            # One may wait for the disk of the log, and hang there.
+            threads=self._threads + (self.log is not None),
             calls=config.calls,
             connections=config.connections,
             message_limit=config.message_limit,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from persia import _core, errors
 from persia.data.batches.ids import Ids, device_of, unpack
+from persia.data.batches.jagged import JaggedBatch
 from persia.nn.lookups import Collection, TableRows
 from persia.nn.on_device import OnDevice, as_rows
 from persia.nn.outputs import KeyedTensor, Sequences
@@ -381,7 +382,8 @@ class EmbeddingCollection(Collection):
             for i in place
         }
         indices = values if self.need_indices else None
-        return Sequences(names, rows, offsets, len(keys), indices)
+        sizes = features.sizes if isinstance(features, JaggedBatch) else None
+        return Sequences(names, rows, offsets, len(keys), indices, sizes)
 
     @in_graphs
     def vectors(self, ids: Tensor) -> Tensor:

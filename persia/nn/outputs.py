@@ -141,7 +141,7 @@ class JaggedTensor:
     as torchrec has them.
     """
 
-    __slots__ = ("_offsets", "_part", "_values", "_weights")
+    __slots__ = ("_bounds", "_offsets", "_part", "_values", "_weights")
 
     def __init__(
         self, values: Tensor, offsets: Tensor, weights: Tensor | None = None
@@ -150,22 +150,33 @@ class JaggedTensor:
         self._offsets = offsets
         self._weights = weights
         self._part = False
+        self._bounds: tuple[int, int] | None = None
 
     @classmethod
     def within(
-        cls, values: Tensor, offsets: Tensor, weights: Tensor | None
+        cls,
+        values: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+        bounds: tuple[int, int] | None = None,
     ) -> JaggedTensor:
         """Some of these values and weights: those between the first of the
         offsets and the last. They are cut out when they are asked for, for
-        how many they are depends on the elements of a tensor."""
+        how many they are depends on the elements of a tensor, unless
+        ``bounds`` says it."""
         out = cls(values, offsets, weights)
         out._part = True
+        out._bounds = bounds
         return out
 
     def _cut(self, whole: Tensor) -> Tensor:
         if not self._part:
             return whole
-        start, stop = self._offsets[0].item(), self._offsets[-1].item()
+        if self._bounds is not None:
+            start, stop = self._bounds
+        else:
+            first, last = self._offsets[0], self._offsets[-1]
+            start, stop = first.item(), last.item()  # type: ignore[assignment]
         return whole[start:stop]
 
     def values(self) -> Tensor:
@@ -242,6 +253,7 @@ class Sequences(Mapping[str, JaggedTensor]):
         features: of the batch.
         ids: of the batch, int64 [n], to be the weights of each feature; or
             None.
+        sizes: ids of each feature, where they are known.
     """
 
     def __init__(
@@ -251,7 +263,9 @@ class Sequences(Mapping[str, JaggedTensor]):
         offsets: Tensor | None,
         features: int,
         ids: Tensor | None = None,
+        sizes: Sequence[int] | None = None,
     ) -> None:
+        self._sizes = sizes
         self._names = names
         self._rows = rows
         self._offsets = offsets
@@ -284,7 +298,11 @@ class Sequences(Mapping[str, JaggedTensor]):
             return JaggedTensor(rows, offsets, ids)
         bags = (offsets.shape[0] - 1) // self._features
         some = slice(at * bags, (at + 1) * bags + 1)
-        return JaggedTensor.within(rows, offsets[some], ids)
+        bounds = None
+        if self._sizes is not None:
+            start = sum(self._sizes[:at])
+            bounds = start, start + self._sizes[at]
+        return JaggedTensor.within(rows, offsets[some], ids, bounds)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -4,8 +4,8 @@ not hold a store, which is of this process."""
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -18,20 +18,27 @@ StandIn = Callable[
     [int, Sequence[tuple[str, str, TableConfig]], Ids, Tensor | None], Tensor
 ]
 
-_now: list[Any] = []
+
+class _Now(threading.local):
+    """Of a thread: others look up rows meanwhile."""
+
+    def __init__(self) -> None:
+        self.functions: list[StandIn] = []
+
+
+_now = _Now()
 
 
 def stand_in() -> StandIn | None:
     """What is called in place of a lookup; None: the store is."""
-    return _now[-1] if _now else None
+    return _now.functions[-1] if _now.functions else None
 
 
 @contextlib.contextmanager
 def standing_in(function: StandIn) -> Iterator[None]:
-    """Within, lookups of all modules call it. For one thread: models are not
-    trained meanwhile."""
-    _now.append(function)
+    """Within, lookups of this thread call it."""
+    _now.functions.append(function)
     try:
         yield
     finally:
-        _now.pop()
+        _now.functions.pop()

@@ -54,11 +54,18 @@ class ModelConfig(pydantic.BaseModel):
         validate_default=True,
         description="Bytes that a request may have.",
     )
+    connections: int = Field(
+        4096,
+        ge=1,
+        le=65536,
+        description="Connections and requests at once; more are refused.",
+    )
     timeout: float = Field(
         10.0,
         gt=0,
         le=86400,
-        description="Seconds that a request may wait, if it does not say.",
+        description="Seconds that the body of a request may take, and that "
+        "it may wait then, if it does not say.",
     )
     versions: int = Field(
         2,

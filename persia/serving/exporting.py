@@ -17,6 +17,7 @@ from persia import errors
 from persia.base.check import kind, whole
 from persia.base.version import __version__
 from persia.checkpoint import files, saving
+from persia.checkpoint.dense import unwrap
 from persia.checkpoint.files import Found, Root
 from persia.checkpoint.manifest import File, Table
 from persia.data.batches.batch import Batch
@@ -33,8 +34,8 @@ from persia.serving.folder import (
 from persia.serving.form import Form
 from persia.serving.graph import Graph, trace
 from persia.serving.rows import Publish, RowType, write_rows
-from persia.store import Store
 from persia.store.engine import engine_of
+from persia.store.store import Store
 
 _DENSE, _SCHEMA = "dense.pt2", "schema.yaml"
 
@@ -134,7 +135,9 @@ def export(
 
     A new version appears in ``path`` whole, or not at all, and is the current
     one then. Rows and the dense part are of one moment: call it between two
-    steps. The model and the store are afterwards as they were.
+    steps. The model and the store are afterwards as they were. Rows of
+    several ranks, or of servers, pass through a checkpoint in the folder of
+    the name of ``path`` and ``-rows``.
 
     Args:
         model: any module with tables of Persia, those of
@@ -166,6 +169,7 @@ def export(
     _check_options(rows, keep)
     if schema is not None and not isinstance(schema, Schema):
         schema = Schema.load(schema)
+    model = unwrap(kind("model", model, nn.Module, "a module"))
     store = _store_of(model, store)
     # First, for it may fail.
     graph = trace_model(model, example, schema)
@@ -307,7 +311,6 @@ def _check_options(rows: RowType, keep: int | None) -> None:
 
 
 def _store_of(model: nn.Module, store: Store | None) -> Store:
-    kind("model", model, nn.Module, "a module")
     stores = stores_of(model)
     if store is not None:
         kind("store", store, Store, "a persia.Store")

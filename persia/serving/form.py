@@ -173,7 +173,7 @@ class Form(pydantic.BaseModel):
     def samples(self, tensors: Sequence[Tensor]) -> int:
         """How many samples these have."""
         at = next(i for i, one in enumerate(self.inputs) if one.samples)
-        return int(tensors[at].shape[0])
+        return tensors[at].shape[0]
 
     def check(self, tensors: Sequence[Tensor]) -> None:
         """Checks tensors from outside.
@@ -235,9 +235,16 @@ class Form(pydantic.BaseModel):
         return maker.tensors
 
     def settle(self, tensors: Sequence[Tensor]) -> None:
-        """Sizes that a graph takes for constant, from its own inputs."""
+        """Sizes that a graph takes for constant, or for the number of
+        samples, from its own inputs."""
+        samples = str(self.samples(tensors))
         self.inputs = [
-            one.model_copy(update={"shape": _sizes(x)})
+            one.model_copy(
+                update={
+                    "shape": _sizes(x),
+                    "samples": x.dim() > 0 and str(x.shape[0]) == samples,
+                }
+            )
             for one, x in zip(self.inputs, tensors, strict=True)
         ]
 
@@ -291,7 +298,9 @@ def _batch(
                 for f in features
             ]
         )
-    return JaggedBatch(keys, values, lengths=lengths, weights=weights)
+    batch = JaggedBatch(keys, values, lengths=lengths, weights=weights)
+    batch.sizes = [tensors[f.values].shape[0] for f in features]
+    return batch
 
 
 def _split(batch: JaggedBatch) -> dict[str, tuple[Tensor, Tensor, Any]]:
@@ -400,8 +409,10 @@ class _Maker:
         for key, (values, lengths, weights) in _split(batch).items():
             one = one_each or key in self.single
             if not one:
-                # A graph takes sizes of 0 and 1 for constant.
-                lengths = torch.arange(len(lengths)) % 3 + 1
+                # A graph takes sizes of 0 and 1 for constant. What has one id
+                # a sample here may be needed so.
+                if not bool((lengths == 1).all()):
+                    lengths = torch.arange(len(lengths)) % 3 + 1
                 values = values.new_zeros(int(lengths.sum()))
                 if weights is not None:
                     weights = torch.ones(len(values))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from persia import _core, errors
+from persia.base.torch_private import take_for_equal
 from persia.data.batches.ids import Ids
 from persia.nn.standins import standing_in
 from persia.serving.form import Form
@@ -146,6 +147,11 @@ class _Flat(nn.Module):
         self.output = output
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        # torch gives each its own variable, though all have one name.
+        samples = self.form.samples(tensors)
+        for one, x in zip(self.form.inputs, tensors, strict=True):
+            if one.samples:
+                take_for_equal(x.shape[0], samples)
         args, kwargs = self.form.call(tensors)
         result = self.model(*args, **kwargs)
         return tuple(self.form.note_outputs(self.output, result))
@@ -206,6 +212,7 @@ def trace(
             _evaluating(model),
             standing_in(lookups),
             torch.no_grad(),
+            torch.random.fork_rng(devices=[]),  # training draws as before
             _quiet(),
         ):
             program = torch.export.export(

@@ -97,6 +97,7 @@ class Server:
 
         Raises:
             LimitReached: it is too large.
+            DeadlineExceeded: it does not arrive in time.
             ProtocolError: it is compressed.
         """
         if request.headers.get("content-encoding", "identity") != "identity":
@@ -104,13 +105,19 @@ class Server:
                 "the body is compressed: send it as it is"
             )
         parts, size = [], 0
-        async for part in request.stream():
-            size += len(part)
-            if size > self.body:
-                raise errors.LimitReached(
-                    f"the body has more than {self.body:,} bytes"
-                )
-            parts.append(part)
+        try:
+            async with asyncio.timeout(self.timeout):
+                async for part in request.stream():
+                    size += len(part)
+                    if size > self.body:
+                        raise errors.LimitReached(
+                            f"the body has more than {self.body:,} bytes"
+                        )
+                    parts.append(part)
+        except TimeoutError:
+            raise errors.DeadlineExceeded(
+                f"{size:,} bytes of the body arrived in {self.timeout:g} s"
+            ) from None
         return b"".join(parts)
 
     # ---- health and metadata

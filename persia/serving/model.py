@@ -154,7 +154,7 @@ class ExportedModel(nn.Module):
         """The inputs of ``model(batch.dense, batch.ids)``."""
         return self.form.flatten((batch.dense, batch.ids), {})
 
-    def batches_of(self, data: Any, batch_size: int = 4096) -> Table:
+    def batches_of(self, data: Any, batch_size: int = 1024) -> Table:
         """Raw values as batches: hashed as in the training.
 
         Args:

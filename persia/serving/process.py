@@ -75,6 +75,7 @@ class Serving:
                 access_log=False,
                 lifespan="off",
                 server_header=False,
+                limit_concurrency=config.connections,
                 timeout_graceful_shutdown=max(1, int(config.grace * 0.8)),
                 **_tls(config),
             )

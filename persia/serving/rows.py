@@ -55,6 +55,13 @@ class Publish(pydantic.BaseModel):
     seconds: float | None = pydantic.Field(default=None, gt=0)
     rows: int | None = pydantic.Field(default=None, ge=1)
 
+    def __init__(self, **options: Any) -> None:
+        try:
+            super().__init__(**options)
+        except pydantic.ValidationError as error:
+            wrong = [f"{e['loc'][0]}: {e['msg']}" for e in error.errors()]
+            raise errors.InvalidArgument("; ".join(wrong)) from None
+
     @property
     def everything(self) -> bool:
         """Whether it leaves nothing out."""

@@ -45,7 +45,8 @@ def trial_of(
     several = [] if schema is None else [c.feature for c in schema.bags]
     samples = 3
     ones = torch.ones(samples, dtype=torch.int64)
-    ids = {key: (ones, ones) if key in several else ones for key in keys}
+    pairs = torch.ones(2 * samples, dtype=torch.int64), ones * 2
+    ids = {key: pairs if key in several else ones for key in keys}
     example = Batch(
         torch.zeros(samples, dense_features) if dense_features else None,
         JaggedBatch.from_dict(ids),

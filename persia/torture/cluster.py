@@ -327,12 +327,14 @@ class Cluster:
             self._note_states()
 
     def _is_behind(self, one: Process) -> bool:
-        """A loader that was started again sent what servers had lost, and
-        ranks in step had passed that over: it says so, and how many."""
+        """A loader, it or its worker started again, sent what servers had
+        lost, and ranks in step had passed that over: it says so, and how
+        many."""
         made = self.made
+        again = made.has("KILL", "worker") or made.has("TERM", "worker")
         return (
             one.role == "loader"
-            and one.life > 1
+            and (one.life > 1 or again)
             and made.fate in ("empty", "snapshots")
             and made.staleness == 0
             and made.ranks > 1

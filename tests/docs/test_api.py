@@ -142,7 +142,13 @@ def test_learning_rates_of_the_command_are_those_of_the_optimizers() -> None:
 #: Where workers are addresses of embedding workers.
 WORKERS = {"persia.Stream", "persia.data.Sender"}
 #: Where rows are those of a table.
-ROWS = {"persia.checkpoint.Checkpoint", "persia.nn.Sequences"}
+ROWS = {
+    "persia.checkpoint.Checkpoint",
+    "persia.export",
+    "persia.nn.Sequences",
+    "persia.serving.Exported",
+    "persia.serving.Publish",
+}
 
 
 def test_parameters_have_the_words_of_the_glossary() -> None:

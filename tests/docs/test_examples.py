@@ -43,6 +43,7 @@ SHELL = ("docs/howto/reader.md", "docs/howto/tasks.md")
 #: Blocks that need more than a folder: what they need is on the page.
 NEEDS = {
     "docs/howto/lightning.md": "lightning",
+    "docs/tutorials/serve.md": "tritonclient",
     "docs/howto/accelerate.md": "accelerate",
     "docs/howto/libraries.md": "deepctr_torch",
 }
@@ -58,11 +59,13 @@ PRINTS = {
     "docs/howto/lightning.md": r"^8 16$",
     "docs/howto/migrate.md": r"loss \d+\.\d+, after 30 steps 0\.\d+",
     "docs/howto/reader.md": r"\(512,\) True",
+    "docs/howto/serve.md": r"^True$",
     "docs/howto/sequences.md": r"NDCG@3 (0\.9|1\.0)",
     "docs/howto/tasks.md": r"click: AUC 0.[67].*\nbuy: AUC 0.[67].*\n.*256, 2",
     "docs/howto/train.md": r"step 20: AUC 0\.[5-9]\d*[\s\S]*tensor\(\[",
     "docs/roles.md": r"^100 batches trained$",
     "docs/tutorials/own-csv.md": r"AUC 0\.[6-9]",
+    "docs/tutorials/serve.md": r"\"ready\": true[\s\S]*score[\s\S]*scores \[0",
     "docs/tutorials/servers.md": r"continue after 40 updates",
     "docs/tutorials/torchrun.md": r"rows on 2 ranks[\s\S]*True",
 }
@@ -108,7 +111,8 @@ def as_found() -> Iterator[None]:
 
 #: What needs no process of its own, with the file for its output.
 PLAIN = re.compile(
-    r"persia ((?:train|evaluate|predict|checkpoint|schema) [^|&>$]*)"
+    r"persia ((?:train|evaluate|predict|checkpoint|schema|export|model) "
+    r"[^|&>$]*)"
 )
 
 

@@ -158,7 +158,25 @@ def weighted(samples: int) -> Any:
     )
 
 
+def din() -> nn.Module:
+    items = persia.EmbeddingCollection(
+        store=store(),
+        tables=[persia.EmbeddingConfig("item", 8, ["item", "history"])],
+    )
+    return models.DIN(items, None, DENSE)
+
+
+def history(samples: int) -> Any:
+    lengths = torch.randint(0, 4, (samples,))
+    ids = {
+        "item": torch.randint(0, 30, (samples,)),
+        "history": (torch.randint(0, 30, (int(lengths.sum()),)), lengths),
+    }
+    return torch.randn(samples, DENSE), persia.JaggedBatch.from_dict(ids)
+
+
 OWN: dict[str, tuple[Callable[[], nn.Module], Any]] = {
+    "din": (din, history),
     "rows": (Rows, rows),
     "weighted": (Weighted, weighted),
 }

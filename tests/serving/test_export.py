@@ -3,6 +3,7 @@ damaged, half written, or refused is taken for one."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import pickle
@@ -16,9 +17,10 @@ from safetensors import safe_open
 from torch import nn
 
 import persia
-from persia import errors
-from persia.serving import Publish
-from persia.serving.folder import MANIFEST
+from persia import _core, errors
+from persia.serving import Publish, exporting
+from persia.serving.folder import MANIFEST, Versions, versions_of
+from tests.remote import Servers
 from tests.serving import models
 
 pytestmark = pytest.mark.slow
@@ -103,6 +105,36 @@ def as_strangers_do(path: Path) -> dict[int, np.ndarray[Any, Any]]:
     return dict(zip(ids.tolist(), vectors, strict=True))
 
 
+_MASK = 2**64 - 1
+
+
+def hashed(x: int) -> int:
+    h = (x + 0x9E3779B97F4A7C15) & _MASK
+    h = ((h ^ (h >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    h = ((h ^ (h >> 27)) * 0x94D049BB133111EB) & _MASK
+    return h ^ (h >> 31)
+
+
+def row_of(path: Path, id: int) -> int | None:
+    """The number of the row of an id, by the page of the format alone."""
+    with safe_open(path, "np") as file:
+        key = int(file.metadata()["key"])
+        index, rows = file.get_tensor("index"), file.get_tensor("rows")
+    p = (hashed(id % 2**64) * key) & _MASK
+    p = ((p ^ (p >> 32)) * (hashed(key) | 1)) & _MASK
+    at, tag = ((p >> 32) * len(index)) >> 32, (p >> 24) & 255 or 1
+    for _ in range(len(index)):
+        slots = index[at][16:].view("<u4")
+        for entry in np.flatnonzero(index[at][:12] == tag):
+            row = int(slots[entry])
+            if rows[row][:8].view("<i8")[0] == id:
+                return row
+        if not index[at][12]:
+            return None
+        at = (at + 1) % len(index)
+    return None
+
+
 @pytest.mark.parametrize("kind", ["fp32", "fp16", "int8", "int4"])
 def test_rows_are_those_of_the_store(kind: Any, tmp_path: Path) -> None:
     model = models.CLICKS["widedeep"](models.bags())
@@ -129,6 +161,10 @@ def test_rows_are_those_of_the_store(kind: Any, tmp_path: Path) -> None:
         }
         for i in found:
             assert np.array_equal(mine[i], found[i])
+        path = done.path / table["file"]["name"]
+        for row, i in enumerate(list(found)[:20]):  # in the file's order
+            assert row_of(path, i) == row
+        assert row_of(path, 1000) is None
         others = torch.arange(1000, 1100)
         assert not loaded.has_rows(name, others).any()
         assert loaded.has_rows(name, ids).all()
@@ -207,8 +243,9 @@ def test_publish_leaves_rows_out(tmp_path: Path) -> None:
     best = published(rows=2)
     assert len(best) == 2 and set(best) <= {0, 1, 2}
     assert published(count=1.5, updates=2) == list(range(6))
-    with pytest.raises(errors.InvalidArgument):
-        published(seconds=5)
+    for wrong in ({"seconds": 5}, {"count": -1}, {"rows": 0}, {"age": 1}):
+        with pytest.raises(errors.InvalidArgument):
+            published(**wrong)
 
 
 def test_versions_follow_each_other(tmp_path: Path) -> None:
@@ -256,6 +293,43 @@ def test_damage_is_refused(tmp_path: Path) -> None:
     persia.load_model(tmp_path)
     with pytest.raises(errors.StorageError):
         persia.load_model(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("step", ["write", "manifest", "rename", "current"])
+def test_an_export_that_breaks_off_is_not_there(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a process that is killed at each step leaves it."""
+    model = models.CLICKS["widedeep"](models.bags())
+    graph = exporting.trace_model(model, models.batch(3))
+    monkeypatch.setattr(exporting, "trace_model", lambda *_: graph)
+    persia.export(model, tmp_path, example=models.batch(3))
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", lambda *_, **__: None)
+        if step == "write":
+            patch.setattr(exporting, "write_rows", killed)
+        elif step == "manifest":
+            patch.setattr("persia.serving.folder.encode_manifest", killed)
+        elif step == "rename":
+            patch.setattr(Versions, "replace", killed)
+        else:
+            patch.setattr(Versions, "_point", killed)
+        with pytest.raises(Killed):
+            persia.export(model, tmp_path, example=models.batch(3))
+    assert persia.load_model(tmp_path).version == "v-000001"
+    names = versions_of(tmp_path).names()
+    assert names == ["v-000001"] + ["v-000002"] * (step == "current")
+    done = persia.export(model, tmp_path, example=models.batch(3))
+    assert done is not None and done.version not in names
+    assert persia.load_model(tmp_path).version == done.version
+    assert not list(tmp_path.glob(".tmp*"))  # what was left is removed
 
 
 class Chooses(nn.Module):
@@ -332,3 +406,23 @@ def test_calls_of_another_form_are_refused(tmp_path: Path) -> None:
         with pytest.raises(error):
             loaded(*call)
     loaded(dense, ids)
+
+
+@pytest.mark.skipif(not _core.GRPC[0].isdigit(), reason="without gRPC")
+def test_rows_of_servers_are_exported(tmp_path: Path) -> None:
+    """They pass through a checkpoint that servers and this process see."""
+    with contextlib.closing(Servers(2, checkpoints=str(tmp_path))) as servers:
+        store = persia.Store(
+            persia.optim.Adagrad(lr=0.1), servers=servers.text
+        )
+        model = models.CLICKS["widedeep"](models.bags(store))
+        models.train(model, lambda: models.batch(64))
+        done = persia.export(model, tmp_path / "out", example=models.batch(3))
+        assert done is not None
+        call = models.batch(9)
+        with torch.no_grad():
+            want = model.eval()(*call)
+        store.close()
+    torch.testing.assert_close(
+        persia.load_model(tmp_path / "out")(*call), want
+    )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -336,6 +337,24 @@ def test_a_token_is_asked_for(place: Path) -> None:
         assert ask(one.address, "/v2/health/ready")[0] == 200
     with pytest.raises(errors.InvalidArgument):
         ModelConfig(host="0.0.0.0").security()
+
+
+def test_slow_and_half_bodies_end(place: Path) -> None:
+    config = ModelConfig(
+        port=0, executors=1, timeout=0.3, body_limit="10KiB", poll=0
+    )
+    with serving(config, (f"clicks={place / 'out'}",)) as one:
+        host, port = one.address.split(":")
+        head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: "
+        for body, status in ((b"{", b" 504 "), (b"x" * 11000, b" 429 ")):
+            with socket.create_connection((host, int(port)), 60) as raw_one:
+                raw_one.sendall(f"{head}20000\r\n\r\n".encode() + body)
+                assert status in raw_one.recv(1000)
+        with socket.create_connection((host, int(port)), 60) as raw_one:
+            raw_one.sendall(f"{head}20000\r\n\r\n".encode() + b"{")
+        for _ in range(3):  # it answers others on
+            status_of_live, _, _ = ask(one.address, "/v2/health/live")
+            assert status_of_live == 200
 
 
 def test_requests_that_wait_are_computed_together(ids_model: Any) -> None:

@@ -179,4 +179,4 @@ def test_persia_model_looks_and_chooses(place: Path, tmp_path: Path) -> None:
     persia.load_model(root)  # whose bytes are not read
     with pytest.raises(errors.CorruptFile):
         call("model", "verify", root)
-    call("model", "verify", root, "--version", "v-000002")
+    call("model", "verify", root / "v-000002")

@@ -1,9 +1,10 @@
-/* hanging.c: a library to load before all others (LD_PRELOAD). Once the file
+/* hanging.c: a library to load before all others (LD_PRELOAD). While the file
  * $HANG_WHEN is there, the call $HANG_CALL of a path that has $HANG_PATH in it
- * never returns, as one of a mount whose server is gone: no signal but SIGKILL
- * ends it. */
+ * does not return, as one of a mount whose server is gone: no signal but
+ * SIGKILL ends it.  With $HANG_ERROR, an errno, it fails at once instead. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdarg.h>
@@ -13,15 +14,21 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-static void hang_at(const char *call, const char *path)
+/* 1: the call fails. */
+static int hang_at(const char *call, const char *path)
 {
     const char *when = getenv("HANG_WHEN"), *calls = getenv("HANG_CALL"),
-               *part = getenv("HANG_PATH");
+               *part = getenv("HANG_PATH"), *error = getenv("HANG_ERROR");
     if (!when || !calls || !part || strcmp(call, calls) ||
         !strstr(path, part) || access(when, F_OK))
-        return;
-    for (;;)
-        pause();
+        return 0;
+    if (error) {
+        errno = atoi(error);
+        return 1;
+    }
+    while (!access(when, F_OK))
+        usleep(10000);
+    return 0;
 }
 
 static const char *path_of(int fd, char *link)
@@ -33,43 +40,47 @@ static const char *path_of(int fd, char *link)
     return link;
 }
 
-static void hang_in(const char *call, int folder, const char *path)
+static int hang_in(const char *call, int folder, const char *path)
 {
     char link[PATH_MAX];
-    hang_at(call, path);
-    if (folder >= 0)
-        hang_at(call, path_of(folder, link));
+    return hang_at(call, path) ||
+           (folder >= 0 && hang_at(call, path_of(folder, link)));
 }
 
 #define NEXT(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
 int fsync(int fd)
 {
-    hang_in("fsync", fd, "");
+    if (hang_in("fsync", fd, ""))
+        return -1;
     return NEXT(fsync)(fd);
 }
 
 int fdatasync(int fd)
 {
-    hang_in("fsync", fd, "");
+    if (hang_in("fsync", fd, ""))
+        return -1;
     return NEXT(fdatasync)(fd);
 }
 
 ssize_t pwritev(int fd, const struct iovec *spans, int n, off_t at)
 {
-    hang_in("write", fd, "");
+    if (hang_in("write", fd, ""))
+        return -1;
     return NEXT(pwritev)(fd, spans, n, at);
 }
 
 int rename(const char *from, const char *to)
 {
-    hang_in("rename", -1, to);
+    if (hang_in("rename", -1, to))
+        return -1;
     return NEXT(rename)(from, to);
 }
 
 int renameat(int a, const char *from, int b, const char *to)
 {
-    hang_in("rename", b, to);
+    if (hang_in("rename", b, to))
+        return -1;
     return NEXT(renameat)(a, from, b, to);
 }
 
@@ -84,7 +95,8 @@ int open(const char *path, int flags, ...)
     va_start(more, flags);
     const int mode = mode_of(flags, more);
     va_end(more);
-    hang_in("open", -1, path);
+    if (hang_in("open", -1, path))
+        return -1;
     return NEXT(open)(path, flags, mode);
 }
 
@@ -94,7 +106,8 @@ int open64(const char *path, int flags, ...)
     va_start(more, flags);
     const int mode = mode_of(flags, more);
     va_end(more);
-    hang_in("open", -1, path);
+    if (hang_in("open", -1, path))
+        return -1;
     return NEXT(open64)(path, flags, mode);
 }
 
@@ -104,7 +117,8 @@ int openat(int folder, const char *path, int flags, ...)
     va_start(more, flags);
     const int mode = mode_of(flags, more);
     va_end(more);
-    hang_in("open", folder, path);
+    if (hang_in("open", folder, path))
+        return -1;
     return NEXT(openat)(folder, path, flags, mode);
 }
 
@@ -114,6 +128,7 @@ int openat64(int folder, const char *path, int flags, ...)
     va_start(more, flags);
     const int mode = mode_of(flags, more);
     va_end(more);
-    hang_in("open", folder, path);
+    if (hang_in("open", folder, path))
+        return -1;
     return NEXT(openat64)(folder, path, flags, mode);
 }

@@ -5,6 +5,7 @@ that does not come within its timeout of ten minutes."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import re
@@ -100,6 +101,17 @@ def role(*words: str, first: bool = False, **more: str) -> Iterator[Role]:
             os.kill(made.pid, signal.SIGKILL)
         made.process.kill()
         made.process.communicate(timeout=60)
+
+
+def tool(*words: str) -> int:
+    """The status of a command that ends by itself."""
+    return subprocess.run(
+        [sys.executable, "-m", "persia", *words],
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        timeout=60,
+        check=False,
+    ).returncode
 
 
 @contextlib.contextmanager
@@ -238,6 +250,84 @@ def test_a_server_whose_log_hangs(
         assert "not all was done" in messages
         assert status == 0
         store.close()
+
+
+@pytest.mark.parametrize(
+    ("level", "call", "error"),
+    [
+        ("process", "write", None),
+        ("process", "write", errno.ENOSPC),
+        pytest.param("process", "write", errno.EIO, marks=pytest.mark.long),
+        pytest.param("disk", "fsync", None, marks=pytest.mark.long),
+        ("disk", "fsync", errno.EIO),
+    ],
+)
+def test_a_log_whose_disk_fails_for_a_while(
+    tmp_path: Path, shim: Path, level: str, call: str, error: int | None
+) -> None:
+    """With one thread: updates wait, lookups continue; then nothing that was
+    acknowledged is missing, also after a kill."""
+    when = tmp_path / "when"
+    flags = ["--durable", level, "--log", str(tmp_path / "log")]
+    flags += ["--threads", "1", "--namespace", "n"]
+    broken = hangs(shim, call, "/log-", when)
+    if error is not None:
+        broken["HANG_ERROR"] = str(error)
+
+    class Client:
+        def __init__(self, address: str, job: str, timeout: float) -> None:
+            self.store = persia.Store(
+                persia.optim.SGD(lr=1.0),
+                servers=address,
+                namespace="n",
+                job=job,
+                timeout=timeout,
+            )
+            self.rows = persia.nn.Embedding(
+                8, 4, store=self.store, name="rows", init=0.0
+            )
+
+        def add(self, ids: torch.Tensor) -> None:
+            (-self.rows(ids).sum()).backward()
+
+        def get(self) -> torch.Tensor:
+            with torch.no_grad():
+                return self.rows(torch.arange(8))[:, 0]
+
+    ids = torch.arange(8)
+    with role("serve", "ps", "--port", "0", *flags, **broken) as server:
+        address = server.line("serving shard").split()[-1]
+        trainers = [Client(address, f"job{i}", 60) for i in range(2)]
+        hurried = Client(address, "hurried", 1)
+        watcher = Client(address, "watcher", 60)
+        for client in (*trainers, hurried, watcher):
+            client.add(ids)
+            client.store.flush()
+        late = -hurried.rows(ids[4:]).sum()
+        when.touch()
+        for client in trainers:  # these wait
+            client.add(ids[:4])
+        late.backward()
+        with pytest.raises((errors.Unavailable, errors.DeadlineExceeded)):
+            hurried.store.flush()
+        for _ in range(5):
+            assert (watcher.get() >= 4).all()
+        assert tool("status", address, "--namespace", "n") == 0
+        when.unlink()
+        for client in trainers:
+            client.store.flush()
+            client.add(ids[:4])
+            client.store.flush()
+        for client in (*trainers, hurried):
+            client.store.close()
+        got = watcher.get()
+        assert (got[:4] == 8).all()
+        assert ((got[4:] == 4) | (got[4:] == 5)).all()
+        watcher.store.close()
+        server.process.kill()
+    with role("serve", "ps", "--port", "0", *flags) as server:
+        address = server.line("serving shard").split()[-1]
+        assert torch.equal(Client(address, "new", 60).get(), got)
 
 
 def test_a_second_signal_while_a_folder_hangs(

@@ -112,6 +112,10 @@ static void serve(const order *o)
         refuse(o, PERSIA_EUNAVAILABLE, "the server recovers");
         return;
     }
+    if (method == WIRE_HELLO && take(&at->full)) {
+        refuse(o, PERSIA_EUNAVAILABLE, "the disk does not take the log");
+        return;
+    }
     if (take(&at->garbage)) {
         refuse(o, PERSIA_EPROTOCOL, "the answer is no message");
         return;

@@ -20,6 +20,7 @@ typedef struct node {
     _Atomic(int) active;  /* calls that a thread works on */
     _Atomic(int) down;    /* no connection */
     _Atomic(int) recovers; /* it refuses all but Stats */
+    _Atomic(int) full;    /* the next so many Hellos: its log is full */
     _Atomic(int) lose;    /* of 256 requests: not served, or served but the
                              answer is lost */
     _Atomic(uint32_t) held; /* requests of these methods (bits) wait */

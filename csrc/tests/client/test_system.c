@@ -118,6 +118,24 @@ static void a_server_that_stays_away_costs_no_time(void **state)
     cluster_free(&c);
 }
 
+/* Its disk is full when it starts again: lookups wait for that. */
+static void a_server_that_refuses_a_greeting_is_asked_again(void **state)
+{
+    (void)state;
+    cluster c;
+    float got[IDS];
+    ps_client *remote = open_one(&c, 1, 4 * MINUTE, LOST_CONTINUE);
+    uint32_t no = declare_counting(remote);
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    cluster_restart(&c, 0);
+    atomic_store(&c.nodes[0].full, 20);
+    read_counts(remote, no, got);
+    assert_true(got[0] == 0);
+    assert_int_equal(atomic_load(&c.nodes[0].full), 0);
+    persia_client_destroy(remote);
+    cluster_free(&c);
+}
+
 static cluster *away;
 static uint64_t begins, stands; /* when a recovery does, for good */
 
@@ -246,6 +264,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_server_that_stays_away_costs_no_time,
                                         setup, teardown),
+        cmocka_unit_test_setup_teardown(
+            a_server_that_refuses_a_greeting_is_asked_again, setup, teardown),
         cmocka_unit_test_setup_teardown(a_server_that_recovers_is_waited_for,
                                         setup, teardown),
         cmocka_unit_test_setup_teardown(

@@ -84,15 +84,17 @@ bug(synced_too_soon log/append.c
 # A push whose connection breaks counts as applied.
 bug(lost_request_acknowledged client/fan.c
 [==[    int rc = q->rc;
-    q->state = REQUEST_DONE;
+    if (!rc) {
+        rc = f->accept(f->ctx, q);
 ]==]
 [==[    int rc = q->rc;
-    q->state = REQUEST_DONE;
     if (rc == PERSIA_EUNAVAILABLE && f->method == WIRE_PUSH &&
         sim_bug("lost_request_acknowledged")) {
         q->rc = PERSIA_OK;
-        return;
+        return REQUEST_END;
     }
+    if (!rc) {
+        rc = f->accept(f->ctx, q);
 ]==])
 
 bug(lost_update_not_told client/servers.c
@@ -128,10 +130,12 @@ bug(settled_too_far client/push.c
 
 # The server has been started again since it answered.
 bug(answer_of_a_former_life client/push.c
-[==[    const int same_life = from->boot == q->caller.boot;
+[==[    if (there) {
+        note_number(from, number, settled);
 ]==]
-[==[    const int same_life = from->boot == q->caller.boot ||
-                          sim_bug("answer_of_a_former_life");
+[==[    there |= sim_bug("answer_of_a_former_life");
+    if (there) {
+        note_number(from, number, settled);
 ]==])
 
 # A rank must not use numbers that any server has.
@@ -237,23 +241,16 @@ bug(restore_is_not_logged shard/logged.c
     int rc = persia_log_append(s->log, LOG_RESTORE, request, 1, &end);
 ]==])
 
-# An update of the rows that were, answered late.
-bug(answer_of_replaced_rows client/push.c
-[==[    int there = same_life && from->lineage == q->caller.lineage;
-]==]
-[==[    int there = same_life && (from->lineage == q->caller.lineage ||
-                              sim_bug("answer_of_replaced_rows"));
-]==])
-
 # ---- four roles ----
 
 # It was never trained.
 bug(batch_of_a_dead_rank_is_done embedding_worker/offers.c
-[==[    if (o->stream->old) {
+[==[    if (o->stream->state == STREAM_OLD) {
         offer_end(s, o);
         return;
 ]==]
-[==[    if (o->stream->old || (!failed && sim_bug("batch_of_a_dead_rank_is_done"))) {
+[==[    if (o->stream->state == STREAM_OLD ||
+        (!failed && sim_bug("batch_of_a_dead_rank_is_done"))) {
         offer_end(s, o);
         return;
 ]==])

@@ -91,17 +91,21 @@ static uint32_t process_end(uint32_t from)
     return end < w.servers_n ? end : w.servers_n;
 }
 
-static ps_service *make_service(uint32_t i, tables *p, updates_log *log)
+/* *log: its log, or NULL. */
+static ps_service *make_service(uint32_t i, tables *p, updates_log **log)
 {
     service_config config = {.name_space = "sim", .shard = i,
                              .shards = w.servers_n,
                              .message_limit = 4 << 20,
-                             .log = log};
+                             .log = open_log(&w.servers[i], i)};
     ps_service *service;
+    *log = config.log;
     if (w.saves)
         config.files = storage_places(i);
     must(persia_service_create(p, &config, &service), "a server");
     persia_service_set_calls(service, 64);
+    if (!config.log)
+        recover(service, NULL, i);
     return service;
 }
 
@@ -111,25 +115,22 @@ static void *process_main(void *arg)
     const uint32_t n = process_end(from) - from;
     const tables_config made = {.threads = 1};
     tables *p[SERVERS_MAX];
+    ps_service *services[SERVERS_MAX];
     updates_log *logs[SERVERS_MAX];
-    ps_service *services[SERVERS_MAX] = {NULL};
     ps_host *host;
-    for (uint32_t k = 0; k < n; k++) {
-        logs[k] = open_log(&w.servers[from + k], from + k);
-        must(k ? persia_tables_beside(p[0], &p[k])
-               : persia_tables_create(&made, &p[0]), "tables");
-        services[k] = make_service(from + k, p[k], logs[k]);
-        if (!logs[k])
-            recover(services[k], NULL, from + k);
-    }
+    must(persia_tables_create(&made, &p[0]), "tables");
+    for (uint32_t k = 1; k < n; k++)
+        must(persia_tables_beside(p[0], &p[k]), "tables");
+    for (uint32_t k = 0; k < n; k++)
+        services[k] = make_service(from + k, p[k], &logs[k]);
     must(persia_host_create(services, n, &host), "a host");
     net_listen(sim_node_self(), w.addresses[process_of(from)],
                persia_host_handle, host, method_of_server);
-    for (uint32_t k = 0; k < n; k++)
+    for (uint32_t k = 0; k < n; k++) {
         if (logs[k])
             recover(services[k], logs[k], from + k);
-    for (uint32_t k = 0; k < n; k++)
         w.servers[from + k].running = 1;
+    }
     sim_say("serves %u shards of %u from %u on", n, w.servers_n, from);
     return NULL;
 }
@@ -501,7 +502,7 @@ static void save_or_load(rank_life *l)
 {
     if (!w.saves || l->of->index || l->broken)
         return;
-    if (w.newest && (l->mixed || l->loads || sim_chance(40))) {
+    if (w.newest && (l->mixed || l->loads || sim_chance(15))) {
         l->loads = 0;
         load_newest(l);
     } else if (sim_chance(150)) {

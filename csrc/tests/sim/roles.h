@@ -110,6 +110,12 @@ typedef struct world {
 } world;
 extern world w;
 
+/* Of the processes: their number, and that of a server. */
+uint32_t processes_n(void);
+static inline uint32_t process_of(uint32_t server)
+{
+    return server / w.each;
+}
 /* The id of an update's own row at a server of its time. */
 uint64_t own_row(int rank, int update, uint32_t server);
 /* Reads the first value of rows: 0, or an error. */
@@ -121,12 +127,6 @@ int counts_read(const char *where, int whole, rows_reader read, void *ctx,
                 update_bits has);
 /* What every history's table is. */
 void counts_config(struct table_config *out);
-/* Of the processes: their number, and that of a server. */
-uint32_t processes_n(void);
-static inline uint32_t process_of(uint32_t server)
-{
-    return server / w.each;
-}
 /* Starts the process of a server without rows; it is up when its node listens.
  */
 void server_start(uint32_t i);

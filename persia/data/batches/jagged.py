@@ -116,6 +116,9 @@ class JaggedBatch:
 
     ticket: Tensor | None
     given_by: Callable[[], Any] | None = None  # the pass, while it lives
+    #: Ids of each feature, where a graph knows them without the elements of a
+    #: tensor.
+    sizes: Sequence[int] | None = None
     _device: torch.device | None = None  # None: where the tensors are
 
     def __init__(

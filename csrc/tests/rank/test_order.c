@@ -1,0 +1,43 @@
+/* The order of Takes: one that is made again is where it was. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "rank/private.h"
+
+static void a_take_that_is_made_again_is_where_it_was(void **state)
+{
+    (void)state;
+    rank_taker r = {.ordered = 0};
+    rank_taken t[3] = {{.r = &r}, {.r = &r}, {.r = &r}};
+    pthread_mutex_init(&r.lock, NULL);
+    persia_cond_init(&r.turned);
+    order_enter(&t[0]);
+    order_enter(&t[1]);
+    order_leave(&t[0]);
+    assert_ptr_equal(r.takes, &t[1]);
+    order_enter(&t[2]);
+    order_enter(&t[0]);
+    order_enter(&t[0]);
+    assert_ptr_equal(r.takes, &t[0]);
+    assert_ptr_equal(t[0].takes_next, &t[1]);
+    assert_ptr_equal(t[1].takes_next, &t[2]);
+    assert_null(t[2].takes_next);
+    t[0].m.status = TAKE_BATCH;
+    assert_int_equal(order_settle(&t[0]), 1);
+    for (int i = 0; i < 3; i++)
+        order_leave(&t[i]);
+    assert_null(r.takes);
+    pthread_cond_destroy(&r.turned);
+    pthread_mutex_destroy(&r.lock);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_take_that_is_made_again_is_where_it_was),
+    };
+    return cmocka_run_group_tests_name("rank: order", tests, NULL, NULL);
+}
