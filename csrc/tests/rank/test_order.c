@@ -25,6 +25,9 @@ static void a_take_that_is_made_again_is_where_it_was(void **state)
     assert_ptr_equal(t[0].takes_next, &t[1]);
     assert_ptr_equal(t[1].takes_next, &t[2]);
     assert_null(t[2].takes_next);
+    pthread_mutex_lock(&r.lock);
+    taking_event(&t[0], TAKING_ASK);
+    pthread_mutex_unlock(&r.lock);
     t[0].m.status = TAKE_BATCH;
     assert_int_equal(order_settle(&t[0]), 1);
     for (int i = 0; i < 3; i++)

@@ -39,7 +39,7 @@ static uint8_t found[N];
 
 static wire_batch_name held[] = { { 5, 1 }, { UINT64_MAX, 1ull << 40 } };
 static wire_hello hello = {
-    CALLER, 1, "space", 2, 4, 5, 1, 6, 1, 3, 7, held, 2, 1
+    CALLER, 1, "space", 2, 4, 5, 1, 6, 1, 3, 7, held, 2, 1, 8, 9
 };
 static table_spec specs[] = { SPEC, { .name = "item", .dim = 4096 } };
 static wire_slot_run runs[] = { { 4095, 4096, 1 }, { 0, 5, 1u << 31 } };
@@ -153,7 +153,7 @@ static wire_return_reply return_reply = {
 };
 static wire_worker_stats_reply worker_stats_reply = {
     1, { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19,
-         20, 21, 22, 23, 24 }
+         20, 21, 22, 23, 24, 25, 26, 27 }
 };
 
 static wire_part calls[] = {
