@@ -39,9 +39,9 @@ def command(
         typer.Option(
             min=1,
             max=4096,
-            help="Shards of the tables, which the servers divide among them "
-            "(default: one for each server). Of a job whose number of servers "
-            "changes later it stays the same.",
+            help="Shards of the tables, which the servers divide among them: "
+            "one for each server if it is not given. Of a job whose number of "
+            "servers changes later it stays the same.",
         ),
     ] = None,
     embedding_workers: Annotated[

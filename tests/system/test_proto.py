@@ -443,6 +443,9 @@ def samples(client: Client) -> dict[str, bytes]:
         "Restore": pb.RestoreRequest(caller=client.caller, root="r"),
         "Stats": pb.StatsRequest(caller=client.caller),
     }
+    part = pb.Part(method=METHODS.index("Pull"))
+    part.message = pull.SerializeToString()
+    made["Many"] = pb.ManyRequest(parts=[part])
     assert list(made) == METHODS
     return {name: m.SerializeToString() for name, m in made.items()}
 

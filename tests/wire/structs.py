@@ -106,6 +106,10 @@ NAMES = {
     "StatsRequest": "stats",
     "StatsReply": "stats_reply",
     "TableStats": "table_stats",
+    "ManyRequest": "many",
+    "Part": "part",
+    "ManyReply": "many_reply",
+    "Result": "result",
     "PlanRequest": "plan",
     "PlanFeature": "plan_feature",
     "PlanReply": "plan_reply",
@@ -171,7 +175,7 @@ def _element_bytes(field: Any, message: Message, dtype: int) -> int:
     if field.name == "state":
         return int(message.state_floats) * 4
     sizes = {"ids": 8, "scales": 4, "rows": 4, "found": 1}
-    sizes |= {"places": 4, "weights": 4}
+    sizes |= {"places": 4, "weights": 4, "message": 1}
     return (sizes | {"offsets": 8, "data": 1})[field.name]
 
 
@@ -183,8 +187,9 @@ def _count(message: Message, dtype: int) -> int:
         return len(message.offsets) // _element_bytes(
             message.DESCRIPTOR.fields_by_name["offsets"], message, dtype
         )
-    if hasattr(message, "data"):
-        return len(message.data)
+    for name in ("data", "message"):
+        if hasattr(message, name):
+            return len(getattr(message, name))
     if hasattr(message, "weights"):
         return len(getattr(message, "places", message.weights)) // 4
     return len(message.values) // (message.dim * DTYPE_BYTES[dtype] or 1)

@@ -82,6 +82,7 @@ def bulk(message: Message, name: str, n: int, dtype: int, random_: Any):
         "state": getattr(message, "state_floats", 0) * 4,
         "offsets": 4 if message.DESCRIPTOR.name == "RowOffsets" else 8,
         "data": 1,
+        "message": 1,
         "places": 4,
         "weights": 4,
     }[name]
@@ -117,6 +118,9 @@ def agree(draw: st.DrawFn, message: Message) -> None:
     if name in {"HelloRequest", "LeaveRequest"}:
         message.world = draw(st.integers(1, 65536))
         message.rank = draw(st.integers(0, message.world - 1))
+    elif name == "Part":
+        message.shard %= 4096
+        message.method %= 31
     elif name == "HelloReply":
         message.shards = draw(st.integers(1, 2**32 - 1))
         message.shard = draw(st.integers(0, message.shards - 1))
