@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -373,7 +374,7 @@ def objects(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(
         remote, "system_of", lambda url, path: (system, f"/objects{path}")
     )
-    return f"gs://bucket/{os.getpid()}-{id(system)}"
+    return f"gs://bucket/{uuid.uuid4().hex}"
 
 
 def test_a_store_without_folders(objects: str) -> None:
