@@ -168,7 +168,7 @@ def machine(
     only: set[tuple[str, str]] | None = None,
 ) -> str:
     """A state machine; ``places`` are columns and rows, and arrows into
-    ``hidden`` states, or that are not among ``only``, are told by the note
+    ``hidden`` states, and those that are not among ``only``, are in the note
     alone; ``head`` is room above for arrows that bend."""
     w, h, dx, dy = 96.0, 34.0, 158.0, 78.0
     top = min(y for _, y in places.values())
@@ -266,7 +266,7 @@ def small_machines() -> dict[str, str]:
             {"OLD"},
             {"OLD"},
             note="The event end leads from every state to OLD: its rows were "
-            "replaced, or nobody asks for its batches.",
+            "replaced, or no rank asks for its batches.",
         ),
         "taking": machine(
             "The states of a Take of a rank",

@@ -454,7 +454,7 @@ static void note_in_part(const checkpoint *c, int rank, uint32_t servers_n)
     }
     if (w.durable && told < must)
         sim_fail("%llu updates of rank %d are in part of the rows, and %llu "
-                 "are told", (unsigned long long)must, rank,
+                 "are reported", (unsigned long long)must, rank,
                  (unsigned long long)told);
     r->told += told;
 }
