@@ -548,8 +548,6 @@ static void a_full_server_does_not_wait_for_requests(void **state)
                      PERSIA_ETIMEOUT);
     stalled_wait(&f, &refused, &a);
     assert_int_equal(a.status, GRPC_STATUS_UNAVAILABLE);
-    assert_string_equal(a.text, "the server is full and the request did not "
-                                "come within 5 s");
     assert_string_equal(a.error, persia_err_name(PERSIA_EUNAVAILABLE));
     echo(c, WIRE_HELLO, 5, 3 << 20);
     close(fd);
