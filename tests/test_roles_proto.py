@@ -254,6 +254,33 @@ def test_batches_by_place(worker: tuple[Servers, str]) -> None:
     assert other.take(3, 1, place=6).status == pb.TakeReply.END
 
 
+def test_batches_of_other_ranks_are_not_waited_for(
+    worker: tuple[Servers, str],
+) -> None:
+    """A rank that has had its places of an epoch is at the end of it, also
+    while those of a slower one are in the queue: their steps may wait for it
+    to leave."""
+    servers, address = worker
+    ranks = [Client(address, 1), Client(address, 2)]
+    loader = Client(address, 3)
+    for i, rank in enumerate(ranks):
+        rank.hello(2, i)
+    loader.hello(0)
+    ranks[0].call.Declare(plan_of(servers, ranks[0])[1])
+    for number in range(1, 5):
+        submit(loader, number, place=number)
+    beat(loader, epoch=2, ends=[4])
+    got = [ranks[0].take(i + 1, 0, place=2 * i + 1) for i in range(2)]
+    assert [one.number for one in got] == [1, 3]
+    held = [pb.BatchName(stream=77, number=n) for n in (1, 3)]
+    end = ranks[0].take(3, 0, place=5, held=held)
+    assert end.status == pb.TakeReply.END
+    (part,) = end.loaders
+    assert (part.settled, part.last) == (0, 4)
+    assert int.from_bytes(part.window, "little") == 0b1111
+    assert ranks[1].take(1, 1, place=2).number == 2
+
+
 def test_a_copy_that_its_rank_passed_over() -> None:
     """Another worker got the batch, too, and its rank had it there: it is no
     batch without an update."""

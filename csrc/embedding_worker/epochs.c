@@ -227,10 +227,17 @@ static int has_taker(const embedding_worker *s, const worker_rank *asks,
                                      : rank_find(s, o->client) != NULL;
 }
 
+/* Whether it is a batch of the steps of all ranks, of another one's. */
+static int is_of_other(const worker_rank *asks, const offer *o)
+{
+    return o->m.place && (o->m.place - 1) % asks->world != asks->rank;
+}
+
 static void part_of(const embedding_worker *s, const worker_stream *t,
-                    uint64_t epoch, const worker_rank *r,
+                    uint64_t epoch, const wire_take *m,
                     wire_loader_part *out)
 {
+    const worker_rank *r = rank_find(s, m->caller.client);
     *out = (wire_loader_part){.stream = t->name,
                               .settled = t->done.watermark,
                               .last = last_of(t, epoch)};
@@ -241,20 +248,21 @@ static void part_of(const embedding_worker *s, const worker_stream *t,
     for (size_t k = 0; k < 2; k++)
         for (const offer *o = lists[k]; o; o = o->next) {
             const uint64_t i = o->m.number - out->settled - 1;
-            const int had = k ? has_taker(s, r, o) : job_has(s, r, o);
+            const int had = (k ? has_taker(s, r, o) : job_has(s, r, o)) ||
+                            (m->place && is_of_other(r, o));
             if (o->stream == t && i < WIRE_BATCHES_MAX && !had)
                 out->window[i / 64] &= ~((uint64_t)1 << i % 64);
         }
 }
 
 size_t epoch_parts(const embedding_worker *s, const worker_job *j,
-                   uint64_t epoch, const worker_rank *r, wire_loader_part *out)
+                   uint64_t epoch, const wire_take *m, wire_loader_part *out)
 {
     size_t n = 0;
     for (const worker_stream *t = of_job(s->streams, j);
          t && n < WIRE_LOADERS_MAX; t = of_job(t->next, j))
         if (stream_is_there(t) && stream_epoch_now(t) > epoch)
-            part_of(s, t, epoch, r, &out[n++]);
+            part_of(s, t, epoch, m, &out[n++]);
     return n;
 }
 

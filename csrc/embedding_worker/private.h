@@ -484,10 +484,11 @@ uint64_t epoch_next(const embedding_worker *s, const worker_job *j, int *sure);
 /* Whether there may be no more batches before ranks have trained what other
  * workers have: a loader waits for that, or (none) there is no loader. */
 int epoch_is_idle(const embedding_worker *s, const worker_job *j, int none);
-/* What a rank is to know of an epoch that is over: [WIRE_LOADERS_MAX].  Their
- * number. */
+/* What the rank of a Take is to know of an epoch that is over:
+ * [WIRE_LOADERS_MAX].  Their number.  Batches that are by place another
+ * rank's are as those that a rank has: this one can never have them. */
 size_t epoch_parts(const embedding_worker *s, const worker_job *j,
-                   uint64_t epoch, const worker_rank *r,
+                   uint64_t epoch, const wire_take *m,
                    wire_loader_part *out);
 
 /* ---- rows.c ---- */

@@ -335,9 +335,7 @@ static void take_none(asking *a, const worker_job *j, uint32_t status,
         return;
     }
     if (epoch)
-        a->parts_n = epoch_parts(s, j, epoch,
-                                 rank_find(s, a->m.take.caller.client),
-                                 a->parts);
+        a->parts_n = epoch_parts(s, j, epoch, &a->m.take, a->parts);
     take_nothing(a, status, epoch);
 }
 

@@ -160,8 +160,10 @@ static int ask_all_again(rank_taker *r, wire_batch_name lost)
             forget(&r->at[i]);
     if (!lost.number)
         r->missing_since = 0;
-    else if (!r->missing_since)
-        r->missing_since = now;
+    else if (!r->missing_since || lost.stream != r->missing.stream ||
+             lost.number != r->missing.number)
+        r->missing_since = now; /* where others are made, it may be, too */
+    r->missing = lost;
     if (lost.number && now - r->missing_since >= r->c.timeout_ns) {
         r->missing_since = 0;
         rc = persia_err_set(PERSIA_EUNAVAILABLE,

@@ -118,7 +118,8 @@ struct rank_taker {
     uint64_t begun;           /* the last one that had a batch */
     uint64_t silent;          /* loaders without which the last one ended */
     uint64_t silent_epoch;    /* that is of this one */
-    uint64_t missing_since;   /* a batch of it is at no worker; or 0 */
+    wire_batch_name missing;  /* a batch of it that is at no worker */
+    uint64_t missing_since;   /* ... since then; or 0 */
     unsigned backs;           /* batches on their way back */
     uint64_t backs_ended;     /* that arrived there */
     int ordered;              /* Takes are by place: see persia_rank_order() */
