@@ -29,6 +29,7 @@ from prometheus_client.core import (
 
 from persia import _core
 from persia.base.environment import variable
+from persia.base.health import PATHS, Health
 from persia.distributed.load import LoadWindow
 from persia.errors import Closed, InvalidArgument
 
@@ -87,35 +88,61 @@ class _Http(socketserver.ThreadingMixIn, wsgiref.simple_server.WSGIServer):
         """A client that went away or said nothing is no error of ours."""
 
 
-def _only_metrics(app: Any) -> Any:
-    """A probe that asks for another page must not take it for healthy."""
+def _pages(metrics: Any, health: Health) -> Any:
+    """Metrics and health. A probe that asks for another page must not take it
+    for healthy."""
 
     def answer(environ: dict[str, Any], start: Any) -> Any:
-        if environ["PATH_INFO"] == "/metrics":
-            return app(environ, start)
-        start("404 Not Found", [("Content-Type", "text/plain")])
-        return [b"metrics are at /metrics\n"]
+        path = environ["PATH_INFO"]
+        if path == "/metrics":
+            return metrics(environ, start)
+        if path in PATHS:
+            is_so, text = health.answer(path)
+            status = "200 OK" if is_so else "503 Service Unavailable"
+        else:
+            status = "404 Not Found"
+            text = f"there are /metrics, {', '.join(PATHS)}\n"
+        start(status, [("Content-Type", "text/plain")])
+        return [text.encode()]
 
     return answer
 
 
-def listen(collector: _Collector, port: int, host: str) -> int:
-    """Answers Prometheus on threads of its own; the port (0 takes any)."""
-    registry = CollectorRegistry()
-    ProcessCollector(registry=registry)
-    registry.register(collector)
-    try:
-        http = _Http(host, port)
-    except OSError as error:
-        raise InvalidArgument(
-            f"metrics cannot be served on port {port} of {host}: "
-            f"{error.strerror}"
-        ) from None
-    http.set_app(_only_metrics(make_wsgi_app(registry)))
-    threading.Thread(
-        target=http.serve_forever, name="persia-metrics", daemon=True
-    ).start()
-    return int(http.server_port)
+class Page:
+    """Answers Prometheus and probes on threads of its own, from the start of
+    a process: what it has to count may be added later.
+
+    Args:
+        port: 0 takes any.
+        host: address to listen on.
+        health: of the process.
+
+    Attributes:
+        port: that it listens on.
+
+    Raises:
+        InvalidArgument: the port cannot be had.
+    """
+
+    def __init__(self, port: int, host: str, health: Health) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        try:
+            http = _Http(host, port)
+        except OSError as error:
+            raise InvalidArgument(
+                f"metrics cannot be served on port {port} of {host}: "
+                f"{error.strerror}"
+            ) from None
+        http.set_app(_pages(make_wsgi_app(self._registry), health))
+        threading.Thread(
+            target=http.serve_forever, name="persia-metrics", daemon=True
+        ).start()
+        self.port = int(http.server_port)
+
+    def add(self, collector: _Collector) -> None:
+        """Shows its metrics from now on."""
+        self._registry.register(collector)
 
 
 def export(
@@ -142,7 +169,11 @@ def export(
             raise InvalidArgument(f"{PORT} is {given!r}, need a port")
         port = int(given)
         port += int(os.environ.get("LOCAL_RANK", "0")) if port else 0
-    return listen(StoreCollector(store, rank), port, host)
+    health = Health()
+    health.serves()
+    page = Page(port, host, health)
+    page.add(StoreCollector(store, rank))
+    return page.port
 
 
 # ---- servers ---------------------------------------------------------------

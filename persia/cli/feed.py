@@ -12,6 +12,7 @@ import typer
 from pydantic import Field
 
 from persia.base.environment import variable
+from persia.base.health import Health
 from persia.base.logs import say
 from persia.base.memory import keep_memory
 from persia.base.options import validated
@@ -20,6 +21,7 @@ from persia.cli.bars import watched
 from persia.cli.flags import positional, with_flags
 from persia.cli.options import DryRun, Json, print_json
 from persia.cli.shared import begin
+from persia.distributed.serving import page_of
 from persia.errors import InvalidArgument, MalformedData
 from persia.train.config import TrainConfig, UrlText, of_train, resolve
 
@@ -212,8 +214,7 @@ def _run(config: FeedConfig, index: int, count: int, json: bool) -> None:
     from persia.data.feeding import Loader
 
     loader = Loader(config.epochs)
-    if config.metrics_port is not None:
-        _show(loader, config)
+    _show(loader, config)
     send = _send_parts if config.parts else _send
 
     def sent_now() -> str:
@@ -280,16 +281,14 @@ def _check_some(config: FeedConfig, source: Dataset | None) -> None:
 
 
 def _show(loader: Loader, config: FeedConfig) -> None:
-    """Answers Prometheus."""
-    from persia import prometheus
+    """Answers Prometheus and probes."""
+    health = Health()
+    health.serves()  # it serves no one: it is ready as soon as it runs
+    page = page_of(config, health)
+    if page is not None:
+        from persia.prometheus import FeedCollector
 
-    assert config.metrics_port is not None
-    port = prometheus.listen(
-        prometheus.FeedCollector(loader.counts, loader.lag),
-        config.metrics_port,
-        config.metrics_host,
-    )
-    say(f"metrics on http://{config.metrics_host}:{port}/metrics")
+        page.add(FeedCollector(loader.counts, loader.lag))
 
 
 def train_options(config: FeedConfig) -> TrainConfig:

@@ -6,16 +6,20 @@ from __future__ import annotations
 import ipaddress
 import resource
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import pydantic
 from pydantic import Field
 
 from persia import _core
+from persia.base.health import Health
 from persia.base.logs import say
 from persia.base.signals import Ending
 from persia.distributed.addresses import MESSAGE_LIMIT, namespace_of
 from persia.distributed.security import Security
+
+if TYPE_CHECKING:
+    from persia.prometheus import Page
 
 # Files that the core opens at most, and connections that the system takes
 # before they are counted.
@@ -170,6 +174,26 @@ def warn_of(config: Listening) -> None:
         say(few, "warning")
     if open_to := core_holes(config, _core.GRPC_HOLES):
         say(open_to, "warning")
+
+
+class _Port(Protocol):
+    """Options of a process."""
+
+    @property
+    def metrics_port(self) -> int | None: ...
+    @property
+    def metrics_host(self) -> str: ...
+
+
+def page_of(config: _Port, health: Health) -> Page | None:
+    """What Prometheus and probes ask, where options name a port for it."""
+    if config.metrics_port is None:
+        return None
+    from persia.prometheus import Page
+
+    page = Page(config.metrics_port, config.metrics_host, health)
+    say(f"metrics on http://{config.metrics_host}:{page.port}/metrics")
+    return page
 
 
 class Stopped(BaseException):

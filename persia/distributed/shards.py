@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from persia.base.health import Health
 from persia.base.logs import say
 from persia.distributed.server import (
     SAVE_SECONDS,
@@ -12,7 +13,10 @@ from persia.distributed.server import (
     Server,
     find_shards,
 )
-from persia.distributed.serving import Signals, Stopped, warn_of
+from persia.distributed.serving import Signals, Stopped, page_of, warn_of
+
+if TYPE_CHECKING:
+    from persia.prometheus import ServerCollector
 
 
 def these(numbers: range, shards: int) -> str:
@@ -74,25 +78,6 @@ class Shards:
             what = "none" if rows is None else f"{rows:,}"
             say(f"restored {self.config.restore}: {what} rows")
 
-    def show_metrics(self) -> None:
-        """Answers Prometheus from now on, where the configuration has a
-        port."""
-        from persia import prometheus
-
-        config = self.config
-        if config.metrics_port is None:
-            return
-        collector = prometheus.ServerCollector(
-            [server.stats for server in self.servers],
-            config.namespace,
-            list(self._numbers),
-            self._shards,
-        )
-        port = prometheus.listen(
-            collector, config.metrics_port, config.metrics_host
-        )
-        say(f"metrics on http://{config.metrics_host}:{port}/metrics")
-
     def prepare(self) -> str:
         """Brings the rows back and listens; the address. Clients of a server
         that replays its log see how far it is."""
@@ -100,12 +85,19 @@ class Shards:
         if self.config.save_on_exit is not None:
             for server in self.servers:
                 server.check_save(self.config.save_on_exit)
-        if self._durable:
-            self.show_metrics()
         self.bring_back()
-        if not self._durable:
-            self.show_metrics()
         return address or self.start()
+
+    def collector(self) -> ServerCollector:
+        """Its counters, for Prometheus."""
+        from persia.prometheus import ServerCollector
+
+        return ServerCollector(
+            [server.stats for server in self.servers],
+            self.config.namespace,
+            list(self._numbers),
+            self._shards,
+        )
 
     def cutting(self) -> contextlib.AbstractContextManager[Any]:
         """Keeps the logs short meanwhile."""
@@ -138,23 +130,30 @@ def serve(config: ServeConfig) -> None:
     ``save_on_exit``: the rows that it would write are not all there.
     """
     least = SAVE_SECONDS if config.save_on_exit is not None else 0.0
+    health = Health()
     with Signals(max(config.grace, least)) as signals:
         try:
             with contextlib.closing(Shards(config)) as shards:
+                if page := page_of(config, health):
+                    page.add(shards.collector())
                 address = shards.prepare()
                 signals.keep()
                 with shards.cutting():
-                    _run(shards, address, signals)
+                    _run(shards, address, signals, health)
         except Stopped:
             say("stopping: nothing was served, nothing is saved")
 
 
-def _run(shards: Shards, address: str, signals: Signals) -> None:
+def _run(
+    shards: Shards, address: str, signals: Signals, health: Health
+) -> None:
     config = shards.config
     shards.ready()
+    health.serves()
     warn_of(config)
     say(f"serving {shards} on {address}")
     signals.wait()
+    health.ends()
     name = config.save_on_exit
     if name is not None:
         signals.status = 1

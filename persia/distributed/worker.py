@@ -11,13 +11,14 @@ import os
 import threading
 import time
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pydantic
 from pydantic import Field
 
 from persia import _core
 from persia.base.environment import variable
+from persia.base.health import Health
 from persia.base.logs import say
 from persia.base.patience import saying_so, watching
 from persia.distributed.addresses import WIRE_DTYPES, resolve, why_away
@@ -26,9 +27,13 @@ from persia.distributed.serving import (
     Listening,
     Signals,
     Stopped,
+    page_of,
     warn_of,
 )
 from persia.errors import InvalidArgument, PersiaError
+
+if TYPE_CHECKING:
+    from persia.prometheus import Page
 
 # Seconds after the grace in which requests in flight get their error.
 _CANCELLED = 0.1
@@ -185,28 +190,30 @@ class Worker:
 
 def serve_worker(config: WorkerConfig) -> None:
     """Serves until SIGTERM or SIGINT; a second one ends it at once."""
+    health = Health()
     with Signals(config.grace) as signals:
         try:
+            page = page_of(config, health)
             with contextlib.closing(Worker(config)) as worker:
+                if page is not None:
+                    _show(page, worker)
                 signals.keep()
-                _run(worker, signals)
+                _run(worker, signals, health)
         except Stopped:
             say("stopping: nothing was served")
 
 
-def _run(worker: Worker, signals: Signals) -> None:
+def _show(page: Page, worker: Worker) -> None:
+    from persia.prometheus import EmbeddingWorkerCollector
+
+    page.add(EmbeddingWorkerCollector(worker.stats))
+
+
+def _run(worker: Worker, signals: Signals, health: Health) -> None:
     config = worker.config
     address = worker.start()
     warn_of(config)
-    if config.metrics_port is not None:
-        from persia.prometheus import EmbeddingWorkerCollector, listen
-
-        port = listen(
-            EmbeddingWorkerCollector(worker.stats),
-            config.metrics_port,
-            config.metrics_host,
-        )
-        say(f"metrics on http://{config.metrics_host}:{port}/metrics")
+    health.serves()
     say(
         f"serving an embedding worker of {worker.servers} servers on {address}"
     )
@@ -215,6 +222,7 @@ def _run(worker: Worker, signals: Signals) -> None:
     )
     reports.start()
     signals.wait()
+    health.ends()
     signals.what = "batches that were in flight are offered again"
     say("stopping")
     worker.stop(min(0.8 * config.grace, signals.left))

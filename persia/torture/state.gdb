@@ -24,7 +24,7 @@ def show_service(s):
     for j in listed(s["job_list"]):
         show("JOB", j, "id generation over beyond world streams_ever counts")
     for t in listed(s["streams"]):
-        show("STREAM", t, "name client former first own ends_n gone left "
+        show("STREAM", t, "name client former state first own ends_n "
              "shared waits offers settled")
         print("  done to", t["done"]["watermark"], "came to",
               t["came"]["watermark"])
@@ -32,7 +32,8 @@ def show_service(s):
         for o in listed(s[name]):
             show_offer(name.upper(), o)
     for r in listed(s["ranks"]):
-        show("RANK", r, "rank client epoch generation held_n")
+        show("RANK", r, "rank client epoch generation next_epoch "
+             "next_place held_n")
     for t in listed(s["takes"]):
         print("TAKE", t["m"]["take"])
 
@@ -50,7 +51,7 @@ def show_rank(r):
     for name, link in (("takes", "takes_next"), ("held", "held_next")):
         for t in listed(r[name], link):
             show(name.upper(), t, "number generation place tries look state "
-                 "has_lease used")
+                 "held")
             print("  status", t["m"]["status"], "batch", t["m"]["number"])
 
 def show_sender(s):
@@ -72,17 +73,15 @@ for thread in gdb.selected_inferior().threads():
     thread.switch()
     frame = gdb.newest_frame()
     while frame:
-        name = frame.name()
-        if name in ("timer_main", "keep"):
-            try:
-                arg = frame.read_var("arg" if name == "timer_main" else "c")
-            except ValueError:
-                arg = frame.read_var("arg")
-            if name == "timer_main":
-                show_service(arg.cast(gdb.lookup_type("embedding_worker")
-                                      .pointer()))
-            else:
-                show_client(arg.cast(gdb.lookup_type("worker_client")
-                                     .pointer()))
+        if frame.name() == "timer_main":
+            timer = frame.read_var("timer").cast(
+                gdb.lookup_type("persia_timer").pointer())
+            of = gdb.find_pc_line(int(timer["tick"])).symtab.filename
+            if of.endswith("embedding_worker/service.c"):
+                show_service(timer["ctx"].cast(
+                    gdb.lookup_type("embedding_worker").pointer()))
+            elif of.endswith("link/link.c"):
+                show_client(timer["ctx"].cast(
+                    gdb.lookup_type("worker_client").pointer()))
         frame = frame.older()
 end
