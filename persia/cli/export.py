@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from persia.base.logs import say
+from persia.cli.bars import Counted
 from persia.cli.options import DryRun, Json, Root, Step, print_json
+
+if TYPE_CHECKING:
+    from persia.train import Trained
 
 
 def command(
@@ -51,6 +55,14 @@ def command(
             "or those touched last.",
         ),
     ] = None,
+    eval_data: Annotated[
+        str | None,
+        typer.Option(
+            help="A file, glob or URL with the columns of the training: the "
+            "checkpoint and the export are scored on it, and what types and "
+            "left out rows cost is printed.",
+        ),
+    ] = None,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
@@ -62,9 +74,16 @@ def command(
     persia export out exported
 
     persia export out exported --row-type int8 --keep 3 --last-updates 100000
+
+    persia export out exported --row-type int8 --eval-data day_23.parquet
     """
     from persia.serving.rows import Publish
-    from persia.serving.trained import check_checkpoint, export_checkpoint
+    from persia.serving.trained import (
+        check_checkpoint,
+        export_checkpoint,
+        step_of,
+    )
+    from persia.train import load
 
     publish = Publish(
         count=min_count,
@@ -75,9 +94,16 @@ def command(
     if dry_run:
         say(f"would export {check_checkpoint(root, out, step)}")
         return
+    # The same one, whatever is saved meanwhile.
+    step = step_of(root, step)
+    costs = {}
+    if eval_data is not None:
+        costs = {"checkpoint": _scored(load(root, step), eval_data)}
     found = export_checkpoint(
         root, out, step=step, rows=row_type, publish=publish, keep=keep
     )
+    if eval_data is not None:
+        costs["export"] = _scored(load(found.path), eval_data)
     if json:
         values: dict[str, Any] = {
             "path": str(found.path),
@@ -85,6 +111,7 @@ def command(
             "rows": dict(found.rows),
             "left_out": dict(found.left_out),
             "bytes": found.bytes,
+            "scores": costs,
         }
         print_json(values)
         return
@@ -94,3 +121,12 @@ def command(
         f"tables, {found.bytes:,} bytes, to {found.path}"
         + (f"; {left:,} rows were left out" if left else "")
     )
+    for name, score in costs.get("export", {}).items():
+        change = score - costs["checkpoint"][name]
+        say(f"{name} {score:.5f}, {change:+.5f} to that of the checkpoint")
+
+
+def _scored(trained: Trained, data: str) -> dict[str, float]:
+    """AUC and log loss, by name."""
+    found = trained.evaluate(Counted(trained.read(data), "scoring"))
+    return {"auc": found.auc, "logloss": found.logloss}

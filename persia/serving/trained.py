@@ -87,8 +87,7 @@ def export_checkpoint(
     check_apart(versions, place)
     found = files.find(place, step)
     # The same one, whatever is saved meanwhile.
-    same = found.manifest.step if found.name else None
-    trained, store, extra = without_rows(root, same)
+    trained, store, extra = without_rows(root, _step_of(found))
     try:
         trial = trial_of(
             trained.model,
@@ -102,6 +101,18 @@ def export_checkpoint(
         )
     finally:
         store.close()
+
+
+def step_of(
+    root: str | os.PathLike[str], step: int | None = None
+) -> int | None:
+    """The step of a checkpoint that is to be read again; None: ``root`` is
+    its folder."""
+    return _step_of(files.find(files.root_of(root), step))
+
+
+def _step_of(found: files.Found) -> int | None:
+    return found.manifest.step if found.name else None
 
 
 def check_checkpoint(

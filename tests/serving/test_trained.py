@@ -38,6 +38,30 @@ def test_raw_values_give_what_the_checkpoint_gives(place: Path) -> None:
     assert not torch.equal(near, want)
 
 
+def test_what_an_export_costs_is_printed(place: Path, tmp_path: Path) -> None:
+    """The oracle is persia evaluate, of the checkpoint and of the export."""
+    data = place / "clicks.csv"
+    found = json.loads(
+        call(
+            *("export", place / "ck", tmp_path / "out", "--row-type", "int4"),
+            *("--eval-data", data, "--json"),
+        )
+    )
+    for which, path in (
+        ("checkpoint", place / "ck"),
+        ("export", found["path"]),
+    ):
+        scores = json.loads(call("evaluate", path, data, "--json"))
+        for name in ("auc", "logloss"):
+            assert found["scores"][which][name] == scores[name]
+    assert found["scores"]["export"] != found["scores"]["checkpoint"]
+    with pytest.raises(errors.StorageError):
+        call(
+            "export", place / "ck", tmp_path / "no", "--eval-data", "none.csv"
+        )
+    assert not (tmp_path / "no").exists()
+
+
 @pytest.fixture(scope="module")
 def exact(place: Path) -> Any:
     return persia.load_model(place / "out", "v-000001")
