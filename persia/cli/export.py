@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from persia.base.logs import say
-from persia.cli.options import DryRun, Json, Root, Step, print_json
+from persia.cli.options import DryRun, Json, Root, Step, print_json, would
 
 
 def command(
@@ -16,7 +16,7 @@ def command(
         str,
         typer.Argument(help="Folder of the versions; a new one is added."),
     ],
-    row_type: Annotated[
+    row_dtype: Annotated[
         Literal["fp32", "fp16", "int8", "int4"],
         typer.Option(help="Type of the vectors; integers have a scale a row."),
     ] = "fp32",
@@ -25,7 +25,7 @@ def command(
         int | None,
         typer.Option(
             min=1,
-            help="How many versions stay, the newest; none: all.",
+            help="Newest versions that stay (default: all).",
         ),
     ] = None,
     min_count: Annotated[
@@ -61,22 +61,22 @@ def command(
 
     persia export out exported
 
-    persia export out exported --row-type int8 --keep 3 --last-updates 100000
+    persia export out exported --row-dtype int8 --keep 3 --last-updates 100000
     """
     from persia.serving.rows import Publish
     from persia.serving.trained import check_checkpoint, export_checkpoint
 
     publish = Publish(
-        count=min_count,
-        updates=last_updates,
-        seconds=last_seconds,
-        rows=most_rows,
+        min_count=min_count,
+        last_updates=last_updates,
+        last_seconds=last_seconds,
+        most_rows=most_rows,
     )
     if dry_run:
-        say(f"would export {check_checkpoint(root, out, step)}")
+        would(f"export {check_checkpoint(root, out, step)}", json)
         return
     found = export_checkpoint(
-        root, out, step=step, rows=row_type, publish=publish, keep=keep
+        root, out, step=step, row_dtype=row_dtype, publish=publish, keep=keep
     )
     if json:
         values: dict[str, Any] = {

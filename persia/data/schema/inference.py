@@ -88,7 +88,7 @@ def say(where: str, lines: Sequence[str]) -> None:
     text = "\n  ".join([f"the schema of {where} is a guess:", *lines])
     if text not in _said:
         _said.add(text)
-        log.warning("%s\n  (pass schema= to decide it)", text)
+        log.warning("%s\n  (`schema` decides it)", text)
 
 
 def inferred(
