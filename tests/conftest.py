@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -25,6 +26,11 @@ SLOW = (
 
 #: What the interpreter calls the start of a process.
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn")
+
+#: How many modules there were when garbage was last collected for good, and
+#: how many more are reason to do it again.
+_FROZEN = pytest.StashKey[int]()
+_MANY = 200
 
 # Threads of libgomp that spin while they wait make a test many times slower
 # where other work shares the cores. Read when torch is first imported.
@@ -55,6 +61,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
     if "not slow" in config.option.markexpr:
         sys.addaudithook(refuse)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Collections of garbage pass over what imports have made: torch has half
+    a million objects, and a test that collects would look at each."""
+    modules = len(sys.modules)
+    if modules > item.config.stash.get(_FROZEN, 0) + _MANY:
+        gc.collect()
+        gc.freeze()
+        item.config.stash[_FROZEN] = modules
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from persia.cli.options import (
     Json,
     LiveServers,
     Namespace,
-    Root,
+    SavedModel,
     Step,
     print_json,
 )
@@ -22,7 +22,7 @@ from persia.errors import InvalidArgument
 
 
 def command(
-    root: Root,
+    root: SavedModel,
     data: Annotated[
         str | None,
         typer.Argument(

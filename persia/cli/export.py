@@ -8,7 +8,7 @@ import typer
 
 from persia.base.logs import say
 from persia.cli.bars import Counted
-from persia.cli.options import DryRun, Json, Root, Step, print_json
+from persia.cli.options import DryRun, Json, Root, Step, print_json, would
 
 if TYPE_CHECKING:
     from persia.train import Trained
@@ -20,7 +20,7 @@ def command(
         str,
         typer.Argument(help="Folder of the versions; a new one is added."),
     ],
-    row_type: Annotated[
+    row_dtype: Annotated[
         Literal["fp32", "fp16", "int8", "int4"],
         typer.Option(help="Type of the vectors; integers have a scale a row."),
     ] = "fp32",
@@ -29,7 +29,7 @@ def command(
         int | None,
         typer.Option(
             min=1,
-            help="How many versions stay, the newest; none: all.",
+            help="Newest versions that stay (default: all).",
         ),
     ] = None,
     min_count: Annotated[
@@ -73,9 +73,9 @@ def command(
 
     persia export out exported
 
-    persia export out exported --row-type int8 --keep 3 --last-updates 100000
+    persia export out exported --row-dtype int8 --keep 3 --last-updates 100000
 
-    persia export out exported --row-type int8 --eval-data day_23.parquet
+    persia export out exported --row-dtype int8 --eval-data day_23.parquet
     """
     from persia.serving.rows import Publish
     from persia.serving.trained import (
@@ -86,13 +86,13 @@ def command(
     from persia.train import load
 
     publish = Publish(
-        count=min_count,
-        updates=last_updates,
-        seconds=last_seconds,
-        rows=most_rows,
+        min_count=min_count,
+        last_updates=last_updates,
+        last_seconds=last_seconds,
+        most_rows=most_rows,
     )
     if dry_run:
-        say(f"would export {check_checkpoint(root, out, step)}")
+        would(f"export {check_checkpoint(root, out, step)}", json)
         return
     # The same one, whatever is saved meanwhile.
     step = step_of(root, step)
@@ -100,7 +100,7 @@ def command(
     if eval_data is not None:
         costs = {"checkpoint": _scored(load(root, step), eval_data)}
     found = export_checkpoint(
-        root, out, step=step, rows=row_type, publish=publish, keep=keep
+        root, out, step=step, row_dtype=row_dtype, publish=publish, keep=keep
     )
     if eval_data is not None:
         costs["export"] = _scored(load(found.path), eval_data)

@@ -19,7 +19,7 @@ from persia.base.options import validated
 from persia.base.signals import Ending
 from persia.cli.bars import watched
 from persia.cli.flags import positional, with_flags
-from persia.cli.options import DryRun, Json, print_json
+from persia.cli.options import DryRun, Json, print_json, would
 from persia.cli.shared import begin
 from persia.distributed.serving import page_of
 from persia.errors import InvalidArgument, MalformedData
@@ -190,14 +190,14 @@ def command(
     ):
         raise InvalidArgument("--follow is for kafka:// with --parts")
     if dry_run:
-        _try(config, index, count)
+        _try(config, index, count, json)
         return
     with Ending(config.grace) as ending:
         ending.what = "what was sent and is not trained is not waited for"
         _run(config, index, count, json)
 
 
-def _try(config: FeedConfig, index: int, count: int) -> None:
+def _try(config: FeedConfig, index: int, count: int, json: bool) -> None:
     """Reads the first batch."""
     from persia.train.sources import no_sample, open_data
 
@@ -205,7 +205,9 @@ def _try(config: FeedConfig, index: int, count: int) -> None:
     if next(iter(source), None) is None:
         raise MalformedData(f"nothing to send: {no_sample(source)}")
     workers = config.workers or variable("PERSIA_WORKERS")
-    say(f"would send {config.data} to embedding workers {workers or '(none)'}")
+    would(
+        f"send {config.data} to embedding workers {workers or '(none)'}", json
+    )
 
 
 def _run(config: FeedConfig, index: int, count: int, json: bool) -> None:

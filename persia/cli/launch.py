@@ -10,10 +10,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from persia.base.logs import say
 from persia.base.options import read_yaml
 from persia.cli.feed import FeedConfig
-from persia.cli.options import DryRun, seconds
+from persia.cli.options import DryRun, seconds, would
 from persia.cli.shared import log_variables
 
 #: What follows "--" is another program's.
@@ -231,7 +230,7 @@ def command(
     )
     if dry_run:
         for line in cluster.command_lines():
-            say(f"would start: {shlex.join(line)}")
+            would(f"start: {shlex.join(line)}")
         return
     os.environ.update(log_variables())  # of what it starts, too
     raise typer.Exit(run(cluster))

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from persia.base.logs import say
 from persia.cli.bars import progress
-from persia.cli.options import DryRun, Json, print_json
+from persia.cli.options import DryRun, Json, print_json, would
 from persia.cli.shared import Commands
 from persia.errors import CorruptFile, PersiaError
 
@@ -220,7 +220,7 @@ def use(
     before = versions.current()
     find_version(root, version)
     if dry_run:
-        say(f"would use {version} in place of {before}")
+        would(f"use {version} in place of {before}", json)
         return
     versions.use(version)
     if json:

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from persia.base.logs import say
+
 _SECONDS_MAX = 1e6  # poll() takes an int of milliseconds
 
 
@@ -26,6 +28,13 @@ Root = Annotated[
     str,
     typer.Argument(
         help="Checkpoint root of persia train --save, or the folder of a step."
+    ),
+]
+SavedModel = Annotated[
+    str,
+    typer.Argument(
+        help="Checkpoint root of persia train --save, the folder of a step, "
+        "or a folder of persia export."
     ),
 ]
 Step = Annotated[
@@ -83,6 +92,14 @@ Device = Annotated[
         help="Where the dense part is; auto: on cuda, if there is one."
     ),
 ]
+
+
+def would(what: str, json: bool = False) -> None:
+    """Says what ``--dry-run`` has found out, or prints it as JSON."""
+    if json:
+        print_json({"would": what})
+    else:
+        say(f"would {what}")
 
 
 def print_json(value: Any) -> None:

@@ -16,15 +16,16 @@ from persia.cli.options import (
     Json,
     LiveServers,
     Namespace,
-    Root,
+    SavedModel,
     Step,
     print_json,
+    would,
 )
 from persia.errors import InvalidArgument, MalformedData
 
 
 def command(
-    root: Root,
+    root: SavedModel,
     data: Annotated[
         str,
         typer.Argument(
@@ -88,7 +89,7 @@ def command(
     if dry_run:
         if next(iter(batches), None) is None:
             raise MalformedData(no_sample(batches))
-        say(f"would write the probabilities of {data} to {out or 'stdout'}")
+        would(f"write the probabilities of {data} to {out or 'stdout'}", json)
         return
     samples = 0
     with writer_of(out, trained.tasks, kept, inputs) as write:
@@ -99,3 +100,5 @@ def command(
             raise MalformedData(no_sample(batches))
     if json:
         print_json({"out": str(out), "samples": samples})
+    elif out:
+        say(f"wrote {samples:,} probabilities to {out}", aside=True)

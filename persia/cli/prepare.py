@@ -8,7 +8,7 @@ import typer
 
 from persia.base.logs import say
 from persia.cli.bars import progress
-from persia.cli.options import DryRun, Json, print_json
+from persia.cli.options import DryRun, Json, print_json, would
 from persia.errors import InvalidArgument
 
 
@@ -68,7 +68,7 @@ def command(
     for line in made.malformed_lines[:3]:
         say(f"{line} (left out)")
     if dry_run:
-        say(f"would write the samples of {data} to {out}, in time order")
+        would(f"write the samples of {data} to {out}, in time order", json)
     elif json:
         print_json(
             {

@@ -14,14 +14,14 @@ from persia.cli.options import (
     Json,
     LiveServers,
     Namespace,
-    Root,
+    SavedModel,
     Step,
     print_json,
 )
 
 
 def command(
-    root: Root,
+    root: SavedModel,
     data: Annotated[
         str | None,
         typer.Argument(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,10 +28,12 @@ commands = Commands(no_args_is_help=True)
 
 _Table = Annotated[str, typer.Argument(help="Name of the table.")]
 _Ids = Annotated[
-    list[int],
+    list[str],
     typer.Argument(
         help="Integers of 64 bits, with or without a sign; negative ones "
-        "behind --."
+        "behind --. With --checkpoint or --values also values of the column "
+        "that are no integers, such as names: they are hashed as in the "
+        "training."
     ),
 ]
 _Checkpoint = Annotated[
@@ -64,7 +67,7 @@ def _rows() -> None:
 @commands.command()
 def get(
     table: _Table,
-    ids: _Ids,
+    words: _Ids,
     servers: Servers = None,
     checkpoint: _Checkpoint = None,
     step: Step = None,
@@ -78,6 +81,7 @@ def get(
 
     persia rows get user 7 42 --checkpoint out
     """
+    ids = _ids(words, table, None, checkpoint, step)
     wanted = _signed(ids)
     with _opened(table, servers, checkpoint, step, namespace, timeout) as s:
         vectors, states, found = s.rows_and_state(table, wanted)
@@ -105,7 +109,7 @@ def get(
 @commands.command()
 def explain(
     table: _Table,
-    ids: _Ids,
+    words: _Ids,
     servers: Servers = None,
     checkpoint: _Checkpoint = None,
     step: Step = None,
@@ -118,7 +122,10 @@ def explain(
     not, the norms of its vector and state.
 
     persia rows explain user 7 --servers ps0:8888,ps1:8888
+
+    persia rows explain user anna --checkpoint out
     """
+    ids = _ids(words, table, values, checkpoint, step)
     wanted = _signed(ids)
     named = _named(values, table, wanted, checkpoint, step)
     with _opened(table, servers, checkpoint, step, namespace, timeout) as s:
@@ -140,7 +147,7 @@ def explain(
 @commands.command()
 def erase(
     table: _Table,
-    ids: _Ids,
+    words: _Ids,
     servers: Servers = None,
     namespace: Namespace = "default",
     timeout: Timeout = 10.0,
@@ -156,7 +163,7 @@ def erase(
 
     persia rows erase user 7 42 --servers ps0:8888,ps1:8888 --dry-run
     """
-    wanted = _signed(ids)
+    wanted = _signed(_ids(words, table, None, None, None))
     store = _on_servers(table, servers, namespace, timeout, not dry_run)
     with store as s:
         if dry_run:
@@ -253,6 +260,29 @@ def _named(
     from persia.train.values import schema_for, values_of
 
     return values_of(values, schema_for(values, checkpoint, step), table, ids)
+
+
+def _ids(
+    words: list[str],
+    table: str,
+    values: str | None,
+    checkpoint: str | None,
+    step: int | None,
+) -> list[int]:
+    """What the command line names: integers are ids, other words values."""
+    texts = [word for word in words if not re.fullmatch(r"[+-]?\d+", word)]
+    if not texts:
+        return [int(word) for word in words]
+    if values is None and checkpoint is None:
+        raise InvalidArgument(
+            f"{texts[0]!r} is no id, which is an integer: persia rows explain "
+            f"{table} {texts[0]} --checkpoint ROOT prints the id of a value"
+        )
+    from persia.train.values import ids_of, schema_for
+
+    schema = schema_for(values, checkpoint, step)
+    found = dict(zip(texts, ids_of(schema, table, texts)))
+    return [found[word] if word in found else int(word) for word in words]
 
 
 def _signed(ids: list[int]) -> list[int]:

@@ -6,10 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from persia.base.logs import say
 from persia.base.options import validated
 from persia.cli.flags import with_flags
-from persia.cli.options import DryRun
+from persia.cli.options import DryRun, would
 from persia.cli.shared import Commands, begin
 from persia.distributed.server import ServeConfig, find_shards
 from persia.distributed.shards import serve as run
@@ -37,8 +36,8 @@ _PANELS = {  # the first option of each group
 }
 _MODEL_PANELS = {
     "host": "Where it listens",
-    "executors": "Batches",
-    "candidates": "Limits",
+    "threads": "Batches",
+    "request_samples": "Limits",
     "versions": "Versions",
     "metrics_port": "Metrics",
     "token": "Security",
@@ -73,7 +72,7 @@ def ps(dry_run: DryRun = False, **flags: Any) -> None:
     which = these(*find_shards(config))
     config.security(config.admin_token_file)  # its files can be read
     if dry_run:
-        say(f"would serve {which} on {config.host}:{config.port}")
+        would(f"serve {which} on {config.host}:{config.port}")
         return
     run(config)
 
@@ -112,7 +111,7 @@ def model(
     if dry_run:
         for name, path in named_paths(tuple(exports)).items():
             version = find_version(path).manifest.name
-            say(f"would serve {name}, version {version}")
+            would(f"serve {name}, version {version}")
         return
     serve_model(config, tuple(exports))
 
@@ -131,8 +130,8 @@ def worker(dry_run: DryRun = False, **flags: Any) -> None:
     begin(config.model_dump())
     config.security()  # its files can be read
     if dry_run:
-        say(
-            f"would serve an embedding worker of {config.servers} on "
+        would(
+            f"serve an embedding worker of {config.servers} on "
             f"{config.host}:{config.port}"
         )
         return

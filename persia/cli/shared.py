@@ -8,11 +8,13 @@ of the file of ``--config``, else its default.
 from __future__ import annotations
 
 import datetime
+import difflib
 import functools
 import inspect
+import os
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from enum import Enum
 from pathlib import Path
@@ -25,7 +27,7 @@ import typer.main
 import yaml
 from typer.models import ArgumentInfo, OptionInfo
 
-from persia.base.logs import Format, Level, said
+from persia.base.logs import Format, Level, said, say
 from persia.base.options import read_yaml, secret
 from persia.errors import InvalidArgument
 from persia.redaction import shown
@@ -131,9 +133,12 @@ class _Command(typer.core.TyperCommand):
             param: Any = error.param
             source = param and _source(ctx, param.name)
             if source == "file":
-                error.message += f" It is in {ctx.params.get('config')}."
+                where = str(ctx.params.get("config"))
             elif source == "environment":
-                error.message += f" It is in {_variable(ctx, param)}."
+                where = _variable(ctx, param)
+            else:
+                raise
+            error.message = f"{error.message.rstrip('.')}; it is in {where}."
             raise
 
 
@@ -141,6 +146,30 @@ def _variable(ctx: Any, param: Any) -> str:
     if param.envvar:
         return str(param.envvar)
     return f"{ctx.auto_envvar_prefix}_{param.name.upper()}"
+
+
+def _warn_of_variables(ctx: Any) -> None:
+    """Names variables that look like options of this command and are none."""
+    prefix = f"{ctx.auto_envvar_prefix}_"
+    known = sorted(_variable(ctx, p) for p in ctx.command.params)
+    for name in sorted(os.environ.keys() - {*known}):
+        if name.startswith(prefix):
+            program = ctx.find_root().command_path
+            command = ctx.command_path.removeprefix(f"{program} ")
+            say(
+                f"{name} is no option of persia {command}"
+                + _meant(name, known),
+                "warning",
+            )
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    """What follows the complaint about a name: one like it, else all."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, 1, 0.8)
+    if close:
+        return f"; is {close[0]} meant?"
+    return f"; there are {', '.join(known)}"
 
 
 _SOURCES = {
@@ -221,6 +250,7 @@ def _shared(command: Callable[..., None]) -> Callable[..., None]:
             of_all["log_format"],
             results=bool(given.get("json")),
         ):
+            _warn_of_variables(ctx)
             token = _now.set(_Now(sources, **of_all))
             try:
                 if model is None:  # else it calls begin() with all of them
@@ -287,8 +317,8 @@ def _defaults(ctx: typer.Context, path: Path) -> dict[str, Any]:
     for name, value in read_yaml(path).items():
         if name not in known:
             raise InvalidArgument(
-                f"--config {path}: {name}: no such option; there are "
-                + ", ".join(known)
+                f"--config {path}: {name}: no such option"
+                + _meant(name, known)
             )
         if value is not None:
             where = f"--config {path}: {name}"

@@ -20,7 +20,7 @@ from persia.base.memory import keep_memory
 from persia.base.signals import Ended, Ending
 from persia.cli.bars import progress
 from persia.cli.flags import positional, with_flags
-from persia.cli.options import DryRun, Json, print_json
+from persia.cli.options import DryRun, Json, print_json, would
 from persia.cli.shared import begin, layers
 from persia.errors import InvalidArgument, PersiaError
 from persia.train.config import TrainConfig, check_used, give_way, resolve
@@ -112,7 +112,7 @@ def command(
 
         servers = settings.servers or variable("PERSIA_SERVERS")
         check_used(settings, named, servers not in (None, "embedded"))
-        say(f"would train {check_run(settings, resume, overwrite)}")
+        would(f"train {check_run(settings, resume, overwrite)}", json)
         return
     keep_memory()
     with Ending(settings.grace, patient=(signal.SIGINT,)) as ending:

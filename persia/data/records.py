@@ -25,7 +25,7 @@ from persia.data.base import read_ahead
 from persia.data.faults import MALFORMED_LIMIT
 from persia.data.schema.encode import Encoder, asks, measure
 from persia.data.schema.hashing import Bad
-from persia.data.schema.inference import inferred, say, with_odd
+from persia.data.schema.inference import inferred, log_guess, with_odd
 from persia.data.schema.schema import Schema
 from persia.data.source import Part, Place, Source, wanted_rows
 from persia.data.table import as_schema, as_table, check_columns, of_dicts
@@ -102,7 +102,7 @@ class Records(Source):
                 )
             if schema is None:
                 schema, lines = inferred(first)
-                say("the source", lines)
+                log_guess("the source", lines)
             schema = measure(schema, first, "the source")
         super().__init__(
             schema,

@@ -26,26 +26,26 @@ class ModelConfig(pydantic.BaseModel):
     port: int = Field(
         8080, ge=0, le=65535, description="Port of HTTP; 0: any."
     )
-    executors: int | None = Field(
+    threads: int | None = Field(
         None,
         ge=1,
         le=1024,
         description="Threads that compute (default: one a core).",
     )
-    batch: int = Field(
+    batch_samples: int = Field(
         1024,
         ge=1,
         le=1 << 20,
         description="Samples that are computed together, of several requests; "
         "a request of more is computed alone.",
     )
-    queue: int = Field(
+    queue_samples: int = Field(
         16384,
         ge=1,
         le=1 << 30,
         description="Samples that may wait; beyond, requests are refused.",
     )
-    candidates: int = Field(
+    request_samples: int = Field(
         4096, ge=1, le=1 << 24, description="Samples that a request may have."
     )
     body_limit: pydantic.ByteSize = Field(

@@ -123,7 +123,7 @@ def export(
     *,
     example: Any,
     store: Store | None = None,
-    rows: RowType = "fp32",
+    row_dtype: RowType = "fp32",
     publish: Publish | None = None,
     keep: int | None = None,
     schema: Schema | str | os.PathLike[str] | None = None,
@@ -148,8 +148,8 @@ def export(
             ``model(batch.dense, batch.ids)``), a tuple of arguments, a dict
             of them by name, or the only one.
         store: of the tables; None: that of the model.
-        rows: how vectors are kept: "fp32"; "fp16"; "int8" or "int4", integers
-            with a scale a row.
+        row_dtype: how vectors are kept: "fp32"; "fp16"; "int8" or "int4",
+            integers with a scale a row.
         publish: leaves rows out.
         keep: so many versions stay, the newest; None: all.
         schema: of the data: requests have columns then, with raw values; None:
@@ -166,7 +166,7 @@ def export(
         StorageError: a file cannot be written.
     """
     root = versions_of(path)
-    _check_options(rows, keep)
+    _check_options(row_dtype, keep)
     if schema is not None and not isinstance(schema, Schema):
         schema = Schema.load(schema)
     model = unwrap(kind("model", model, nn.Module, "a module"))
@@ -181,21 +181,23 @@ def export(
         if store.rank != 0:
             return None
         found = files.find(shared, int(Path(folder).name[5:]))
-        return publish_rows(trial, root, (shared, found), rows, publish, keep)
+        return publish_rows(
+            trial, root, (shared, found), row_dtype, publish, keep
+        )
     with root.writing() as temporary:
         saved = files.LocalRoot(temporary / "checkpoint")
         before = engine_of(store).checkpoint_id, engine_of(store).saved
         saving.save(store, saved.path, step=0)
         engine_of(store).checkpoint_id, engine_of(store).saved = before
         source = saved, files.find(saved, 0)
-        return _write(trial, root, temporary, source, rows, publish, keep)
+        return _write(trial, root, temporary, source, row_dtype, publish, keep)
 
 
 def publish_rows(
     trial: Trial,
     path: str | os.PathLike[str] | Versions,
     source: tuple[Root, Found],
-    rows: RowType = "fp32",
+    row_dtype: RowType = "fp32",
     publish: Publish | None = None,
     keep: int | None = None,
 ) -> Exported:
@@ -205,13 +207,13 @@ def publish_rows(
         trial: the model.
         path: the root of the versions.
         source: the root of checkpoints, and the checkpoint.
-        rows, publish, keep: as of :func:`export`.
+        row_dtype, publish, keep: as of :func:`export`.
     """
     root = path if isinstance(path, Versions) else versions_of(path)
-    _check_options(rows, keep)
+    _check_options(row_dtype, keep)
     _check_tables(trial.graph, [t.name for t in source[1].manifest.tables])
     with root.writing() as temporary:
-        return _write(trial, root, temporary, source, rows, publish, keep)
+        return _write(trial, root, temporary, source, row_dtype, publish, keep)
 
 
 def _write(
@@ -219,7 +221,7 @@ def _write(
     root: Versions,
     temporary: Path,
     source: tuple[Root, Found],
-    rows: RowType,
+    row_dtype: RowType,
     publish: Publish | None,
     keep: int | None,
 ) -> Exported:
@@ -231,7 +233,9 @@ def _write(
         files.write_file(folder / _DENSE, graph.write)
         schema = _write_schema(folder, trial.schema)
         tables = [
-            _write_table(folder, i, source, name, rows, publish or Publish())
+            _write_table(
+                folder, i, source, name, row_dtype, publish or Publish()
+            )
             for i, name in enumerate(graph.tables)
         ]
         document: dict[str, Any] = {
@@ -283,17 +287,19 @@ def _write_table(
     number: int,
     source: tuple[Root, Found],
     name: str,
-    rows: RowType,
+    row_dtype: RowType,
     publish: Publish,
 ) -> ExportTable:
     root, found = source
     table = next(t for t in found.manifest.tables if t.name == name)
     file = f"rows-{number:04d}.safetensors"
-    count, key = write_rows(folder, file, rows, publish, (root, found, table))
+    count, key = write_rows(
+        folder, file, row_dtype, publish, (root, found, table)
+    )
     none = {"rows": 0, "files": [], "pushes": [0]}
     return ExportTable(
         options=Table.model_validate(table.model_dump() | none),
-        type=rows,
+        type=row_dtype,
         key=key,
         rows=count,
         trained=table.rows,
@@ -301,10 +307,11 @@ def _write_table(
     )
 
 
-def _check_options(rows: RowType, keep: int | None) -> None:
-    if rows not in get_args(RowType):
+def _check_options(row_dtype: RowType, keep: int | None) -> None:
+    if row_dtype not in get_args(RowType):
         raise errors.InvalidArgument(
-            f"rows is {rows!r}, need one of {', '.join(get_args(RowType))}"
+            f"row_dtype is {row_dtype!r}, need one of "
+            f"{', '.join(get_args(RowType))}"
         )
     if keep is not None:
         whole("keep", keep, 1, 2**63 - 1)

@@ -51,7 +51,7 @@ class Server:
         repository: the models.
         batcher: computes.
         measures: of the requests.
-        candidates: samples that a request may have.
+        limit: samples that a request may have.
         body: bytes that a request may have.
         timeout: seconds that a request may take, if it does not say.
         token: that requests must show; None: none.
@@ -64,7 +64,7 @@ class Server:
         batcher: Batcher,
         measures: Measures,
         *,
-        candidates: int,
+        limit: int,
         body: int,
         timeout: float,
         token: str | None,
@@ -72,7 +72,7 @@ class Server:
         self.repository = repository
         self.batcher = batcher
         self.measures = measures
-        self.candidates = candidates
+        self.limit = limit
         self.body = body
         self.timeout = timeout
         self.token = token
@@ -259,7 +259,7 @@ class Server:
             body = await self.read(request)
             at = time.monotonic()
             asked = decode(body, _header_of(request), _ELEMENTS)
-            tensors = tensors_of(version, asked.inputs, self.candidates)
+            tensors = tensors_of(version, asked.inputs, self.limit)
             phases["decode"].observe(time.monotonic() - at)
             left = self.timeout if asked.timeout is None else asked.timeout
             answer = self.batcher.submit(version, tensors, left)

@@ -57,7 +57,7 @@ def _columns(model: ExportedModel) -> list[str]:
 def tensors_of(
     model: ExportedModel,
     inputs: Mapping[str, Array],
-    candidates: int,
+    limit: int,
 ) -> list[Tensor]:
     """The inputs of the graph, checked. What has one sample beside others of n
     is repeated n times: the user beside the candidates.
@@ -65,7 +65,7 @@ def tensors_of(
     Args:
         model: that is asked.
         inputs: of the request.
-        candidates: samples that a request may have.
+        limit: samples that a request may have.
 
     Raises:
         InvalidArgument, MissingFeature, DtypeError, ShapeError, OffsetsError,
@@ -73,10 +73,10 @@ def tensors_of(
         LimitReached: there are too many samples.
     """
     if model.schema is None:
-        tensors = _of_ids(model, inputs, candidates)
+        tensors = _of_ids(model, inputs, limit)
         model.form.check(tensors)
         return tensors
-    columns = _of_columns(model, inputs, candidates)
+    columns = _of_columns(model, inputs, limit)
     n = len(columns)
     if not n:
         raise ShapeError("the request has no samples")
@@ -92,7 +92,7 @@ def _check_names(given: Mapping[str, Array], need: Sequence[str]) -> None:
         )
 
 
-def _samples(sizes: Mapping[str, int], candidates: int) -> int:
+def _samples(sizes: Mapping[str, int], limit: int) -> int:
     """How many there are: 1 and n may stand beside each other."""
     several = {name: n for name, n in sizes.items() if n != 1}
     if len(set(several.values())) > 1:
@@ -101,15 +101,15 @@ def _samples(sizes: Mapping[str, int], candidates: int) -> int:
             "same"
         )
     n = next(iter(several.values()), 1)
-    if n > candidates:
+    if n > limit:
         raise LimitReached(
-            f"{n:,} samples, and a request has at most {candidates:,}"
+            f"{n:,} samples, and a request has at most {limit:,}"
         )
     return n
 
 
 def _of_ids(
-    model: ExportedModel, inputs: Mapping[str, Array], candidates: int
+    model: ExportedModel, inputs: Mapping[str, Array], limit: int
 ) -> list[Tensor]:
     forms = model.form.inputs
     _check_names(inputs, [one.name for one in forms])
@@ -123,7 +123,7 @@ def _of_ids(
         for one in forms
         if one.samples and found[one.name].dim()
     }
-    n = _samples(sizes, candidates)
+    n = _samples(sizes, limit)
     for one in forms:
         if not one.samples or sizes.get(one.name, n) == n:
             continue
@@ -158,7 +158,7 @@ def _tensor(form: TensorForm, array: Array) -> Tensor:
 
 
 def _of_columns(
-    model: ExportedModel, inputs: Mapping[str, Array], candidates: int
+    model: ExportedModel, inputs: Mapping[str, Array], limit: int
 ) -> pa.Table:
     assert model.schema is not None
     names = _columns(model)
@@ -173,7 +173,7 @@ def _of_columns(
         if lengths is not None:
             columns[name] = _lists(name, columns[name], lengths)
     sizes = {name: len(column) for name, column in columns.items()}
-    n = _samples(sizes, candidates)
+    n = _samples(sizes, limit)
     for name, column in columns.items():
         if len(column) != n:
             columns[name] = column.take(pa.array(np.zeros(n, np.int64)))

@@ -47,9 +47,9 @@ class Serving:
             named_paths(models), config.versions, config.poll
         )
         self._batcher = Batcher(
-            config.executors or max(1, int(processors())),
-            config.batch,
-            config.queue,
+            config.threads or max(1, int(processors())),
+            config.batch_samples,
+            config.queue_samples,
             self.measures,
         )
         self.measures.watch(
@@ -61,7 +61,7 @@ class Serving:
             self.repository,
             self._batcher,
             self.measures,
-            candidates=config.candidates,
+            limit=config.request_samples,
             body=config.body_limit,
             timeout=config.timeout,
             token=security.token,

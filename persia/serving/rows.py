@@ -37,23 +37,23 @@ class Publish(pydantic.BaseModel):
     is left out is, to who loads the export, an id without a row.
 
     Attributes:
-        count: of at least so many updates, as the table counts them: LFU
+        min_count: of at least so many updates, as the table counts them: LFU
             halves a count with time. Needs a table that counts them:
             one with ``eviction=persia.eviction.LFU(...)``, or a score of
             ``count``.
-        updates: touched by one of the last so many updates of the table.
-        seconds: touched in the last so many seconds before the checkpoint.
-            Needs ``eviction=persia.eviction.TTL(...)`` in seconds.
-        rows: at most so many of a table: those of the most updates, if the
-            table counts them, else those touched last.
+        last_updates: touched by one of the last so many updates of the table.
+        last_seconds: touched in the last so many seconds before the
+            checkpoint. Needs ``eviction=persia.eviction.TTL(...)`` in seconds.
+        most_rows: at most so many of a table: those of the most updates, if
+            the table counts them, else those touched last.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
-    count: float | None = pydantic.Field(default=None, gt=0)
-    updates: int | None = pydantic.Field(default=None, ge=1)
-    seconds: float | None = pydantic.Field(default=None, gt=0)
-    rows: int | None = pydantic.Field(default=None, ge=1)
+    min_count: float | None = pydantic.Field(default=None, gt=0)
+    last_updates: int | None = pydantic.Field(default=None, ge=1)
+    last_seconds: float | None = pydantic.Field(default=None, gt=0)
+    most_rows: int | None = pydantic.Field(default=None, ge=1)
 
     def __init__(self, **options: Any) -> None:
         try:
@@ -70,29 +70,29 @@ class Publish(pydantic.BaseModel):
     def check(self, table: Table) -> None:
         """Raises InvalidArgument if the table does not keep what it asks."""
         counts = table.full in ("evict_lfu", "evict_score")
-        if self.count is not None and not counts:
+        if self.min_count is not None and not counts:
             raise errors.InvalidArgument(
                 f"table {table.name!r} does not count the updates of a row: "
-                "publish by `updates` or `rows`, or give the table "
+                "publish by `last_updates` or `most_rows`, or give the table "
                 "eviction=persia.eviction.LFU(...)"
             )
-        if self.seconds is not None and not table.evict_seconds:
+        if self.last_seconds is not None and not table.evict_seconds:
             raise errors.InvalidArgument(
                 f"table {table.name!r} does not keep when a row was touched: "
-                "publish by `updates`, or give the table "
+                "publish by `last_updates`, or give the table "
                 "eviction=persia.eviction.TTL(...) in seconds"
             )
 
     def chosen(self, block: RowBlock, saved: float) -> _CHOSEN:
-        """Which rows of a block may be published, except ``rows``."""
+        """Which rows of a block may be published, except ``most_rows``."""
         out = np.ones(len(block.ids), bool)
-        if self.count is not None:
-            out &= block.fields["count"] >= self.count
-        if self.updates is not None:
-            out &= block.age < self.updates
-        if self.seconds is not None:
+        if self.min_count is not None:
+            out &= block.fields["count"] >= self.min_count
+        if self.last_updates is not None:
+            out &= block.age < self.last_updates
+        if self.last_seconds is not None:
             seen = block.fields["seen"].astype(np.int64)
-            out &= saved - seen <= self.seconds
+            out &= saved - seen <= self.last_seconds
         return out
 
 
@@ -126,8 +126,8 @@ class _Selection:
             self._chosen.append(chosen)
             ranks.append(np.where(chosen, _rank(block), -np.inf))
         every = np.concatenate([np.zeros(0), *ranks])
-        if publish.rows is not None and publish.rows < len(every):
-            first = np.argsort(-every, kind="stable")[: publish.rows]
+        if publish.most_rows is not None and publish.most_rows < len(every):
+            first = np.argsort(-every, kind="stable")[: publish.most_rows]
             top = np.zeros(len(every), bool)
             top[first] = True
             ends = np.cumsum([len(one) for one in self._chosen])[:-1]

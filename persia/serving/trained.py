@@ -60,7 +60,7 @@ def export_checkpoint(
     path: str | os.PathLike[str],
     *,
     step: int | None = None,
-    rows: RowType = "fp32",
+    row_dtype: RowType = "fp32",
     publish: Publish | None = None,
     keep: int | None = None,
 ) -> Exported:
@@ -71,7 +71,7 @@ def export_checkpoint(
         root: of the checkpoints, or the folder of a step.
         path: the root of the versions, a folder.
         step: of the checkpoint in the root; default: the latest.
-        rows, publish, keep: as of :func:`persia.export`.
+        row_dtype, publish, keep: as of :func:`persia.export`.
 
     Raises:
         CorruptFile: a file is truncated or altered.
@@ -97,7 +97,7 @@ def export_checkpoint(
             trained.tasks,
         )
         return publish_rows(
-            trial, versions, (place, found), rows, publish, keep
+            trial, versions, (place, found), row_dtype, publish, keep
         )
     finally:
         store.close()

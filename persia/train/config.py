@@ -237,8 +237,10 @@ class TrainConfig(pydantic.BaseModel):
         "there, for persia serve model. Needs `save`. A trial before the "
         "first step shows whether the model can be exported.",
     )
-    export_rows: Literal["fp32", "fp16", "int8", "int4"] = Field(
-        "fp32", description="How the rows of `export_to` are kept."
+    export_row_dtype: Literal["fp32", "fp16", "int8", "int4"] = Field(
+        "fp32",
+        description="Type of the embeddings in `export_to`; integers have a "
+        "scale for each row.",
     )
     save_every: int | None = Field(
         None,

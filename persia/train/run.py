@@ -493,7 +493,7 @@ class Run:
             return None
         root = best_root(config.save) if config.keep_best else config.save
         found = export_checkpoint(
-            root, config.export_to, rows=config.export_rows
+            root, config.export_to, row_dtype=config.export_row_dtype
         )
         return found.path
 

@@ -76,9 +76,11 @@ class Trained:
         return self.schema and self.schema.model_copy(update=without)
 
     def held_out(self) -> Any:
-        """The samples that the training held out; None if there were none.
-        Its files must be where they were."""
-        return None if self.config is None else open_data(self.config)[1]
+        """The samples that the training held out, read by its schema; None
+        if there were none. Its files must be where they were."""
+        if self.config is None:
+            return None
+        return open_data(self.config, schema=self.schema)[1]
 
     @torch.no_grad()
     def logits(self, batch: Batch) -> torch.Tensor:

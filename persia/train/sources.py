@@ -40,11 +40,20 @@ _NAMED: dict[str, Callable[..., Files]] = {
 
 
 def open_data(
-    config: TrainConfig, rank: int = 0, world_size: int = 1
+    config: TrainConfig,
+    rank: int = 0,
+    world_size: int = 1,
+    schema: Schema | None = None,
 ) -> tuple[Dataset, Dataset | None]:
     """Training data, and what is held out of it or apart to score on; of
     both the share of one rank. Windows are of all
-    ranks, so each of these reads all samples, in batches for all of them."""
+    ranks, so each of these reads all samples, in batches for all of them.
+
+    Args:
+        config: the options of the run.
+        rank, world_size: whose share.
+        schema: of files, with their labels; None: as the options say.
+    """
     if config.window is not None:
         size = config.batch_size * world_size
         config = config.model_copy(update={"batch_size": size})
@@ -65,10 +74,10 @@ def open_data(
         )
         return topics, test
 
-    def read(paths: str, schema: Schema | str | None) -> Files:
+    def read(paths: str, columns: Schema | str | None) -> Files:
         return open_files(
             paths,
-            schema,
+            columns,
             config.batch_size,
             label=config.labels,
             group=config.group,
@@ -80,7 +89,7 @@ def open_data(
 
     held = config.eval_data
     told = held is not None or config.eval_split is not None
-    data = read(config.data, config.table_schema)
+    data = read(config.data, schema or config.table_schema)
     data.malformed_limit = config.malformed_limit
     _check_label(config, data.schema)
     wants_last = config.target_auc is not None and not told
@@ -93,8 +102,8 @@ def open_data(
         return data, None
     if held is not None:
         # By what the training data decided: its moments, its delimiter.
-        schema = None if isinstance(data, Criteo) else data.schema
-        test = read(held, schema)
+        columns = None if isinstance(data, Criteo) else data.schema
+        test = read(held, columns)
         test.shuffle = 0
         return data, test
     share = (

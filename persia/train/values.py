@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from persia import errors
-from persia.data import Files, Schema
+from persia.data import Files, Schema, Table
 from persia.data.schema.schema import MultivaluedColumn, SequenceColumn
 from persia.train.predictions import Kept
 from persia.train.saved import saved_schema
@@ -29,7 +29,9 @@ _NOTHING: dict[str, Any] = {
 
 
 def schema_for(
-    data: str, checkpoint: str | os.PathLike[str] | None, step: int | None
+    data: str | None,
+    checkpoint: str | os.PathLike[str] | None,
+    step: int | None,
 ) -> Schema:
     """That of the training which wrote a checkpoint; without one, what is
     inferred of the data.
@@ -38,6 +40,7 @@ def schema_for(
         InvalidArgument: the training had no schema.
     """
     if checkpoint is None:
+        assert data is not None
         return Files(data, None, 1).schema
     schema = saved_schema(checkpoint, step)
     if schema is None:
@@ -46,6 +49,44 @@ def schema_for(
             "cannot be looked for"
         )
     return schema
+
+
+def _alone(schema: Schema, feature: str) -> tuple[Any, Schema]:
+    """The column of a feature, and the schema with nothing else."""
+    one = next((f for f in schema.features if f.feature == feature), None)
+    if one is None:
+        known = ", ".join(f.feature for f in schema.features)
+        raise errors.InvalidArgument(
+            f"no feature {feature!r} in the data; there are {known}"
+        )
+    kind = next(k for k in _NOTHING if one in (getattr(schema, k) or []))
+    return one, schema.model_copy(update=_NOTHING | {kind: [one]})
+
+
+def ids_of(schema: Schema, feature: str, texts: Sequence[str]) -> list[int]:
+    """The ids of values, as the training has hashed them.
+
+    Args:
+        schema: of the training.
+        feature: as of :func:`values_of`.
+        texts: a value each; of a list, one of its values.
+
+    Raises:
+        InvalidArgument: there is no such feature, or it is a cross of
+            columns.
+        MalformedData: this feature cannot have a value.
+    """
+    one, alone = _alone(schema, feature)
+    if len(one.columns) > 1:
+        raise errors.InvalidArgument(
+            f"feature {feature!r} is a cross of {', '.join(one.columns)}: "
+            "give an id, which is an integer"
+        )
+    many = isinstance(one, MultivaluedColumn | SequenceColumn)
+    listed = many and one.separator is None
+    cells = [[text] if listed else text for text in texts]
+    table = Table({one.columns[0]: cells}, alone, strict=True)
+    return [id for batch in table for id in batch.ids[feature][0].tolist()]
 
 
 def values_of(
@@ -67,14 +108,7 @@ def values_of(
         InvalidArgument: there is no such feature.
         MalformedData: a value of the feature is malformed.
     """
-    one = next((f for f in schema.features if f.feature == feature), None)
-    if one is None:
-        known = ", ".join(f.feature for f in schema.features)
-        raise errors.InvalidArgument(
-            f"no feature {feature!r} in the data; there are {known}"
-        )
-    kind = next(k for k in _NOTHING if one in (getattr(schema, k) or []))
-    alone = schema.model_copy(update=_NOTHING | {kind: [one]})
+    one, alone = _alone(schema, feature)
     files = Files(data, alone, 4096, strict=True)
     kept = Kept(files.files, files, one.columns)
     wanted = torch.tensor(sorted(set(ids)))

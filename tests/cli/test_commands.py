@@ -283,6 +283,25 @@ def test_the_line_before_the_environment_before_the_file(
     assert "eval_split" not in printed and printed["eval_data"] == "x"
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_names_that_nothing_has_are_reported(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable of another version may be left over; a file is the user's
+    own."""
+    variable = f"PERSIA_{name.replace(' ', '_').upper()}_CONFIGG"
+    monkeypatch.setenv(variable, "x")
+    done = call(*with_option(name, "--print-config"))
+    assert done.status == 0 and variable in done.stderr
+    assert f"persia {name}" in done.stderr
+    monkeypatch.delenv(variable)
+    assert variable not in call(*with_option(name, "--print-config")).stderr
+    file = tmp_path / "o.yaml"
+    file.write_text("log-levle: info")
+    done = call(*with_option(name, "--config", file))
+    assert done.status == 2 and "log_level" in done.stderr
+
+
 def test_secrets_are_not_printed() -> None:
     done = call("serve", "ps", "--token", "s3same", "--print-config")
     assert done.status == 0 and "s3same" not in done.stdout
@@ -425,6 +444,9 @@ def test_a_dry_run_changes_nothing(folder: Path, tmp_path: Path) -> None:
         done = call(*words, "--dry-run")
         assert done.status == 0, done
         assert "would" in done.stdout
+        if words[0] != "serve":  # which has no result
+            done = call(*words, "--dry-run", "--json")
+            assert done.status == 0 and json.loads(done.stdout)["would"]
         done = call(*words, "--dry-run", *wrong)
         assert done.status in (1, 2) and "would" not in done.stdout
     done = call("launch", "--ps", 2, "--dry-run", "--", "true", "--flag")

@@ -125,5 +125,5 @@ def test_wrong_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         call("get", "t", 3)
     with pytest.raises(errors.StorageError):
         call("explain", "t", 3, "--checkpoint", tmp_path / "none")
-    done = CliRunner().invoke(app, ["rows", "get", "t", "three"])
-    assert done.exit_code == 2
+    with pytest.raises(errors.InvalidArgument):
+        call("get", "t", "three")

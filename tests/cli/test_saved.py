@@ -65,6 +65,24 @@ def trained(
     return out, values.to_dict()
 
 
+def test_what_was_held_out_is_read_by_the_schema_of_the_training(
+    clicks: Path, tmp_path: Path
+) -> None:
+    """Not by what could be inferred of the files now."""
+    data, out = tmp_path / "clicks.csv", tmp_path / "out"
+    frame = pd.read_parquet(clicks).head(600)
+    frame.to_csv(data, index=False)
+    call("train", data, "--save", out, "--dim", 2, "--threads", 1)
+    before = json.loads(call("evaluate", out, "--json").splitlines()[-1])
+    # In the part that was trained prices are whole numbers now.
+    frame.loc[: len(frame) - 61, "price"] = 7
+    frame["late"] = range(len(frame))
+    frame.to_csv(data, index=False)
+    done = CliRunner().invoke(app, ["evaluate", str(out), "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == before and not done.stderr
+
+
 def test_a_model_of_the_command_line_loads_in_one_call(
     trained: tuple[Path, dict[str, Any]], clicks: Path
 ) -> None:

@@ -244,7 +244,8 @@ def test_an_option_has_one_type() -> None:
                 found.setdefault(str(kind), []).append(name)
     assert len(kinds["--step"]) == 1 and len(kinds["--batch-size"]) == 1
     several = {name for name, found in kinds.items() if len(found) > 1}
-    assert several == {"--loaders"}  # launch takes LEAST:MOST as well
+    # launch takes LEAST:MOST as well; an export has other types of rows.
+    assert several == {"--loaders", "--row-dtype"}
 
 
 def test_each_command_has_an_example() -> None:
@@ -264,6 +265,16 @@ def test_variables_of_the_environment_are_documented() -> None:
         text = path.read_text(encoding="utf-8")
         used |= set(re.findall(r"\"(PERSIA_[A-Z_]+)\"", text))
     assert used == set(tables.VARIABLES)
+
+
+def test_no_other_variable_looks_like_an_option() -> None:
+    """A command reports those that begin as its options do, and are none."""
+    import tables
+
+    begin = [f"{n.upper().replace(' ', '_')}_" for n in tables.commands()]
+    begin.remove("PERSIA_")
+    for variable in tables.VARIABLES:
+        assert not variable.startswith(tuple(begin)), variable
 
 
 def test_errors_are_those_of_the_core() -> None:

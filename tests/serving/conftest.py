@@ -53,5 +53,5 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *("--batch-size", 200, "--threads", 1, "--save", place / "ck"),
         *("--export-to", place / "out"),
     )
-    call("export", place / "ck", place / "out", "--row-type", "int8")
+    call("export", place / "ck", place / "out", "--row-dtype", "int8")
     return place

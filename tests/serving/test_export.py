@@ -139,7 +139,9 @@ def row_of(path: Path, id: int) -> int | None:
 def test_rows_are_those_of_the_store(kind: Any, tmp_path: Path) -> None:
     model = models.CLICKS["widedeep"](models.bags())
     models.train(model, lambda: models.batch(64))
-    done = persia.export(model, tmp_path, example=models.batch(3), rows=kind)
+    done = persia.export(
+        model, tmp_path, example=models.batch(3), row_dtype=kind
+    )
     assert done is not None
     store = model.bags.store
     loaded = persia.load_model(tmp_path)
@@ -238,12 +240,17 @@ def test_publish_leaves_rows_out(tmp_path: Path) -> None:
 
     assert published() == list(range(9))
     # A count halves in half_life updates.
-    assert published(count=1.5) == list(range(6))
-    assert published(updates=1) == list(range(3))
-    best = published(rows=2)
+    assert published(min_count=1.5) == list(range(6))
+    assert published(last_updates=1) == list(range(3))
+    best = published(most_rows=2)
     assert len(best) == 2 and set(best) <= {0, 1, 2}
-    assert published(count=1.5, updates=2) == list(range(6))
-    for wrong in ({"seconds": 5}, {"count": -1}, {"rows": 0}, {"age": 1}):
+    assert published(min_count=1.5, last_updates=2) == list(range(6))
+    for wrong in (
+        {"last_seconds": 5},
+        {"min_count": -1},
+        {"most_rows": 0},
+        {"age": 1},
+    ):
         with pytest.raises(errors.InvalidArgument):
             published(**wrong)
 
@@ -357,7 +364,7 @@ def test_what_has_no_graph_is_refused_and_changes_nothing(
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"rows": "int3"}, errors.InvalidArgument),
+        ({"row_dtype": "int3"}, errors.InvalidArgument),
         ({"keep": 0}, errors.InvalidArgument),
         ({"example": models.batch(1)}, errors.InvalidArgument),
         ({"example": ()}, errors.InvalidArgument),
@@ -385,7 +392,9 @@ def test_a_row_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     store.set_rows("a", torch.tensor([7]), torch.full((1, 8), 70000.0))
     persia.export(model, tmp_path, example=models.batch(3))
     with pytest.raises(errors.InvalidArgument, match="7"):
-        persia.export(model, tmp_path, example=models.batch(3), rows="fp16")
+        persia.export(
+            model, tmp_path, example=models.batch(3), row_dtype="fp16"
+        )
     assert [p.name for p in tmp_path.glob("v-*")] == ["v-000001"]
     assert persia.load_model(tmp_path).version == "v-000001"
 

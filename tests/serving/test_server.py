@@ -69,7 +69,7 @@ def ids_model(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def server(place: Path, ids_model: Any) -> Iterator[Serving]:
-    config = ModelConfig(port=0, executors=2, candidates=500, poll=0)
+    config = ModelConfig(port=0, threads=2, request_samples=500, poll=0)
     paths = (f"clicks={place / 'out'}", str(ids_model[1]))
     with serving(config, paths) as one:
         yield one
@@ -270,7 +270,7 @@ def test_bad_requests_are_named_errors(server: Serving, place: Path) -> None:
 
 def test_versions_roll_back_and_return(place: Path, tmp_path: Path) -> None:
     shutil.copytree(place / "out", tmp_path / "m")
-    config = ModelConfig(port=0, executors=1, poll=0.05)
+    config = ModelConfig(port=0, threads=1, poll=0.05)
     body = body_of(raw(place, 3))
     with serving(config, (str(tmp_path / "m"),)) as one:
         at = one.address
@@ -311,7 +311,7 @@ def test_a_damaged_version_leaves_the_one_before(
     root = tmp_path / "m"
     shutil.copytree(place / "out", root)
     versions_of(root).use("v-000001")
-    config = ModelConfig(port=0, executors=1, poll=0)
+    config = ModelConfig(port=0, threads=1, poll=0)
     with serving(config, (str(root),)) as one:
         path = root / "v-000002" / "dense.pt2"
         path.write_bytes(path.read_bytes()[:-1] + b"x")
@@ -325,7 +325,7 @@ def test_a_damaged_version_leaves_the_one_before(
 
 
 def test_a_token_is_asked_for(place: Path) -> None:
-    config = ModelConfig(port=0, executors=1, token="secret", poll=0)
+    config = ModelConfig(port=0, threads=1, token="secret", poll=0)
     with serving(config, (f"clicks={place / 'out'}",)) as one:
         body = body_of(raw(place, 1))
         for given in ({}, {"authorization": "Bearer wrong"}):
@@ -341,7 +341,7 @@ def test_a_token_is_asked_for(place: Path) -> None:
 
 def test_slow_and_half_bodies_end(place: Path) -> None:
     config = ModelConfig(
-        port=0, executors=1, timeout=0.3, body_limit="10KiB", poll=0
+        port=0, threads=1, timeout=0.3, body_limit="10KiB", poll=0
     )
     with serving(config, (f"clicks={place / 'out'}",)) as one:
         host, port = one.address.split(":")

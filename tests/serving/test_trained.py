@@ -43,7 +43,7 @@ def test_what_an_export_costs_is_printed(place: Path, tmp_path: Path) -> None:
     data = place / "clicks.csv"
     found = json.loads(
         call(
-            *("export", place / "ck", tmp_path / "out", "--row-type", "int4"),
+            *("export", place / "ck", tmp_path / "out", "--row-dtype", "int4"),
             *("--eval-data", data, "--json"),
         )
     )

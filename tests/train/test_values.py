@@ -13,7 +13,7 @@ import persia
 from persia import errors
 from persia.cli.app import app
 from persia.data import Schema
-from persia.train.values import values_of
+from persia.train.values import ids_of, values_of
 
 SCHEMA = Schema.model_validate(
     {
@@ -80,3 +80,27 @@ def test_rows_are_printed_with_values(data: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*words, "--values", data, "--", id])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)[0]["value"] == rows[0]["value"]
+    # The other way: by a value, with the schema of the training.
+    for more in ([], ["--values", str(path)]):
+        done = CliRunner().invoke(app, [*words, *more, "cid", "5"])
+        assert done.exit_code == 0, done.output
+        cid, other = json.loads(done.stdout)
+        assert cid["id"] == persia.hash_ids(["cid"]).item()
+        assert cid["present"] and other["id"] == 5
+    for table, servers in (("user", "a:1"), ("nothing", None)):
+        wrong = ["rows", "get", table, "cid"]
+        place = ["--servers", servers] if servers else words[3:5]
+        done = CliRunner().invoke(app, [*wrong, *place])
+        assert isinstance(done.exception, errors.InvalidArgument)
+
+
+def test_ids_of_values(data: str) -> None:
+    """They are those of the batches that have the values."""
+    for feature, texts in (("user", ["ann", "cid"]), ("genres", ["war"])):
+        ids = ids_of(SCHEMA, feature, texts)
+        assert ids == persia.hash_ids(texts).tolist()
+        assert values_of(data, SCHEMA, feature, ids) == dict(zip(ids, texts))
+    with pytest.raises(errors.InvalidArgument):
+        ids_of(SCHEMA, "user_x_age", ["bob"])
+    with pytest.raises(errors.MalformedData):
+        ids_of(SCHEMA, "age", ["old"])

@@ -31,7 +31,7 @@ from persia.data.formats.sniff import (
     with_delimiter,
 )
 from persia.data.schema.encode import Encoder, asks, measure
-from persia.data.schema.inference import inferred, say
+from persia.data.schema.inference import inferred, log_guess
 from persia.data.schema.schema import LabelColumn, Schema
 from persia.data.source import Part, Place, Source, wanted_rows
 from persia.data.table import as_schema, check_columns, held_out
@@ -208,7 +208,7 @@ class Files(Source):
             if text and has_spaces(file, self.encoding):
                 schema = schema.model_copy(update={"strip": True})
                 lines.append("strip: names have spaces around them")
-            say(f"{file.name!r} ({first.num_rows:,} rows)", lines)
+            log_guess(f"{file.name!r} ({first.num_rows:,} rows)", lines)
         if text:
             known = with_delimiter(file, schema, self.encoding, True)
             assert known is not None

@@ -67,7 +67,7 @@ def library(name: str = "confluent_kafka") -> Any:
     return requirements.library(name, "kafka", "these messages of Kafka")
 
 
-def said(key: Key) -> str:
+def key_text(key: Key) -> str:
     """A partition as the keys of a state and of stats() have it."""
     return f"{key[0]}/{key[1]}"
 
@@ -294,7 +294,7 @@ class Brokers:
                 self._check_members(place.error)
                 raise errors.StorageError(
                     f"Kafka at {self.servers} committed no offset of "
-                    f"{said((place.topic, place.partition))} for group "
+                    f"{key_text((place.topic, place.partition))} for group "
                     f"{self.group!r}: {place.error.str()}"
                 )
 

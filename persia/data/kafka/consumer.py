@@ -17,9 +17,9 @@ from persia import errors
 from persia.data.kafka.brokers import (
     Brokers,
     Key,
+    key_text,
     library,
     log,
-    said,
 )
 from persia.data.kafka.states import TABLE, Event, State
 
@@ -179,8 +179,8 @@ class Reader:
 
     def _position(self, turn: _Partition) -> dict[str, Any]:
         return {
-            "offsets": {said(k): p.next for k, p in self._parts.items()},
-            "turn": said(turn.key),
+            "offsets": {key_text(k): p.next for k, p in self._parts.items()},
+            "turn": key_text(turn.key),
             "partitions": dict(self._counts),
         }
 
@@ -225,7 +225,7 @@ class Reader:
         parts = [part for part in self._parts.values() if not part.over]
         if parts:
             consumer.assign([_place(part) for part in parts])
-        names = [said(key) for key in keys]
+        names = [key_text(key) for key in keys]
         return 0 if at is None else names.index(at["turn"])
 
     def _partitions(self, consumer: Any, topic: str) -> int:
@@ -256,26 +256,26 @@ class Reader:
         """The offsets of a position, which is of the same share."""
         given, before = at["offsets"], at["partitions"]
         old = [k for k in keys if k[1] < before.get(k[0], 0)]
-        if {said(key) for key in old} != set(given):
+        if {key_text(key) for key in old} != set(given):
             raise errors.InvalidArgument(
                 f"the position has partitions {sorted(given)}, this share "
-                f"has {sorted(map(said, old))}: continue with the same "
+                f"has {sorted(map(key_text, old))}: continue with the same "
                 "topics, ranks and workers"
             )
-        return {key: given[said(key)] for key in old}
+        return {key: given[key_text(key)] for key in old}
 
     def _check(self, key: Key, begin: int, low: int, high: int) -> int:
         """Where a place continues; offsets that are gone are counted."""
         if begin > high:
             raise errors.StorageError(
-                f"Kafka at {self._brokers.servers}: {said(key)} ends at "
+                f"Kafka at {self._brokers.servers}: {key_text(key)} ends at "
                 f"offset {high}, before the position {begin}: the topic is "
                 "another one; begin without the position"
             )
         if begin < low:
             text = (
                 f"Kafka at {self._brokers.servers}: offsets {begin} to {low} "
-                f"of {said(key)} are gone and were not read"
+                f"of {key_text(key)} are gone and were not read"
             )
             if self._strict:
                 raise errors.StorageError(
@@ -319,7 +319,7 @@ class Reader:
         if found.error is not None:
             self._brokers.check_access(found.error)
             raise errors.StorageError(
-                f"Kafka at {self._brokers.servers}, {said(key)} since "
+                f"Kafka at {self._brokers.servers}, {key_text(key)} since "
                 f"{self._since}: {found.error.str()}"
             )
         return found.offset if 0 <= found.offset < high else high
@@ -357,15 +357,15 @@ class Reader:
         if part.end is not None and high < part.end:
             part.on(Event.ERROR)
             raise errors.StorageError(
-                f"Kafka at {self._brokers.servers}: {said(part.key)} ends at "
-                f"offset {high}, and ended at {part.end} before: it was cut, "
-                "or the topic was made again"
+                f"Kafka at {self._brokers.servers}: {key_text(part.key)} ends "
+                f"at offset {high}, and ended at {part.end} before: it was "
+                "cut, or the topic was made again"
             )
         if part.seen < high and silent > self._brokers.timeout:
             part.on(Event.ERROR)
             raise errors.Unavailable(
                 f"Kafka at {self._brokers.servers} gave no message of "
-                f"{said(part.key)} at offset {part.seen} for "
+                f"{key_text(part.key)} at offset {part.seen} for "
                 f"{self._brokers.timeout:g} s, though it ends at {high}"
             )
 
@@ -414,7 +414,7 @@ class Reader:
             part.on(Event.ERROR)
             self._brokers.check_access(error)
             raise errors.StorageError(
-                f"Kafka at {self._brokers.servers}, {said(part.key)} at "
+                f"Kafka at {self._brokers.servers}, {key_text(part.key)} at "
                 f"offset {part.seen}: {error.str()}"
             )
 

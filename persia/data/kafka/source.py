@@ -19,7 +19,7 @@ from persia.data.kafka.brokers import (
     Brokers,
     DeadLetters,
     Key,
-    said,
+    key_text,
     settings,
 )
 from persia.data.kafka.consumer import Reader
@@ -216,9 +216,9 @@ class Kafka(Dataset):
         given = {} if at is None else at["offsets"]
         return {
             "lag": {
-                said(key): end - given[said(key)]
+                key_text(key): end - given[key_text(key)]
                 for key, end in dict(self._high).items()
-                if said(key) in given
+                if key_text(key) in given
             },
             "malformed": self.malformed,
             "dead_letters": self._sent,
@@ -270,7 +270,7 @@ class Kafka(Dataset):
                 part.rank, part.world_size = number, count
                 part.whole = True
                 part._kept, part._brokers = [], lasting
-                found[said((topic, number))] = part
+                found[key_text((topic, number))] = part
         return found
 
     def numbered(self, begin: int) -> Iterator[tuple[int, Batch]]:
@@ -304,7 +304,7 @@ class Kafka(Dataset):
 
     def _after(self, batches: int) -> dict[str, Any]:
         """The position after so many batches of a partition alone."""
-        count, key = self.world_size, said(self.key)
+        count, key = self.world_size, key_text(self.key)
         at = {
             "offsets": {key: batches * self.batch_size},
             "turn": key,
@@ -399,7 +399,7 @@ class Kafka(Dataset):
             letters.send([(message, text) for message, text, _ in wrong])
             self._sent += len(wrong)
         for message, text, rule in wrong:
-            key = said((message.topic(), message.partition()))
+            key = key_text((message.topic(), message.partition()))
             where = f"{key}:{message.offset()}"
             self._faults.add(where, text, rule)
 

@@ -42,7 +42,7 @@ def need_text(column: pa.Array, name: str) -> None:
         )
 
 
-def shown(value: Any) -> str:
+def shortened(value: Any) -> str:
     """A value for a message, of 80 characters at most."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
@@ -60,5 +60,5 @@ def tell(
             value = column[int(i)].as_py()
         except (ValueError, OverflowError):  # a time that Python has not
             value = column[int(i)]
-        text = f"column {name!r}: {shown(value)} {need}"
+        text = f"column {name!r}: {shortened(value)} {need}"
         report(int(i), text, f"column {name}")

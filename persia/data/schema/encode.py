@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from persia import errors
 from persia.data.batches.rows import Floats, Ints, Rows
 from persia.data.schema.canonical import texts
-from persia.data.schema.columns import Mask, Report, column_of, shown, tell
+from persia.data.schema.columns import Mask, Report, column_of, shortened, tell
 from persia.data.schema.declared import NO, YES
 from persia.data.schema.encode_ids import IdEncoder
 from persia.data.schema.schema import (
@@ -293,7 +293,7 @@ class Encoder:
         value = column[at].as_py()
         raise LabelError(
             at,
-            f"column {name!r}: the label is {shown(value)}, need 0 or 1; "
+            f"column {name!r}: the label is {shortened(value)}, need 0 or 1; "
             f"in the schema, 'label: {{column: {name}, threshold: t}}' makes "
             "1 of what is at least t, 'values' names the number for each "
             "text, and 'number: true' takes any number",

@@ -28,7 +28,7 @@ from persia.data.schema.schema import (
     MultivaluedColumn,
     Schema,
 )
-from persia.data.schema.text_lists import any_bracketed, values_of
+from persia.data.schema.text_lists import any_bracketed, list_values
 
 # (numbers, where one is missing, where one is wrong, the column) of a column
 # of a table.
@@ -301,7 +301,7 @@ class IdEncoder:
         for value in known.dictionary.to_pylist():
             if isinstance(value, bytes):
                 value = value.decode("utf-8", "replace")
-            found.append(values_of(value, separator))
+            found.append(list_values(value, separator))
         lists = pa.array(found, pa.list_(pa.string())).take(known.indices)
         return lists, lists.is_valid().to_numpy(zero_copy_only=False)
 

@@ -79,16 +79,16 @@ def infer(
             not there.
     """
     schema, lines = inferred(data, label=label, group=group)
-    say("the table", lines)
+    log_guess("the table", lines)
     return schema
 
 
-def say(where: str, lines: Sequence[str]) -> None:
+def log_guess(where: str, lines: Sequence[str]) -> None:
     """Logs what was inferred, once a process."""
     text = "\n  ".join([f"the schema of {where} is a guess:", *lines])
     if text not in _said:
         _said.add(text)
-        log.warning("%s\n  (pass schema= to decide it)", text)
+        log.warning("%s\n  (`schema` decides it)", text)
 
 
 def inferred(

@@ -39,7 +39,7 @@ def any_bracketed(column: pa.Array) -> bool:
     )
 
 
-def values_of(text: str, separator: str) -> list[str] | None:
+def list_values(text: str, separator: str) -> list[str] | None:
     """The values of a text; None: it is a list in brackets, and malformed.
 
     Args:
