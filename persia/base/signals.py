@@ -29,13 +29,6 @@ class Ended(SystemExit):
         super().__init__(128 + number)
 
 
-def end_on_sigterm() -> None:
-    """SIGTERM ends this process at once from now on, where nothing else was
-    decided. The first process of a container would ignore it otherwise."""
-    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
-
-
 def ended() -> int | None:
     """The signal for which :class:`Ended` was raised. Code of others may have
     made another exception of it."""
@@ -63,6 +56,7 @@ class Ending:
         grace: seconds from the first signal.
         first: is called with its number. Default: raises :class:`Ended`.
         patient: signals after which there is no limit of time.
+        numbers: the signals that it takes.
 
     Attributes:
         number: the first signal; None: there was none.
@@ -76,6 +70,7 @@ class Ending:
         first: Callable[[int], object] = _raise,
         *,
         patient: tuple[int, ...] = (),
+        numbers: tuple[int, ...] = NUMBERS,
     ) -> None:
         self.grace = grace
         self.first = first
@@ -92,7 +87,7 @@ class Ending:
         # A signal writes its number into one end, which wakes the thread.
         self._receive, self._send = socket.socketpair()
         self._send.setblocking(False)
-        self._before = {n: signal.signal(n, self._take) for n in NUMBERS}
+        self._before = {n: signal.signal(n, self._take) for n in numbers}
         self._old = signal.set_wakeup_fd(
             self._send.fileno(), warn_on_full_buffer=False
         )
@@ -152,9 +147,11 @@ class Ending:
                 self._receive.close()
                 return
             for number in numbers:
-                if number in NUMBERS:
-                    first = self.number is None
-                    until = self._begin(number) if first else _soon()
+                if number in self._before:
+                    if self.number is None:
+                        until = self._begin(number)
+                    else:
+                        until = min(until, time.monotonic() + _AT_ONCE)
                     self._came.set()
 
     def _begin(self, number: int) -> float:
@@ -176,8 +173,22 @@ class Ending:
         os._exit(status)
 
 
-def _soon() -> float:
-    return time.monotonic() + _AT_ONCE
+def end_at_once() -> None:
+    """SIGTERM ends this process within a second from now on, and a second
+    Ctrl-C, also where the main thread is in a call that does not return.
+
+    It leaves alone what something else decided. The first process of a
+    container would ignore SIGTERM otherwise.
+    """
+    usual = (signal.SIG_DFL, signal.default_int_handler)
+    numbers = tuple(n for n in NUMBERS if signal.getsignal(n) in usual)
+    Ending(0.0, _leave, patient=(signal.SIGINT,), numbers=numbers)
+
+
+def _leave(number: int) -> None:
+    if number == signal.SIGTERM:
+        os._exit(128 + number)
+    raise KeyboardInterrupt
 
 
 def _say(text: str) -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 
 from persia.base.environment import variable
-from persia.base.signals import end_on_sigterm
+from persia.base.signals import end_at_once
 
 
 def main() -> None:
@@ -14,7 +14,7 @@ def main() -> None:
     is one line, and ``persia doctor`` works all the same."""
     # Threads of torch that wait take no processor from others; before torch.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    end_on_sigterm()  # before what takes a while to import
+    end_at_once()  # before what takes a while to import
     try:
         from persia.cli.app import main as run
     except ImportError as error:

@@ -1,7 +1,8 @@
 /* hanging.c: a library to load before all others (LD_PRELOAD). While the file
  * $HANG_WHEN is there, the call $HANG_CALL of a path that has $HANG_PATH in it
  * does not return, as one of a mount whose server is gone: no signal but
- * SIGKILL ends it.  With $HANG_ERROR, an errno, it fails at once instead. */
+ * SIGKILL ends it.  The folder $HANG_WHEN.hangs says that one does. With
+ * $HANG_ERROR, an errno, it fails at once instead. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -11,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -26,6 +28,9 @@ static int hang_at(const char *call, const char *path)
         errno = atoi(error);
         return 1;
     }
+    char there[PATH_MAX];
+    snprintf(there, sizeof there, "%s.hangs", when);
+    mkdir(there, 0700);
     while (!access(when, F_OK))
         usleep(10000);
     return 0;

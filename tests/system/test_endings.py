@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -189,6 +190,38 @@ def test_ctrl_c_of_what_waits(words: str) -> None:
         listener.accept()
         status, messages = waiting.end(signal.SIGINT)
         assert (status, "Traceback" in messages) == (130, False), messages
+
+
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [
+        ("serve ps --port 0 --token-file PATH", signal.SIGTERM),
+        ("evaluate PATH", signal.SIGINT),
+        pytest.param(
+            "train --resume PATH", signal.SIGTERM, marks=pytest.mark.long
+        ),
+        pytest.param(
+            "checkpoint ls PATH", signal.SIGTERM, marks=pytest.mark.long
+        ),
+    ],
+)
+def test_a_file_hangs_before_a_command_has_begun(
+    tmp_path: Path, shim: Path, words: str, number: int
+) -> None:
+    when, path = tmp_path / "when", tmp_path / "input"
+    path.mkdir()
+    (path / "LATEST").write_text("step-1\n")
+    when.touch()
+    line = words.replace("PATH", str(path)).split()
+    with role(*line, **hangs(shim, "open", "/input", when)) as waiting:
+        there = tmp_path / "when.hangs"
+        wait_until(lambda: there.exists() or waiting.process.poll())
+        while waiting.process.poll() is None:  # at most two are needed
+            os.kill(waiting.pid, number)
+            time.sleep(0.1)
+        status, messages = waiting.end()
+        assert status == 128 + number, messages
+        assert "Traceback" not in messages, messages
 
 
 @pytest.mark.parametrize(
