@@ -42,9 +42,7 @@ static int damaged(const reading *r, const char *what)
 {
     return persia_err_set(
         PERSIA_ECORRUPT,
-        "the log is damaged: %s, offset %" PRIu64 ": %s.  Take the file from "
-        "a copy, or begin at the last cut and lose what follows it "
-        "(--log-from cut)",
+        "the log is damaged: %s, offset %" PRIu64 ": %s",
         r->name, r->at, what);
 }
 

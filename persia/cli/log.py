@@ -10,7 +10,7 @@ import typer
 
 from persia.cli.options import Json, print_json
 from persia.cli.shared import Commands
-from persia.errors import CorruptFile, StorageError
+from persia.errors import CorruptFile
 
 commands = Commands(no_args_is_help=True)
 
@@ -36,9 +36,9 @@ def inspect(log: _Log, json: Json = False) -> None:
 
     persia log inspect /var/lib/persia
     """
-    from persia.distributed.durable import described
+    from persia.distributed.durable import described, logs_in
 
-    found = [described(one) for one in _folders(log)]
+    found = [described(one) for one in logs_in(log)]
     if json:
         print_json(found)
         return
@@ -56,11 +56,11 @@ def verify(log: _Log, json: Json = False) -> None:
 
     persia log verify /var/lib/persia
     """
-    from persia.distributed.durable import described, verified
+    from persia.distributed.durable import described, logs_in, verified
 
     wrong = []
     checked = []
-    for one in _folders(log):
+    for one in logs_in(log):
         try:
             checked.append(described(one) | {"rows": verified(one)})
         except CorruptFile as error:
@@ -74,17 +74,6 @@ def verify(log: _Log, json: Json = False) -> None:
         raise CorruptFile(
             "; ".join(f"{one['log']}: {one['damaged']}" for one in wrong)
         )
-
-
-def _folders(log: Path) -> list[Path]:
-    if not log.is_dir():
-        raise StorageError(f"{log} is no folder; give that of --log")
-    if any(log.glob("log-*")):
-        return [log]
-    found = sorted({segment.parent for segment in log.glob("*/log-*")})
-    if not found:
-        raise StorageError(f"{log} has no log of a server")
-    return found
 
 
 def _print(found: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from persia import _core
 from persia.base.logs import say
 from persia.checkpoint import files
-from persia.checkpoint.snapshot import Snapshot, save_rows
+from persia.checkpoint.snapshot import SNAPSHOT, Snapshot, save_rows
 from persia.errors import (
     CorruptFile,
     PersiaError,
@@ -67,6 +67,22 @@ def _check_shards(log: Path, namespace: str, shards: int) -> None:
             )
 
 
+def _check_segments(path: Path, position: int) -> None:
+    """Raises CorruptFile where the log does not continue the rows at this
+    position, which lie beside it."""
+    first = min(path.glob("log-*"), default=None)
+    if first is None and position:
+        raise CorruptFile(
+            f"the log is missing, which the rows at position {position} were "
+            "written beside"
+        )
+    if first is not None and int(first.name.removeprefix("log-")) > position:
+        raise CorruptFile(
+            f"the log begins with {first.name}; what lies between it and the "
+            f"rows at position {position} is missing"
+        )
+
+
 class Log:
     """The log of one server.
 
@@ -93,7 +109,10 @@ class Log:
         self._stop = threading.Event()
         self._cutting = threading.Lock()
         self._thread: threading.Thread | None = None
-        if config.log_from == "cut" and not self._is_whole(config.checkpoints):
+        self._dropped = config.log_from == "cut" and not self._is_whole(
+            config.checkpoints
+        )
+        if self._dropped:
             self._drop()
 
     def arguments(self) -> tuple[str, int, int, int]:
@@ -122,19 +141,16 @@ class Log:
         Raises:
             CorruptFile: a file is damaged; the text names it and the place.
         """
-        cut = Snapshot.of_root(self._root)
-        position = 0
-        if cut is not None:
-            folder, snapshot = cut
-            read(ROOT, folder.name, snapshot)
-            position = snapshot.log
+        position = self._read_cut(read)
         try:
+            if not self._dropped:
+                _check_segments(self.path, position)
             found = core.replay(position)
-        except StorageError as error:
-            raise StorageError(
-                f"{self.path}: {error}. Bring back what is missing; or "
-                "`log_from=cut` leaves out what follows the rows that "
-                "were written last, if a checkpoint is gone for good"
+        except (CorruptFile, StorageError) as error:
+            raise type(error)(
+                f"{self.path}: {error}. Bring back what is missing or damaged "
+                "from a copy; or `log_from=cut` leaves out what follows the "
+                "rows that were written last"
             ) from None
         if found["torn"]:
             say(
@@ -144,15 +160,32 @@ class Log:
             )
         return found
 
+    def _read_cut(self, read: Callable[[str, str, Snapshot], int]) -> int:
+        """Reads the rows of the last cut, if there is one; its position."""
+        try:
+            cut = Snapshot.of_root(self._root)
+            if cut is None:
+                return 0
+            folder, snapshot = cut
+            read(ROOT, folder.name, snapshot)
+        except (CorruptFile, StorageError) as error:
+            raise type(error)(
+                f"the rows beside the log {self.path} cannot be read: {error}."
+                " Bring the file back from a copy; or begin with a checkpoint"
+                " (`restore`) and another `log`"
+            ) from None
+        return snapshot.log
+
     def _is_whole(self, checkpoints: Path | None) -> bool:
-        """Whether the log behind the cut can be applied: it is not damaged,
-        and the checkpoints are there that it restores."""
+        """Whether the log behind the cut can be applied: it is there and not
+        damaged, and the checkpoints are there that it restores."""
         cut = Snapshot.of_root(self._root)
         position = 0 if cut is None else cut[1].log
-        if not any(self.path.glob("log-*")):
-            return True
         restored: list[str] = []
         try:
+            _check_segments(self.path, position)
+            if not any(self.path.glob("log-*")):
+                return True
             _core.log_read(
                 str(self.path),
                 position,
@@ -176,13 +209,20 @@ class Log:
                 raise Unavailable(
                     f"another server has the log {self.path} open"
                 ) from None
-            aside.mkdir()
+            aside.mkdir(exist_ok=True)
             for segment in segments:
                 segment.rename(aside / segment.name)
+        rows = Snapshot.of_root(self._root) is not None
         say(
             f"`log_from=cut`: {len(segments)} files of the log are in "
-            f"{aside}; the server begins with the rows of the last cut, and "
-            "what was acknowledged after it is lost",
+            f"{aside}; "
+            + (
+                "the server begins with the rows of the last cut, and what "
+                "was acknowledged after it is lost"
+                if rows
+                else "no rows lie beside the log, so the server begins "
+                "without it, and what was acknowledged is lost"
+            ),
             "warning",
         )
 
@@ -294,6 +334,27 @@ def _looked(path: Path, look: Callable[[], Seen]) -> Seen:
     return look()
 
 
+def logs_in(path: Path) -> list[Path]:
+    """The folders of logs in that of ``--log``, or the folder itself.
+
+    Raises:
+        StorageError: there is none.
+    """
+    if not path.is_dir():
+        raise StorageError(f"{path} is no folder; give that of --log")
+    parts = ("log-*", f"{files.ROWS}/{SNAPSHOT}")
+
+    def has_one(folder: Path) -> bool:
+        return any(any(folder.glob(part)) for part in parts)
+
+    if has_one(path):
+        return [path]
+    found = [folder for folder in sorted(path.iterdir()) if has_one(folder)]
+    if not found:
+        raise StorageError(f"{path} has no log of a server")
+    return found
+
+
 def described(path: Path) -> dict[str, Any]:
     """What the log in a folder has: "namespace", "shard", "shards"; "records"
     and their "bytes" by type; "times" of the first and the last, in seconds
@@ -326,9 +387,11 @@ def described(path: Path) -> dict[str, Any]:
         counts.clear()
         sizes.clear()
         times.clear()
-        found, owner = _core.log_read(str(path), (1 << 64) - 1, note)
         cut = Snapshot.of_root(files.LocalRoot(path))
-        return found, owner, None if cut is None else cut[1].log
+        position = None if cut is None else cut[1].log
+        _check_segments(path, position or 0)
+        found, owner = _core.log_read(str(path), (1 << 64) - 1, note)
+        return found, owner, position
 
     found, owner, cut = _looked(path, look)
     return found | {
@@ -347,17 +410,23 @@ def verified(path: Path) -> int:
     """Reads every byte of the rows beside a log; how many rows.
 
     Raises:
-        CorruptFile: a file is not what was written.
+        CorruptFile: a file is not what was written, or the log does not begin
+            with what follows these rows.
     """
 
     def look() -> int:
         cut = Snapshot.of_root(files.LocalRoot(path))
+        position = 0 if cut is None else cut[1].log
+        _check_segments(path, position)
         if cut is None:
             return 0
         folder, snapshot = cut
         with files.opened(folder) as descriptor:
             for file in snapshot.files:
-                size, crc = _core.ckpt_file_crc(descriptor, file.name)
+                try:
+                    size, crc = _core.ckpt_file_crc(descriptor, file.name)
+                except StorageError as error:
+                    raise CorruptFile(f"{folder}: {error}") from None
                 if (f"{crc:08x}", size) != (file.crc32c, file.bytes):
                     raise CorruptFile(f"{folder / file.name} is damaged")
         return sum(file.rows for file in snapshot.files)

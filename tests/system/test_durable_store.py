@@ -7,10 +7,12 @@ import copy
 import gc
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ import torch
 
 import persia
 from persia import _core, errors
-from persia.distributed.durable import described
+from persia.distributed.durable import described, logs_in, verified
+from persia.distributed.server import ServeConfig, Server
 from tests.system.processes import environment
 
 if not _core.GRPC[0].isdigit():
@@ -284,6 +287,69 @@ def test_a_server_continues_the_log_of_a_store(tmp_path: Path) -> None:
     store, rows = opened(tmp_path)
     assert counts(rows).unique().tolist() == [2]
     store.close()
+
+
+def _removed(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _altered(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("harm", "what", "from_cut"),
+    [
+        (_removed, "log-*", True),
+        (_removed, "rows", True),
+        (_removed, "rows/*table-0*", False),
+        (_altered, "rows/*table-0*", False),
+        (_altered, "rows/shard.json", False),
+    ],
+)
+def test_what_is_missing_is_named(
+    tmp_path: Path, harm: Callable[[Path], None], what: str, from_cut: bool
+) -> None:
+    """Files of the log, or of the rows beside it, that are gone or altered:
+    nothing begins with the rest in silence, and `persia log verify` says the
+    same."""
+    store, rows = opened(tmp_path / "run", log_limit=1 << 16)
+    folder = tmp_path / "run" / "default-0-of-1"
+    while not (folder / "rows").exists():
+        step(rows)
+    store.close()
+    store, rows = opened(tmp_path / "run")
+    for _ in range(2):
+        step(rows)
+    store.close()
+    (log,) = logs_in(tmp_path / "run")
+    assert verified(log) == IDS and described(log)["cut"] > 0
+    for path in folder.glob(what):
+        harm(path)
+    refused = (errors.CorruptFile, errors.StorageError)
+    (log,) = logs_in(tmp_path / "run")
+    with pytest.raises(errors.CorruptFile):
+        _ = described(log), verified(log)
+    with pytest.raises(refused, match=re.escape(str(folder))):
+        opened(tmp_path / "run")
+    config = ServeConfig(
+        durable="process", log=str(tmp_path / "run"), log_from="cut"
+    )
+    if from_cut:
+        server = Server(config)
+        server.recover()
+        server.close()
+        store, rows = opened(tmp_path / "run")
+        step(rows)
+        store.close()
+    else:
+        with pytest.raises(refused, match=re.escape(str(folder))):
+            Server(config).recover()
 
 
 def test_a_bad_setting_is_refused(
