@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 
 #: Folders and modules whose tests are all marked slow.
 SLOW = (
-    *("benchmarks", "chaos", "examples", "lint", "system"),
+    *("benchmarks", "chaos", "deploy", "examples", "lint", "system"),
     *("test_checkpoint_remote.py", "test_compile.py"),
     "test_loader_processes.py",
 )

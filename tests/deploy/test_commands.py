@@ -1,0 +1,285 @@
+"""The very commands of the containers of the overlay for one machine, as
+processes: with their arguments, their environment and their files."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import random
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persia import _core
+from persia.distributed import write_certificates
+from tests.deploy.manifests import Object, Pods, job_of, of_kind, pods, render
+from tests.system.processes import environment, wait_until
+from tests.system.shards import free_port
+
+if not _core.GRPC[0].isdigit():
+    pytest.skip("built without gRPC", allow_module_level=True)
+
+#: What the entry of the image, and a command in it, are here.
+PROGRAMS = {
+    "persia": [sys.executable, "-m", "persia"],
+    "torchrun": [sys.executable, "-m", "torch.distributed.run"],
+}
+#: Secret, key -> file of `persia certs`: as the guide makes them.
+SECRETS = {
+    ("persia-tls", "ca.crt"): "ca.pem",
+    ("persia-tls", "tls.crt"): "server.pem",
+    ("persia-tls", "tls.key"): "server-key.pem",
+    ("persia-tokens", "token"): "token",
+    ("persia-tokens", "admin-token"): "admin-token",
+}
+ROWS = 4096
+
+
+def links(objects: list[Object]) -> dict[str, str]:
+    """What Kubernetes would set with enableServiceLinks, and worse: for
+    services that have the names of options."""
+    names = [o["metadata"]["name"] for o in of_kind(objects, "Service")]
+    made = {}
+    for name in (*names, "persia-serve-ps", "persia-train", "persia"):
+        prefix = name.upper().replace("-", "_")
+        made[f"{prefix}_PORT"] = "tcp://10.0.0.1:8888"
+        made[f"{prefix}_PORT_8888_TCP"] = "tcp://10.0.0.1:8888"
+        made[f"{prefix}_PORT_8888_TCP_ADDR"] = "10.0.0.1"
+        made[f"{prefix}_SERVICE_HOST"] = "10.0.0.1"
+        made[f"{prefix}_SERVICE_PORT"] = "8888"
+    return made
+
+
+class Machine:
+    """Runs pods as processes.
+
+    Args:
+        folder: of their files.
+        job: the data of the ConfigMap.
+        services: variables for services.
+    """
+
+    def __init__(
+        self, folder: Path, job: dict[str, str], services: dict[str, str]
+    ) -> None:
+        self._folder = folder
+        self._job = job
+        self._services = services
+        self._ports: dict[tuple[str, int], int] = {}
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
+        keys = folder / "keys"
+        write_certificates(keys, ["127.0.0.1"])
+        for (secret, key), name in SECRETS.items():
+            (folder / secret).mkdir(exist_ok=True)
+            (folder / secret / key).symlink_to(keys / name)
+        (folder / "persia-shared").mkdir()
+
+    def port(self, pod: str, wanted: int) -> int:
+        """That a container's port is here."""
+        if (pod, wanted) not in self._ports:
+            self._ports[pod, wanted] = free_port()
+        return self._ports[pod, wanted]
+
+    def start(self, which: Pods) -> None:
+        """One pod of them, the first."""
+        self._make_folders(which)
+        words = [self._here(which, a) for a in which.container["args"]]
+        program = which.container.get("command", ["persia"])
+        assert len(program) == 1
+        with open(self._folder / f"{which.name}.log", "wb") as log:
+            self._started[which.name] = subprocess.Popen(
+                [*PROGRAMS[program[0]], *words],
+                env=self._environment(which),
+                cwd=self._folder,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def _make_folders(self, which: Pods) -> None:
+        """Of its volumes."""
+        for volume in which.volumes.values():
+            self._place(which, volume).mkdir(parents=True, exist_ok=True)
+
+    def _place(self, which: Pods, volume: Object) -> Path:
+        """The folder that a volume is."""
+        if "secret" in volume:
+            return self._folder / str(volume["secret"]["secretName"])
+        if "persistentVolumeClaim" in volume:
+            name = volume["persistentVolumeClaim"]["claimName"]
+            return self._folder / str(name)
+        return self._folder / f"{which.name}-{volume['name']}"
+
+    def _here(self, which: Pods, text: str) -> str:
+        """With folders, addresses and ports of this machine."""
+        folders = {
+            path: str(self._place(which, which.volumes[name]))
+            for name, path in which.mounts.items()
+        }
+        paths = "|".join(map(re.escape, folders))
+        mounted = rf"(?<=[=])({paths})(?=/|$)|^({paths})(?=/|$)"
+        text = re.sub(mounted, lambda m: folders[m[0]], text)
+        for port in which.ports.values():
+            if text.endswith(f"={port}"):
+                mapped = self.port(which.name, port)
+                text = text.removesuffix(str(port)) + str(mapped)
+        return text.replace("=0.0.0.0", "=127.0.0.1")
+
+    def _environment(self, which: Pods) -> dict[str, str]:
+        made = environment(**self._services)
+        for source in which.container.get("envFrom", []):
+            assert source == {"configMapRef": {"name": "persia-job"}}
+            made |= self._job
+        for entry in which.container.get("env", []):
+            made[entry["name"]] = self._value(which, entry)
+        for name in ("PERSIA_SERVERS", "PERSIA_WORKERS"):
+            if name in made:
+                made[name] = self._addresses(made[name])
+        return made | {"OMP_NUM_THREADS": "1"}
+
+    def _value(self, which: Pods, entry: Object) -> str:
+        if "valueFrom" in entry:
+            path = entry["valueFrom"]["fieldRef"]["fieldPath"]
+            return {"metadata.name": f"{which.name}-0"}.get(path, "0")
+        value = str(entry["value"])
+        if entry["name"] == "PET_MASTER_ADDR":
+            # The first pod of the JobSet, and its subdomain.
+            assert value == f"{which.name}-{which.role}-0-0.{which.name}"
+            return "127.0.0.1"
+        if value.isdecimal() and int(value) in which.ports.values():
+            return str(self.port(which.name, int(value)))
+        return self._here(which, value)
+
+    def _addresses(self, text: str) -> str:
+        """Of pods by their names: persia-ps-0.persia-ps.persia.svc:8888."""
+        found = []
+        for address in text.split(","):
+            host, port = address.split(":")
+            owner = host.split(".")[0].rpartition("-")[0]
+            found.append(f"127.0.0.1:{self.port(owner, int(port))}")
+        return ",".join(found)
+
+    def ask(self, which: Pods, probe: str) -> int:
+        """The status that a probe gets; 0: nothing listens."""
+        asked = which.container[probe]["httpGet"]
+        port = self.port(which.name, which.ports[asked["port"]])
+        url = f"http://127.0.0.1:{port}{asked['path']}"
+        try:
+            with urllib.request.urlopen(url) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            with error:
+                return int(error.code)
+        except OSError:
+            return 0
+
+    def until(self, which: Pods, probe: str, status: int) -> None:
+        """Waits until a probe gets a status."""
+
+        def answered() -> bool:
+            ended = self._started[which.name].poll()
+            assert ended is None, self.output(which)
+            return self.ask(which, probe) == status
+
+        wait_until(answered, 120)
+
+    def gauges(self, which: Pods) -> set[str]:
+        """Names and labels on its page."""
+        port = self.port(which.name, which.ports["metrics"])
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as a:
+            lines = str(a.read(), "utf-8").splitlines()
+        return {line.rpartition(" ")[0] for line in lines}
+
+    def ends(self, which: Pods) -> None:
+        """Waits until the process has ended by itself, with status 0."""
+        done = self._started.pop(which.name)
+        assert done.wait(timeout=300) == 0, self.output(which)
+
+    def stop(self, which: Pods) -> None:
+        """As Kubernetes does."""
+        self._started[which.name].send_signal(signal.SIGTERM)
+        self.ends(which)
+
+    def output(self, which: Pods) -> str:
+        return (self._folder / f"{which.name}.log").read_text()
+
+    def kill(self) -> None:
+        for process in self._started.values():
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def machine(*how: Any) -> Iterator[Machine]:
+    made = Machine(*how)
+    try:
+        yield made
+    finally:
+        made.kill()
+
+
+def write_clicks(path: Path) -> str:
+    """A small log of clicks."""
+    some = random.Random(3)
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["label", "user", "item", "price"])
+        for _ in range(ROWS):
+            user, item = some.randrange(50), some.randrange(80)
+            label = int(some.random() < (0.8 if user % 2 else 0.2))
+            row = (label, f"u{user}", f"i{item}", some.random())
+            writer.writerow(row)
+    return str(path)
+
+
+def scaled_by() -> set[str]:
+    """The gauges that KEDA reads."""
+    return {
+        trigger["metadata"]["valueLocation"]
+        for made in of_kind(render("overlays/gke"), "ScaledObject")
+        for trigger in made["spec"]["triggers"]
+    }
+
+
+def test_four_roles_train_and_serve_by_the_manifests(tmp_path: Path) -> None:
+    objects = render("overlays/local")
+    served = render("serving")
+    roles = {p.role: p for p in (*pods(objects), *pods(served))}
+    data = write_clicks(tmp_path / "clicks.csv")
+    job = job_of(objects) | {  # as the guide has users edit it
+        "PERSIA_FEED_DATA": data,
+        "PERSIA_TRAIN_DATA": data,
+        "PERSIA_FEED_BATCH_SIZE": "128",
+        "PERSIA_TRAIN_BATCH_SIZE": "128",
+    }
+    ps, worker, serving = roles["ps"], roles["worker"], roles["serving"]
+    loader, trainer = roles["loader"], roles["trainer"]
+    with machine(tmp_path, job, links([*objects, *served])) as here:
+        here.start(worker)
+        here.until(worker, "livenessProbe", 200)
+        assert here.ask(worker, "readinessProbe") == 503
+        here.start(ps)
+        for role in (ps, worker):
+            here.until(role, "livenessProbe", 200)
+            here.until(role, "readinessProbe", 200)
+        here.start(loader)
+        here.start(trainer)
+        here.until(loader, "livenessProbe", 200)
+        here.ends(trainer)
+        here.ends(loader)
+        wait_until(lambda: scaled_by() <= here.gauges(worker))
+        here.start(serving)
+        here.until(serving, "readinessProbe", 200)
+        for role in (serving, worker, ps):
+            here.stop(role)
+    shared = tmp_path / "persia-shared"
+    assert list((shared / "checkpoints" / "clicks").glob("step-*"))
+    assert list((shared / "exports" / "clicks").glob("v-*"))
+    assert any(Path(tmp_path / "persia-ps-log").rglob("*"))
