@@ -109,7 +109,9 @@ app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings={
+        "max_content_width": 100,
         "help_option_names": ["-h", "--help"],
         # An option of a command also has a variable: PERSIA_TRAIN_DIM.
         "auto_envvar_prefix": "PERSIA",

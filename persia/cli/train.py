@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from persia.base.environment import variable
 from persia.base.logs import say
@@ -26,11 +24,11 @@ from persia.errors import InvalidArgument, PersiaError
 from persia.train.config import TrainConfig, check_used, give_way, resolve
 
 if TYPE_CHECKING:  # importing them takes seconds that no other command needs
+    from rich.table import Table
+
     from persia.train.run import Result, Run
     from persia.train.trainer import Progress as Position
 
-# Paths are shown as they are: neither markup nor emoji.
-console = Console(emoji=False, highlight=False, markup=False)
 _NAMES = {"auc": "AUC", "logloss": "log loss", "gauc": "GAUC"}
 
 
@@ -191,6 +189,10 @@ def _train(
     if run.rank == 0 and json:
         print_json(_values(result))
     elif run.rank == 0:
+        from rich.console import Console
+
+        # Paths are shown as they are: neither markup nor emoji.
+        console = Console(emoji=False, highlight=False, markup=False)
         console.print(_table(result))
     run.close()
     if failed is not None:
@@ -241,6 +243,8 @@ def _values(result: Result) -> dict[str, Any]:
 
 
 def _table(result: Result) -> Table:
+    from rich.table import Table
+
     table = Table(title="result", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column(justify="right")
