@@ -481,6 +481,7 @@ void saves_reshard(uint32_t servers_n)
     for (uint32_t s = 0; s < servers_n; s++) {
         w.servers[s].disk = NULL;
         w.servers[s].cut = NULL;
-        server_start(s);
     }
+    for (uint32_t s = 0; s < servers_n; s += w.each)
+        server_start(s);
 }
