@@ -472,6 +472,18 @@ static int name_update(pushing *p, const client_update *update)
     return rc;
 }
 
+/* Before an update is sent.  One that has its number gives that up where it
+ * cannot be: lookups behind it wait for nothing. */
+static int push_ready(ps_client *r, const client_update *update)
+{
+    int rc = client_check_mixture(r, 1);
+    if (!rc)
+        rc = complete_own(r, client_deadline(r));
+    if (rc && update && update->number && !r->shared)
+        settle(r, update->number);
+    return rc;
+}
+
 /* Begins the call of an update with a number. */
 static int begin(pushing *p, const client_update *update)
 {
@@ -480,9 +492,7 @@ static int begin(pushing *p, const client_update *update)
         rc = persia_err_set(PERSIA_EARG, "the store is read-only: it makes no "
                                          "updates");
     if (!rc)
-        rc = client_check_mixture(p->r, 1);
-    if (!rc)
-        rc = complete_own(p->r, client_deadline(p->r));
+        rc = push_ready(p->r, update);
     if (!rc)
         rc = name_update(p, update);
     if (rc)

@@ -111,11 +111,13 @@ def killed(folder: Path, level: str, times: int, *more: str) -> None:
     """A trainer steps, and its server is killed meanwhile."""
     with durable(folder, level, *more) as where:
         client = Counting(where.server.address)
-        over = threading.Event()
+        over, moved = threading.Event(), threading.Event()
 
         def kill() -> None:
             for _ in range(times):
                 where.again()
+                moved.clear()  # else it may never be there for long enough
+                moved.wait(60)
             over.set()
 
         thread = threading.Thread(target=kill)
@@ -123,6 +125,7 @@ def killed(folder: Path, level: str, times: int, *more: str) -> None:
         steps = 0
         while not over.is_set() or steps < 100:
             client.step()
+            moved.set()
             steps += 1
         thread.join()
         client.check()

@@ -138,6 +138,32 @@ static void what_only_some_servers_have_is_counted(void **state)
 
 /* An empty update in the place of a missing one is no update that a server
  * may lose. */
+/* An update whose call failed before it was sent has given its number up:
+ * lookups behind it do not wait. */
+static void an_update_that_was_not_sent_is_given_up(void **state)
+{
+    (void)state;
+    cluster c;
+    ps_client *first = open_one(&c, 2, SECOND / 3, LOST_RAISE);
+    uint32_t no = declare_counting(first);
+    c.nodes[1].down = 1;
+    assert_int_equal(add_one(first, NULL, no, 0, IDS), PERSIA_EUNAVAILABLE);
+    persia_client_destroy(first);
+    c.nodes[1].down = 0;
+    client_config config = cluster_config(&c);
+    config.timeout_ns = SECOND / 3;
+    ps_client *next = cluster_client(&c, &config);
+    no = declare_counting(next);
+    assert_int_equal(atomic_load(&next->missing), 1);
+    c.nodes[1].down = 1; /* what the first has left is not completed */
+    const client_update named = {.number = 2};
+    assert_int_equal(add_one(next, &named, no, 0, IDS), PERSIA_EUNAVAILABLE);
+    c.nodes[1].down = 0;
+    assert_true(window_has(&next->settled.w, named.number));
+    persia_client_destroy(next);
+    cluster_free(&c);
+}
+
 static void a_completed_update_is_lost_once(void **state)
 {
     (void)state;
@@ -696,6 +722,7 @@ int main(void)
         cmocka_unit_test(refused_updates_are_not_lost),
         cmocka_unit_test(a_new_process_counts_its_own_losses),
         cmocka_unit_test(what_only_some_servers_have_is_counted),
+        cmocka_unit_test(an_update_that_was_not_sent_is_given_up),
         cmocka_unit_test(a_completed_update_is_lost_once),
         cmocka_unit_test(the_last_of_many_missing_ones_are_completed),
         cmocka_unit_test(what_a_rank_left_that_the_job_has_no_longer),

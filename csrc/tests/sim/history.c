@@ -57,7 +57,7 @@ static void plan(void)
         }
         storage_begin();
     }
-    w.each = !w.saves && sim_chance(300) ? 2 : 1;
+    w.each = sim_chance(300) ? 2 : 1;
     sim_say("%u servers, %u a process, %u ranks, staleness %llu, lost: %s, "
             "logs: %s%s%s",
             w.servers_n, w.each, w.ranks_n, (unsigned long long)w.staleness,

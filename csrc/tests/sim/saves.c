@@ -373,14 +373,16 @@ static int stage(rank_life *l, const checkpoint *c, part *parts)
     return rc;
 }
 
-/* ... _apply() and _go_on(). */
-static int commit(rank_life *l, const checkpoint *c, part *parts)
+/* ... _apply() and _go_on().  rows: of servers that have what was loaded. */
+static int commit(rank_life *l, const checkpoint *c, part *parts, int *rows)
 {
     update_bits acked, has;
     memcpy(has, c->has, sizeof has);
     note_acked(acked);
     w.unfinished = 1;
     other_rows();
+    for (uint32_t s = 0; s < w.servers_n; s++)
+        rows[s] = w.servers[s].rows + 1;
     int rc = restore_all(l, RESTORE_COMMIT, parts, 0);
     if (!rc)
         rc = restore_all(l, RESTORE_COMMIT, parts, 1);
@@ -402,6 +404,7 @@ int saves_load(rank_life *l)
 {
     const checkpoint *c = w.newest;
     part *parts = calloc(SERVERS_MAX, sizeof *parts);
+    int rows[SERVERS_MAX]; /* a server may be killed before the look */
     view after;
     assert(parts);
     sim_say("loads %s", c->parts[0].folder);
@@ -409,7 +412,7 @@ int saves_load(rank_life *l)
     int rc = stage(l, c, parts);
     persia_client_set_loading(l->c, 1);
     if (!rc)
-        rc = commit(l, c, parts);
+        rc = commit(l, c, parts, rows);
     if (rc) {
         char text[256];
         snprintf(text, sizeof text, "%s", persia_err_text());
@@ -429,6 +432,7 @@ int saves_load(rank_life *l)
     if (!rc) {
         update_bits has;
         memcpy(has, c->has, sizeof has);
+        memcpy(after.rows, rows, sizeof rows);
         for (uint32_t i = 1; i < w.ranks_n; i++)
             after.updates[i] = 0; /* they continue */
         view_compare(&after, "what was loaded", has);
@@ -481,6 +485,7 @@ void saves_reshard(uint32_t servers_n)
     for (uint32_t s = 0; s < servers_n; s++) {
         w.servers[s].disk = NULL;
         w.servers[s].cut = NULL;
-        server_start(s);
     }
+    for (uint32_t s = 0; s < servers_n; s += w.each)
+        server_start(s);
 }
