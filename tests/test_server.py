@@ -19,6 +19,8 @@ from persia.base.options import read_yaml, validated
 from persia.cli.app import app
 from persia.distributed.server import ServeConfig, find_shard
 from persia.distributed.serving import core_holes, few_files
+from persia.distributed.worker import WorkerConfig
+from persia.serving.config import ModelConfig
 from tests.system.processes import wait_until
 
 
@@ -84,7 +86,7 @@ def test_a_file_of_options(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"prot": 1}, "prot: .*host, port, namespace"),
+        ({"prot": 1}, "prot: .*host, port, .*namespace"),
         ({"port": 70000}, "port: .*65535, .*70000"),
         ({"memory_limit": "lots"}, "memory_limit: .*'lots'"),
         ({"message_limit": "1MiB"}, "message_limit: .*2097152"),
@@ -101,6 +103,14 @@ def test_wrong_options_are_named(
 ) -> None:
     with pytest.raises(errors.InvalidArgument, match=message):
         validated(ServeConfig, options)
+
+
+@pytest.mark.parametrize("kind", [ServeConfig, WorkerConfig, ModelConfig])
+def test_all_that_serves_checks_whom_it_serves(kind: Any) -> None:
+    with pytest.raises(errors.InvalidArgument, match="tls_ca"):
+        validated(kind, {"tls_ca": "ca.pem"})
+    with pytest.raises(errors.InvalidArgument, match="grace"):
+        validated(kind, {"grace": -1})
 
 
 @pytest.mark.parametrize(

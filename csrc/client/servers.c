@@ -445,10 +445,11 @@ static int greet(ps_client *r, server *to, uint64_t deadline,
         rc = sync_join_again(r, to, who, deadline);
     if (!rc && m.boot != to->boot && reason == GREET_REPAIR)
         rc = take_restore(r, to, deadline, &m);
-    /* It was started once more meanwhile: in a moment, then. */
+    /* It was started, or restored, once more meanwhile: in a moment, then. */
     if (rc == PERSIA_ESTALE)
-        rc = persia_err_set(PERSIA_EUNAVAILABLE, "%s was started again twice",
-                            to->address);
+        rc = persia_err_set(PERSIA_EUNAVAILABLE,
+                            "%s was started again, or was given other rows, "
+                            "while this client said Hello", to->address);
     if (!rc) {
         *top = numbers_wire_top(&m.ledger);
         client_learn(r, &m);

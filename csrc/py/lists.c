@@ -1,6 +1,8 @@
 /* lists.c: the lists of spec as Python data, and structs of them as dicts. */
 #include <string.h>
 
+#include "batch/batch.h"
+#include "pool/pool.h"
 #include "py/py.h"
 #include "wire/wire.h"
 
@@ -151,6 +153,37 @@ static int add_list(PyObject *module, const char *as, const spec_list *list)
     return rc;
 }
 
+static int add_numbers(PyObject *module)
+{
+    static const struct {
+        const char *name;
+        long value;
+    } numbers[] = {
+        {"FP32", VECTOR_FP32},
+        {"BF16", VECTOR_BF16},
+        {"INT8", VECTOR_INT8},
+        {"INIT_UNIFORM", INIT_UNIFORM},
+        {"INIT_NORMAL", INIT_NORMAL},
+        {"INIT_CONSTANT", INIT_CONSTANT},
+        {"FULL_RAISE", FULL_RAISE},
+        {"MISSING_INIT", MISSING_INIT},
+        {"MISSING_ZEROS", MISSING_ZEROS},
+        {"NONFINITE_RAISE", NONFINITE_RAISE},
+        {"NONFINITE_SKIP", NONFINITE_SKIP},
+        {"POOL_SUM", POOL_SUM},
+        {"POOL_MEAN", POOL_MEAN},
+        {"POOL_SQRTN", POOL_SQRTN},
+        {"POOL_NONE", POOL_NONE},
+        {"PLAN_BAGS", PLAN_BAGS},
+        {"PLAN_ROWS", PLAN_ROWS},
+    };
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        if (PyModule_AddIntConstant(module, numbers[i].name,
+                                    numbers[i].value))
+            return -1;
+    return 0;
+}
+
 int py_add_lists(PyObject *module)
 {
     return add_list(module, "TABLE_OPTIONS", &persia_table_spec_list) ||
@@ -158,7 +191,9 @@ int py_add_lists(PyObject *module)
                             &persia_optim_hyper_list) ||
                    add_list(module, "TABLE_COUNTERS",
                             &persia_table_stats_list) ||
-                   PyModule_AddStringConstant(module, "DROPPED", WIRE_DROPPED)
+                   PyModule_AddStringConstant(module, "DROPPED",
+                                              WIRE_DROPPED) ||
+                   add_numbers(module)
                ? -1
                : 0;
 }

@@ -763,38 +763,7 @@ static PyType_Spec spec = {
     .slots = slots,
 };
 
-static int add_numbers(PyObject *module)
-{
-    static const struct {
-        const char *name;
-        long value;
-    } numbers[] = {
-        {"FP32", VECTOR_FP32},
-        {"BF16", VECTOR_BF16},
-        {"INT8", VECTOR_INT8},
-        {"INIT_UNIFORM", INIT_UNIFORM},
-        {"INIT_NORMAL", INIT_NORMAL},
-        {"INIT_CONSTANT", INIT_CONSTANT},
-        {"FULL_RAISE", FULL_RAISE},
-        {"MISSING_INIT", MISSING_INIT},
-        {"MISSING_ZEROS", MISSING_ZEROS},
-        {"NONFINITE_RAISE", NONFINITE_RAISE},
-        {"NONFINITE_SKIP", NONFINITE_SKIP},
-        {"POOL_SUM", POOL_SUM},
-        {"POOL_MEAN", POOL_MEAN},
-        {"POOL_SQRTN", POOL_SQRTN},
-        {"POOL_NONE", POOL_NONE},
-        {"PLAN_BAGS", PLAN_BAGS},
-        {"PLAN_ROWS", PLAN_ROWS},
-    };
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
-        if (PyModule_AddIntConstant(module, numbers[i].name,
-                                    numbers[i].value))
-            return -1;
-    return 0;
-}
-
 int py_add_store(PyObject *module)
 {
-    return py_add_type(module, &spec) ? add_numbers(module) : -1;
+    return py_add_type(module, &spec) ? 0 : -1;
 }

@@ -69,7 +69,7 @@ uint64_t lines_count(server_lines *l, uint64_t now)
 {
     uint64_t next = UINT64_MAX;
     pthread_mutex_lock(&l->lock);
-    for (int kind = 0; kind < LINE_KINDS; kind++) {
+    for (enum line_kind kind = 0; kind < LINE_KINDS; kind++) {
         if (l->of[kind].until > now || !l->of[kind].until) {
             if (l->of[kind].more && l->of[kind].until < next)
                 next = l->of[kind].until;
@@ -85,7 +85,7 @@ uint64_t lines_count(server_lines *l, uint64_t now)
 
 void lines_free(server_lines *l)
 {
-    for (int kind = 0; kind < LINE_KINDS; kind++)
+    for (enum line_kind kind = 0; kind < LINE_KINDS; kind++)
         write_count_locked(l, kind);
     pthread_mutex_destroy(&l->lock);
 }

@@ -195,14 +195,13 @@ void wait_group(shard *s, const push_call *part)
         push_fail(c, PERSIA_ELIMIT, "too many requests wait");
         return;
     }
-    char text[256] = "";
+    err_kept why;
     pthread_mutex_lock(&s->wait_lock);
     place_locked(s, c, &p);
     pthread_mutex_unlock(&s->wait_lock);
     if (p.state == LEDGER_BUSY)
         return;
-    if (p.rc)
-        snprintf(text, sizeof text, "%s", persia_err_text());
+    persia_err_keep(&why, p.rc);
     if (p.whole)
         wait_apply(s, p.whole, p.n, p.whole_rc);
     if (p.replaced) {
@@ -215,7 +214,7 @@ void wait_group(shard *s, const push_call *part)
         if (p.stale)
             push_reply_status(s, c, PUSH_STALE_LINEAGE);
         else if (p.rc)
-            push_fail(c, p.rc, text);
+            push_fail(c, why.code, why.text);
         else
             push_reply_state(s, c, p.state);
     }

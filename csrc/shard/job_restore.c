@@ -171,15 +171,15 @@ static int fits_in_place(const job *n)
 /* After an error: whether the restore can do without memory beside. */
 static int stage_later(job *n, int rc)
 {
-    char text[512];
-    snprintf(text, sizeof text, "%s", persia_err_text());
+    err_kept why;
+    persia_err_keep(&why, rc);
     drop_staged(n);
     atomic_store(&n->rows, 0);
     if (rc == PERSIA_ELIMIT && fits_in_place(n)) {
         n->in_place = 1;
         return PERSIA_OK;
     }
-    return persia_err_set(rc, "%s", text);
+    return persia_err_again(&why);
 }
 
 int restore_stage(job *n, sched *threads)
@@ -264,10 +264,10 @@ static int exchange(void *ctx)
     if (rc)
         return rc;
     if ((rc = logged_restore(s, &n->request))) {
-        char text[512];
-        snprintf(text, sizeof text, "%s", persia_err_text());
+        err_kept why;
+        persia_err_keep(&why, rc);
         (void)exchange_tables(n, n->tables_n); /* back again */
-        return persia_err_set(rc, "%s", text);
+        return persia_err_again(&why);
     }
     rows_are_there(n);
     ledger_exchange(s->ledger, n->ledger, &s->lineage, n->lineage);

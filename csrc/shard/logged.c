@@ -185,11 +185,9 @@ int late_make(shard *s, push_call *const *parts, uint32_t n,
 
 static void late_answer_now(shard *s, late_answer *a, int rc)
 {
-    if (rc) {
-        a->rc = rc;
-        snprintf(a->text, sizeof a->text, "%s", persia_err_text());
-    }
-    push_answer_all(s, a->parts, a->n, a->rc, a->text, &a->reply);
+    if (rc)
+        persia_err_keep(&a->why, rc);
+    push_answer_all(s, a->parts, a->n, &a->why, &a->reply);
     free(a);
 }
 

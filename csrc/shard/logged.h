@@ -42,9 +42,8 @@ int logged_wait(struct shard *s);
 typedef struct late_answer {
     struct late_answer *next;
     uint64_t end;
-    int rc;
+    err_kept why;
     wire_push_reply reply; /* of the first part */
-    char text[1024];       /* of rc */
     uint32_t n;
     struct push_call *parts[]; /* [n] */
 } late_answer;

@@ -216,8 +216,8 @@ push_call *push_keep(const push_call *c);
 int push_check(const shard *s, const shard_push *a);
 /* Answers the parts of an update, and the copies that wait; `reply`: to the
  * first part. */
-void push_answer_all(shard *s, push_call **parts, uint32_t n, int rc,
-                     const char *text, const wire_push_reply *reply);
+void push_answer_all(shard *s, push_call **parts, uint32_t n,
+                     const err_kept *why, const wire_push_reply *reply);
 /* Applies n whole updates' parts as one (the parts of a step in the order of
  * their ranks; or one update), and answers.  Parts that were applied or
  * settled before are answered so, and the others are applied without them. */

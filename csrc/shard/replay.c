@@ -15,9 +15,8 @@ static const uint64_t POLL_NS = 20000000;
 typedef struct replaying {
     shard *s;
     shard_ref *ref;
-    int rc;     /* of the call that was answered last */
-    int done;   /* of a restore */
-    char text[512];
+    err_kept end; /* of the call that was answered last */
+    int done;     /* of a restore */
 } replaying;
 
 /* ---- updates ------------------------------------------------------------ */
@@ -25,9 +24,7 @@ typedef struct replaying {
 static void replay_answered(void *ctx, int rc, shard_reply *reply)
 {
     replaying *p = ctx;
-    p->rc = rc;
-    if (rc)
-        snprintf(p->text, sizeof p->text, "%s", persia_err_text());
+    persia_err_keep(&p->end, rc);
     if (reply->release)
         reply->release(reply);
 }
@@ -100,10 +97,10 @@ static int replay_push(replaying *p, const log_record *r, wire_memory *memory)
                 push_fail(parts[i], rc, "");
         return rc;
     }
-    p->rc = PERSIA_OK;
+    persia_err_keep(&p->end, PERSIA_OK);
     push_apply(p->s, parts, (uint32_t)n);
-    if (p->rc && !replay_is_in(p->s, keys, n))
-        return persia_err_set(p->rc, "%s", p->text);
+    if (p->end.code && !replay_is_in(p->s, keys, n))
+        return persia_err_again(&p->end);
     return PERSIA_OK;
 }
 
@@ -128,13 +125,13 @@ static int replay_restore_step(replaying *p, wire_restore *m,
     do {
         const uint64_t until = persia_clock_ns() + POLL_NS;
         p->ref->ops->restore(p->ref, m, PERSIA_FOREVER, replay_restored, p);
-        while (!p->rc && !p->done &&
+        while (!p->end.code && !p->done &&
                persia_cond_wait_until(&never, &lock, until) == 0)
             ;
-    } while (!p->rc && !p->done);
+    } while (!p->end.code && !p->done);
     pthread_mutex_unlock(&lock);
     pthread_cond_destroy(&never);
-    return p->rc ? persia_err_set(p->rc, "%s", p->text) : PERSIA_OK;
+    return persia_err_again(&p->end);
 }
 
 /* The rows of a checkpoint, which must still be there: the server's own cut
@@ -163,8 +160,8 @@ static int replay_rows(replaying *p, const wire_span *raw,
     m.caller.boot = 0;
     p->ref->ops->put_rows(p->ref, &m, PERSIA_FOREVER, replay_answered, p);
     /* What is refused now was refused then. */
-    return p->rc == PERSIA_ELIMIT || p->rc == PERSIA_ENOMEM
-               ? persia_err_set(p->rc, "%s", p->text)
+    return p->end.code == PERSIA_ELIMIT || p->end.code == PERSIA_ENOMEM
+               ? persia_err_again(&p->end)
                : PERSIA_OK;
 }
 
@@ -176,7 +173,7 @@ static int replay_table(replaying *p, const wire_span *raw,
     if (rc)
         return rc;
     p->ref->ops->declare(p->ref, &m, PERSIA_FOREVER, replay_answered, p);
-    return p->rc ? persia_err_set(p->rc, "%s", p->text) : PERSIA_OK;
+    return persia_err_again(&p->end);
 }
 
 /* A claim, or the identity of the rows. */
@@ -225,19 +222,17 @@ static int replay_record(void *ctx, const log_record *r)
 {
     replaying *p = ctx;
     wire_memory memory;
-    char text[512];
     persia_wire_memory_init(&memory);
     persia_tables_set_now(p->s->p, r->seconds);
-    p->rc = PERSIA_OK;
+    persia_err_keep(&p->end, PERSIA_OK);
     int rc = replay_type(p, r, &memory);
     persia_wire_memory_free(&memory);
     if (!rc)
         return PERSIA_OK;
-    snprintf(text, sizeof text, "%s", persia_err_text());
     return persia_err_set(rc, "%s, offset %" PRIu64 ": the record of type %s "
                           "cannot be applied: %s",
                           r->file, r->offset, persia_log_type_name(r->type),
-                          text);
+                          persia_err_text());
 }
 
 int persia_shard_replay(shard *s, shard_ref *direct, uint64_t from,

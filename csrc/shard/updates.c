@@ -537,38 +537,32 @@ static void apply_empty(update *u, const tables_note *note)
     (void)persia_tables_push_noted(u->s->p, u->jobs, u->jobs_n, note);
 }
 
-void push_answer_all(shard *s, push_call **parts, uint32_t n, int rc,
-                     const char *text, const wire_push_reply *reply)
+void push_answer_all(shard *s, push_call **parts, uint32_t n,
+                     const err_kept *why, const wire_push_reply *reply)
 {
     const wire_push_reply applied = {.status = PUSH_APPLIED,
                                      .updates = reply->updates};
     for (uint32_t i = 0; i < n; i++)
-        part_answer(s, parts[i], rc, text, i ? &applied : reply);
+        part_answer(s, parts[i], why->code, why->text, i ? &applied : reply);
 }
 
 /* The counts of a step are in the answer to its first part, so that ranks may
  * add theirs up.  Where the log syncs the answer waits for it. */
-static void update_answer_all(update *u, int rc, const char *text)
+static void update_answer_all(update *u, const err_kept *why)
 {
     wire_push_reply reply = {.status = PUSH_APPLIED, .updates = u->updates};
-    for (size_t j = 0; j < u->jobs_n && !rc; j++) {
-        reply.created += u->jobs[j].created;
-        reply.refused += u->jobs[j].refused;
-        reply.evicted += u->jobs[j].evicted;
-        reply.nonfinite += u->jobs[j].nonfinite;
-        reply.touched += u->jobs[j].touched;
-    }
+    for (size_t j = 0; j < u->jobs_n && !why->code; j++)
+        UPDATE_COUNTS_ADD(&reply, &u->jobs[j]);
     late_answer *late = u->late;
     u->late = NULL;
     if (!late || !u->applied) {
         free(late);
-        push_answer_all(u->s, u->calls, u->n, rc, text, &reply);
+        push_answer_all(u->s, u->calls, u->n, why, &reply);
         return;
     }
     late->end = u->logged;
-    late->rc = rc;
+    late->why = *why;
     late->reply = reply;
-    snprintf(late->text, sizeof late->text, "%s", text);
     late_keep(u->s, late);
 }
 
@@ -589,20 +583,21 @@ static int apply_parts(shard *s, push_call **calls, uint32_t n)
     tables_note note = {.before = update_before, .ready = update_ready,
                         .after = update_after, .ctx = &u,
                         .skips = n == 1 && calls[0]->m->skips};
-    char text[1024] = "";
+    err_kept why;
     int rc = late_make(s, calls, n, &u.late);
     if (!rc)
         rc = build(&u);
     if (!rc)
         rc = persia_tables_push_noted(s->p, u.jobs, u.jobs_n, &note);
     const int whole = !u.some_are_out;
-    if (rc && whole) {
-        int here = is_refused_here(&u, rc);
-        snprintf(text, sizeof text, "%.900s%s", persia_err_text(),
-                 here ? " (other shards may have applied their part)" : "");
-        if (here)
-            apply_empty(&u, &note);
-    }
+    const int here = rc && whole && is_refused_here(&u, rc);
+    if (here)
+        (void)persia_err_set(
+            rc, "%.900s (other shards may have applied their part)",
+            persia_err_text());
+    persia_err_keep(&why, rc);
+    if (here)
+        apply_empty(&u, &note);
     buffer_give(u.wide);
     if (!whole) {
         free(u.late);
@@ -613,10 +608,10 @@ static int apply_parts(shard *s, push_call **calls, uint32_t n)
         parts_failed(s, u.step, calls[0]->m->group);
     /* Before copies of it stop waiting for this answer. */
     for (uint32_t i = 0; i < n && rc && u.applied; i++)
-        ledger_refuse(s->ledger, &calls[i]->key, rc, text);
+        ledger_refuse(s->ledger, &calls[i]->key, why.code, why.text);
     if (!rc)
         atomic_fetch_add(&s->pushes, n);
-    update_answer_all(&u, rc, text);
+    update_answer_all(&u, &why);
     persia_wire_memory_free(&u.memory);
     return 1;
 }

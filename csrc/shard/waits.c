@@ -120,10 +120,10 @@ static void **take_whole_locked(shard *s, uint32_t *n, int *rc)
 void wait_apply(shard *s, void **parts, uint32_t n, int rc)
 {
     if (rc) {
-        char text[256];
-        snprintf(text, sizeof text, "%s", persia_err_text());
+        err_kept why;
+        persia_err_keep(&why, rc);
         groups_failed(s, ((push_call *)parts[0])->m->group);
-        fail_parts(s, parts, n, rc, text);
+        fail_parts(s, parts, n, why.code, why.text);
         return;
     }
     atomic_fetch_sub(&s->parked_n, n);
@@ -236,12 +236,9 @@ int wait_open(shard *s, const wire_hello *m, wire_hello_reply *out)
     if (dropped)
         fail_parts(s, dropped, n, PERSIA_EUNAVAILABLE, "another client has "
                    "opened the stream of this part of a step");
-    if (rc == PERSIA_ECLOSED) {
-        char text[256];
-        snprintf(text, sizeof text, "%s", persia_err_text());
+    if (rc == PERSIA_ECLOSED)
         return persia_err_set(rc, "rank %u of namespace '%s': %s", m->rank,
-                              m->name_space, text);
-    }
+                              m->name_space, persia_err_text());
     return rc;
 }
 

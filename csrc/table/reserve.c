@@ -261,14 +261,11 @@ void reserve_count(reserve_claim *c, uint64_t *places, size_t n)
 
 int reserve_no_memory(const table *t)
 {
-    char text[256];
-
-    snprintf(text, sizeof text, "%s", persia_err_text());
     return persia_err_set(
         PERSIA_ENOMEM,
         "table %s: %s; nothing was applied. Give the process more "
         "memory, or bound its tables: capacity, memory_limit",
-        t->config.name, text);
+        t->config.name, persia_err_text());
 }
 
 /* What it reserves before an error, claim_release() gives back. */

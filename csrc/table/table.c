@@ -74,7 +74,6 @@ static uint32_t stripes_of(const table_config *c, const admitter *admit)
 
 int persia_table_check_optim(const table_config *c, const optim_args *optim)
 {
-    char text[256];
     int rc;
 
     if (optim->kind < OPTIM_KINDS && optim->kind != c->optimizer)
@@ -83,10 +82,8 @@ int persia_table_check_optim(const table_config *c, const optim_args *optim)
             "table %s keeps the state of %s, the push is for %s", c->name,
             persia_optim_name(c->optimizer), persia_optim_name(optim->kind));
     rc = persia_optim_check(optim);
-    if (rc) {
-        snprintf(text, sizeof text, "%s", persia_err_text());
-        return persia_err_set(rc, "table %s: %s", c->name, text);
-    }
+    if (rc)
+        return persia_err_set(rc, "table %s: %s", c->name, persia_err_text());
     if (optim->kind == OPTIM_SGD && optim->momentum > 0 && !c->momentum)
         return persia_err_set(PERSIA_EMISMATCH,
                               "table %s was made for SGD without "
@@ -110,12 +107,8 @@ static void limit_unlock(mem_limit *limit)
 
 static int with_name(const table_config *c, int rc)
 {
-    char text[256];
-
-    if (!rc)
-        return rc;
-    snprintf(text, sizeof text, "%s", persia_err_text());
-    return persia_err_set(rc, "table %s: %s", c->name, text);
+    return rc ? persia_err_set(rc, "table %s: %s", c->name, persia_err_text())
+              : PERSIA_OK;
 }
 
 static int policies_make(const table_config *c, evictor *evict,

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _FILES, _BURST = 65536, 4096
 
 
-class Listening(pydantic.BaseModel):
-    """The options of all that serves: where it listens, and to whom."""
+class Guarded(pydantic.BaseModel):
+    """The options of all that serves: at which address, and to whom."""
 
     model_config = pydantic.ConfigDict(
         extra="forbid", frozen=True, hide_input_in_errors=True
@@ -39,6 +39,63 @@ class Listening(pydantic.BaseModel):
     port: int = Field(
         8888, ge=0, le=65535, description="Port to listen on; 0: any."
     )
+    token: pydantic.SecretStr | None = Field(
+        None,
+        description="Token that clients must show; beyond the loopback it "
+        "needs TLS.",
+    )
+    token_file: Path | None = Field(None, description="File with the token.")
+    tls_cert: Path | None = Field(
+        None, description="Certificate chain of the server, PEM."
+    )
+    tls_key: Path | None = Field(None, description="Key of `tls_cert`, PEM.")
+    tls_ca: Path | None = Field(
+        None, description="Certificates that clients' are signed with, PEM."
+    )
+    mutual_tls: bool = Field(
+        False, description="Clients must show a certificate of `tls_ca`."
+    )
+    insecure: bool = Field(
+        False,
+        description="Allow other addresses than loopback without TLS and "
+        "token.",
+    )
+    grace: float = Field(
+        30.0,
+        ge=0,
+        le=86400,
+        description="Seconds from SIGTERM or Ctrl-C until it has ended, "
+        "whatever it waits for.",
+    )
+
+    @pydantic.model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if self.tls_ca is not None and not self.mutual_tls:
+            raise ValueError(
+                "`tls_ca` is what clients' certificates are checked with: "
+                "give `mutual_tls`, too, or leave it out"
+            )
+        return self
+
+    def security(self, admin_token_file: Path | None = None) -> Security:
+        """TLS and tokens, read from their files."""
+        return Security.load(
+            ca=self.tls_ca,
+            cert=self.tls_cert,
+            key=self.tls_key,
+            mutual=self.mutual_tls,
+            token=None
+            if self.token is None
+            else self.token.get_secret_value(),
+            token_file=self.token_file,
+            insecure=self.insecure,
+            admin_token_file=admin_token_file,
+        )
+
+
+class Listening(Guarded):
+    """The options of what serves Persia's own protocol."""
+
     namespace: str = Field(
         default_factory=namespace_of,
         min_length=1,
@@ -70,58 +127,6 @@ class Listening(pydantic.BaseModel):
         description="Connections at once; more are closed. Each also needs a "
         "file descriptor (ulimit -n).",
     )
-    token: pydantic.SecretStr | None = Field(
-        None,
-        description="Token that clients must show; beyond the loopback it "
-        "needs TLS.",
-    )
-    token_file: Path | None = Field(None, description="File with the token.")
-    tls_cert: Path | None = Field(
-        None, description="Certificate chain of the server, PEM."
-    )
-    tls_key: Path | None = Field(None, description="Key of `tls_cert`, PEM.")
-    tls_ca: Path | None = Field(
-        None, description="Certificates that clients' are signed with, PEM."
-    )
-    mutual_tls: bool = Field(
-        False, description="Clients must show a certificate of `tls_ca`."
-    )
-    insecure: bool = Field(
-        False,
-        description="Allow other addresses than loopback without TLS and "
-        "token.",
-    )
-    grace: float = Field(
-        30.0,
-        ge=0,
-        le=86400,
-        description="Seconds from SIGTERM or Ctrl-C until it has ended, "
-        "whatever it waits for: requests in flight, other servers, files.",
-    )
-
-    @pydantic.model_validator(mode="after")
-    def _check_tls(self) -> Self:
-        if self.tls_ca is not None and not self.mutual_tls:
-            raise ValueError(
-                "`tls_ca` is what clients' certificates are checked with: "
-                "give `mutual_tls`, too, or leave it out"
-            )
-        return self
-
-    def security(self, admin_token_file: Path | None = None) -> Security:
-        """TLS and tokens, read from their files."""
-        return Security.load(
-            ca=self.tls_ca,
-            cert=self.tls_cert,
-            key=self.tls_key,
-            mutual=self.mutual_tls,
-            token=None
-            if self.token is None
-            else self.token.get_secret_value(),
-            token_file=self.token_file,
-            insecure=self.insecure,
-            admin_token_file=admin_token_file,
-        )
 
 
 def few_files(connections: int) -> str | None:

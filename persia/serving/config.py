@@ -8,21 +8,14 @@ import pydantic
 from pydantic import Field
 
 from persia.distributed.security import Security
-from persia.distributed.serving import is_loopback
+from persia.distributed.serving import Guarded, is_loopback
 from persia.errors import InvalidArgument
 
 
-class ModelConfig(pydantic.BaseModel):
+class ModelConfig(Guarded):
     """The options of ``persia serve model``; their names are those of the
     flags."""
 
-    model_config = pydantic.ConfigDict(
-        extra="forbid", frozen=True, hide_input_in_errors=True
-    )
-
-    host: str = Field(
-        "127.0.0.1", description="Address to listen on; 0.0.0.0: on all."
-    )
     port: int = Field(
         8080, ge=0, le=65535, description="Port of HTTP; 0: any."
     )
@@ -87,52 +80,14 @@ class ModelConfig(pydantic.BaseModel):
         description="Address of `metrics_port`, which has neither TLS nor a "
         "token.",
     )
-    token: pydantic.SecretStr | None = Field(
-        None,
-        description="Token that clients must show; beyond the loopback it "
-        "needs TLS.",
-    )
-    token_file: Path | None = Field(None, description="File with the token.")
-    tls_cert: Path | None = Field(
-        None, description="Certificate chain of the server, PEM."
-    )
-    tls_key: Path | None = Field(None, description="Key of `tls_cert`, PEM.")
-    tls_ca: Path | None = Field(
-        None, description="Certificates that clients' are signed with, PEM."
-    )
-    mutual_tls: bool = Field(
-        False, description="Clients must show a certificate of `tls_ca`."
-    )
-    insecure: bool = Field(
-        False,
-        description="Allow other addresses than loopback without TLS and "
-        "token.",
-    )
-    grace: float = Field(
-        30.0,
-        ge=0,
-        le=86400,
-        description="Seconds from SIGTERM or Ctrl-C until it has ended, "
-        "whatever it waits for.",
-    )
 
-    def security(self) -> Security:
+    def security(self, admin_token_file: Path | None = None) -> Security:
         """TLS and the token, read from their files.
 
         Raises:
             InvalidArgument: others than this machine could reach it without.
         """
-        found = Security.load(
-            ca=self.tls_ca,
-            cert=self.tls_cert,
-            key=self.tls_key,
-            mutual=self.mutual_tls,
-            token=None
-            if self.token is None
-            else self.token.get_secret_value(),
-            token_file=self.token_file,
-            insecure=self.insecure,
-        )
+        found = super().security(admin_token_file)
         _check_address(self.host, found)
         return found
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from tests.docs.pages import DOCS, ROOT
 
 PAGE = DOCS / "dev" / "where.md"
+IDEAS = DOCS / "dev" / "core.md"
 PLACE = re.compile(r"`([\w./]+)::([\w.]+)`")
 LINES = 40  # behaviours at least
 PLACES = 3  # files of one line at most
@@ -97,3 +98,24 @@ def test_every_behaviour_has_a_place() -> None:
     assert len(lines()) >= LINES
     for line in lines():
         assert 1 <= len(set(PLACE.findall(line))) <= PLACES, line
+
+
+def test_every_idea_has_its_place() -> None:
+    text = IDEAS.read_text(encoding="utf-8")
+    _, _, text = text.partition("## One body an idea")
+    text, _, _ = text.partition("\n## ")
+    named = set(re.findall(r"`([^`]+)`", text))
+    files = {name for name in named if "/" in name}
+    assert files
+    for file in files:
+        assert any((ROOT / f / file).is_file() for f in (".", "csrc")), file
+    code = "\n".join(
+        path.read_text(encoding="utf-8")
+        for path in [
+            *(ROOT / "csrc").glob("*/*.[ch]"),
+            *ROOT.glob("persia/*/*.py"),
+        ]
+    )
+    words = set(re.findall(r"\w+", code))
+    names = {name.removesuffix("()") for name in named - files}
+    assert names <= words
