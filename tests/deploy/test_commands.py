@@ -81,6 +81,8 @@ class Machine:
             (folder / secret).mkdir(exist_ok=True)
             (folder / secret / key).symlink_to(keys / name)
         (folder / "persia-shared").mkdir()
+        # The image of servers and workers has none.
+        (folder / "torch.py").write_text("raise ImportError('no torch')\n")
 
     def port(self, pod: str, wanted: int) -> int:
         """That a container's port is here."""
@@ -98,7 +100,6 @@ class Machine:
             self._started[which.name] = subprocess.Popen(
                 [*PROGRAMS[program[0]], *words],
                 env=self._environment(which),
-                cwd=self._folder,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
@@ -142,6 +143,8 @@ class Machine:
         for name in ("PERSIA_SERVERS", "PERSIA_WORKERS"):
             if name in made:
                 made[name] = self._addresses(made[name])
+        if which.container["image"].startswith("persia-ps:"):
+            made["PYTHONPATH"] = f"{self._folder}:{made['PYTHONPATH']}"
         return made | {"OMP_NUM_THREADS": "1"}
 
     def _value(self, which: Pods, entry: Object) -> str:
