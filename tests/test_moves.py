@@ -397,6 +397,34 @@ def test_a_server_that_forgot_it(
         assert sizes(servers)[2] == 1
 
 
+def test_a_server_that_is_killed_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing listens at its address when it is to take the shard."""
+    gone: list[Server] = []
+
+    def commit(self: moves.Moves, number: int) -> None:
+        raise errors.Unavailable("it is about to die")
+
+    def die(address: str) -> bool:
+        gone[0].shards.core.stop(0.0)
+        return is_gone(address)
+
+    is_gone = moves.is_gone
+    monkeypatch.setattr(moves.Moves, "commit", commit)
+    monkeypatch.setattr(moves, "is_gone", die)
+    with serving(tmp_path) as servers:
+        gone.append(servers[2])
+        counter = Counter(addresses(servers[:2]))
+        counter.add(3)
+        with pytest.raises(errors.Unavailable):
+            scale(servers, 3)
+        counter.add(1)
+        counter.check(4)
+        counter.store.close()
+        assert_serves(servers)
+
+
 def test_an_answer_that_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import json
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -59,6 +60,19 @@ def towards(config: ServeConfig) -> Security:
 def channel(address: str, security: Security, timeout: float) -> _core.Channel:
     """The way to a server."""
     return _core.Channel(address, security.arguments(), MESSAGE_LIMIT, timeout)
+
+
+def is_gone(address: str) -> bool:
+    """Whether there is surely no process at an address: its machine answers
+    that nothing listens."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _ANSWER):
+            return False
+    except ConnectionRefusedError:
+        return True
+    except (OSError, ValueError):
+        return False
 
 
 def write(server: Server, root: LocalRoot) -> int:
@@ -300,8 +314,13 @@ class Moves:
             try:
                 return other.move(*self._words(one, verb, root))
             except (errors.Unavailable, errors.DeadlineExceeded):
-                # One that was taken out may be at the other server.
-                if time.monotonic() > until and not one.out:
+                # One that was taken out may be at the other server, as long
+                # as that one lives.
+                if (
+                    is_gone(one.request["address"])
+                    if one.out
+                    else time.monotonic() > until
+                ):
                     raise
             self._over.wait(_ASK)
 
