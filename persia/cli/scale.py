@@ -73,7 +73,7 @@ def ps(
         )
         if said[-1:] != [line]:
             said.append(line)
-            say(f"{line} ({progress.seconds:.1f} s)")
+            say(f"{line} ({progress.seconds:.1f} s)", aside=json)
 
     with Scaling(
         addresses, namespace=namespace, security=security, timeout=timeout
@@ -83,7 +83,8 @@ def ps(
             for move in moves:
                 say(
                     f"would move shard {move.shard} from {move.source} to "
-                    f"{move.target}"
+                    f"{move.target}",
+                    aside=json,
                 )
         else:
             scaling.run(moves, show)
