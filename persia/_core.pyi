@@ -284,6 +284,17 @@ SNAPSHOT_END: int
 RESTORE_PREPARE: int
 RESTORE_COMMIT: int
 RESTORE_ABORT: int
+MOVE_BEGIN: int
+MOVE_STATUS: int
+MOVE_CANCEL: int
+MOVE_PLACE: int
+MOVE_PREPARE: int
+MOVE_COMMIT: int
+MOVE_ABORT: int
+MOVED_NONE: int
+MOVED_RUNNING: int
+MOVED_DONE: int
+MOVED_FAILED: int
 
 _Ledger = tuple[int, int, bytes, int, int]  # see manifests.Numbers
 _ShardFile = tuple[int, str, int, int, int]  # table and a _RowFile
@@ -304,6 +315,18 @@ class Channel:
     def stats(self) -> dict[str, Any]: ...
     def snapshot(
         self, verb: int, root: str, folder: str, proof: str, /
+    ) -> dict[str, Any]: ...
+    def move(
+        self,
+        verb: int,
+        namespace: str,
+        shard: int,
+        shards: int,
+        id: int,
+        address: str,
+        by: str,
+        root: str,
+        /,
     ) -> dict[str, Any]: ...
     def restore(
         self,
@@ -350,6 +373,7 @@ class Server:
         log: tuple[str, int, int, int] | None = None,
         beside: Server | None = None,
         others: int = 0,
+        boot: int = 0,
     ) -> None: ...
     def start(
         self,
@@ -360,7 +384,31 @@ class Server:
         message_limit: int,
         security: dict[str, Any],
         beside: list[Server] | None = None,
+        room: int = 0,
     ) -> int: ...
+    def move_next(self) -> tuple[object, dict[str, Any]] | None: ...
+    def move_give(
+        self,
+        call: object,
+        error: str,
+        text: str,
+        state: int,
+        shard: int,
+        id: int,
+        rows: int,
+        by: str,
+        shards: int,
+        here: list[int],
+        /,
+    ) -> None: ...
+    def add(self, server: Server, /) -> None: ...
+    def remove(self, server: Server, address: str | None, /) -> None: ...
+    def place(self, shard: int, address: str, /) -> None: ...
+    def hold(self, how: int, /) -> None: ...
+    def begun(self) -> int: ...
+    def steps(self) -> list[int]: ...
+    def set_steps(self, numbers: list[int], /) -> None: ...
+    def reborn(self) -> None: ...
     def connections(self) -> tuple[int, int, int]: ...
     def health(self, serving: bool, /) -> None: ...
     def stop(self, grace: float, /) -> None: ...

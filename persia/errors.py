@@ -26,6 +26,7 @@ __all__ = [
     "LimitReached",
     "MalformedData",
     "MissingFeature",
+    "Moved",
     "NonFiniteGradient",
     "OffsetsError",
     "OutOfMemory",
@@ -213,6 +214,13 @@ class RestoreIncomplete(PersiaError, RuntimeError):
     A store finds that when it opens, or when a load in place fails.
     Everything raises this but ``stats()``, ``load()``, ``close()`` and the
     making of tables, until one restore has reached every server.
+    """
+
+
+class Moved(PersiaError, RuntimeError):
+    """A shard is at another server now; the last word of the text is its
+    address. Stores follow it by themselves, so only clients that speak the
+    protocol on their own see this.
     """
 
 

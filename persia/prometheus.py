@@ -243,28 +243,25 @@ class ServerCollector:
     """The counters of a server, read when Prometheus asks.
 
     Args:
-        stats: gives those of each of its shards, as
+        stats: gives those of each of its shards, by their numbers, as
             ``persia.distributed.server.Server.stats``.
         namespace, shards: of the job.
-        numbers: of the server's shards.
     """
 
     def __init__(
         self,
-        stats: list[Callable[[], dict[str, Any]]],
+        stats: Callable[[], dict[int, dict[str, Any]]],
         namespace: str,
-        numbers: list[int],
         shards: int,
     ) -> None:
         self._stats = stats
-        self._labels = [
-            {"namespace": namespace, "shard": str(i), "shards": str(shards)}
-            for i in numbers
-        ]
+        self._namespace, self._shards = namespace, str(shards)
 
-    def _of_shards(self, shards: list[dict[str, Any]]) -> Iterator[Metric]:
+    def _of_shards(
+        self, shards: dict[int, dict[str, Any]]
+    ) -> Iterator[Metric]:
         """What is known of each shard."""
-        names = list(self._labels[0])
+        names = ["namespace", "shard", "shards"]
         info = GaugeMetricFamily("persia_shard", "Which.", labels=names)
         families = {
             name: GaugeMetricFamily(
@@ -274,18 +271,21 @@ class ServerCollector:
             )
             for name, text in _TABLE_GAUGES.items()
         }
-        for labels, stats in zip(self._labels, shards):
-            info.add_metric(list(labels.values()), 1)
+        for number, stats in shards.items():
+            labels = [self._namespace, str(number), self._shards]
+            info.add_metric(labels, 1)
             for name, family in families.items():
                 value = sum(table[name] for table in stats["tables"])
-                family.add_metric(list(labels.values()), value)
+                family.add_metric(labels, value)
         yield info
         yield from families.values()
 
     def collect(self) -> Iterator[Metric]:
         """All metrics."""
-        shards = [stats() for stats in self._stats]
-        stats = _merged(shards)
+        shards = self._stats()
+        if not shards:  # they are other servers' now
+            return
+        stats = _merged(list(shards.values()))
         yield from self._of_shards(shards)
         uptime = stats["uptime_ns"] / 1e9
         text = "Seconds since the start."

@@ -52,6 +52,7 @@ extern "C" {
     X(PERSIA_EREPLACED, "RowsReplaced", "another client replaced the rows")   \
     X(PERSIA_EINCOMPLETE, "RestoreIncomplete",                                \
       "a restore has not reached all servers")                                \
+    X(PERSIA_EMOVED, "Moved", "the shard is at another server now")           \
     X(PERSIA_EINTERNAL, "InternalError", "a bug in persia, please report it")
 
 #define PERSIA_ERROR_CODE(code, name, message) code,

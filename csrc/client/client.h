@@ -307,12 +307,13 @@ PERSIA_API wire_caller persia_client_caller(const ps_client *c,
 /* ---- one shard ---- */
 
 /* The shard of a server, without a client.  It connects when the first call
- * needs it. */
+ * needs it.  with: another one, of a server of the same job, whose connections
+ * it shares, or NULL; the first of them that is closed ends the calls of
+ * all. */
 PERSIA_API int persia_shard_connect(const rpc_channel_config *config,
-                                    shard_ref **out);
-/* The shard behind a channel, which is taken over, also on failure. */
-PERSIA_API int persia_shard_over(rpc_channel *channel, const char *address,
-                                 shard_ref **out);
+                                    const shard_ref *with, shard_ref **out);
+/* Of the server that has it, as far as is known; as long as the ref. */
+PERSIA_API const char *persia_shard_address(const shard_ref *ref);
 /* Of a server with several shards: the ref is that of this one from now on.
  * PERSIA_EARG for a ref without messages. */
 PERSIA_API int persia_shard_name(shard_ref *ref, uint32_t shard);

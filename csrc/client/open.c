@@ -77,6 +77,60 @@ static void list_missing(const greeting *g, uint32_t shards, char *out,
     }
 }
 
+static int has_moved(const server *s)
+{
+    return strcmp(persia_shard_address(s->ref), s->ref->address) != 0;
+}
+
+/* Addresses that were given, as long as nothing has moved between them. */
+static int check_given(const greeting *g)
+{
+    const ps_client *r = g->r;
+    const wire_hello_reply *m = g->replies;
+    for (uint32_t i = 0; i < r->servers_n; i++)
+        for (uint32_t k = 0; k < i; k++)
+            if (m[i].shard == m[k].shard && !has_moved(r->servers[i]) &&
+                !has_moved(r->servers[k]))
+                return persia_err_set(
+                    PERSIA_EMISMATCH,
+                    "%s and %s are both shard %u of %u; give each "
+                    "server once",
+                    r->servers[k]->address, r->servers[i]->address, m[i].shard,
+                    m[i].shards);
+    return PERSIA_OK;
+}
+
+/* A shard that has moved was asked for where it was, and where it is: one of
+ * both is enough. */
+static int drop_twice(greeting *g)
+{
+    ps_client *r = g->r;
+    uint32_t n = 0;
+    r->twice = calloc(r->servers_n, sizeof(server *));
+    if (!r->twice)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a store");
+    for (uint32_t i = 0; i < r->servers_n; i++) {
+        uint32_t k = 0;
+        while (k < n && (g->replies[k].shard != g->replies[i].shard ||
+                         g->replies[k].boot != g->replies[i].boot))
+            k++;
+        if (k < n) {
+            r->twice[r->twice_n++] = r->servers[i];
+            free(g->replies[i].here);
+            g->replies[i].here = NULL;
+            continue;
+        }
+        r->servers[n] = r->servers[i];
+        if (n != i) {
+            g->replies[n] = g->replies[i];
+            g->replies[i].here = NULL;
+        }
+        n++;
+    }
+    r->servers_n = n;
+    return PERSIA_OK;
+}
+
 /* The servers must have shards 0 .. N-1 of N. */
 static int check_shards(const greeting *g)
 {
@@ -192,8 +246,7 @@ static int open_beside(const greeting *g, uint32_t i)
     ps_client *r = g->r;
     const wire_hello_reply *m = &g->replies[i];
     server *first = r->servers[i];
-    int rc = m->here_n > 1 ? persia_shard_name(first->ref, m->shard)
-                           : PERSIA_OK;
+    int rc = m->here_n ? persia_shard_name(first->ref, m->shard) : PERSIA_OK;
     for (size_t k = 0; k < m->here_n && !rc; k++) {
         shard_ref *ref;
         if (m->here[k] == m->shard)
@@ -205,6 +258,15 @@ static int open_beside(const greeting *g, uint32_t i)
     return rc;
 }
 
+static int open_beside_each(const greeting *g)
+{
+    const uint32_t n = g->r->servers_n; /* before it grows */
+    int rc = PERSIA_OK;
+    for (uint32_t i = 0; i < n && !rc; i++)
+        rc = open_beside(g, i);
+    return rc;
+}
+
 /* Where servers have several shards, opens and asks all of them. */
 static int greet_beside(greeting *g, call *k)
 {
@@ -213,7 +275,7 @@ static int greet_beside(greeting *g, call *k)
     size_t more;
     int rc = more_shards(g, &more);
     if (rc || !more)
-        return rc;
+        return rc ? rc : open_beside_each(g);
     server **servers = realloc(r->servers, (n + more) * sizeof(server *));
     if (servers)
         r->servers = servers;
@@ -222,8 +284,7 @@ static int greet_beside(greeting *g, call *k)
         free(replies);
         return persia_err_set(PERSIA_ENOMEM, "no memory for %zu shards", more);
     }
-    for (uint32_t i = 0; i < n && !rc; i++)
-        rc = open_beside(g, i);
+    rc = open_beside_each(g);
     replies_free(g->replies, n);
     g->replies = replies;
     g->room = n + more;
@@ -240,7 +301,11 @@ static int greet_all(ps_client *r)
                  ? persia_err_set(PERSIA_ENOMEM, "no memory for a store")
                  : ask_all(&g, k, CLAIM_LOOK);
     if (!rc)
+        rc = check_given(&g);
+    if (!rc)
         rc = greet_beside(&g, k);
+    if (!rc)
+        rc = drop_twice(&g);
     if (!rc)
         rc = check_shards(&g);
     if (!rc && atomic_load(&r->stream))
@@ -253,7 +318,9 @@ static int greet_all(ps_client *r)
     return rc;
 }
 
-static int open_ref(const client_config *config, size_t i, shard_ref **out)
+/* with: the server that was opened first, or NULL. */
+static int open_ref(const client_config *config, size_t i,
+                    const shard_ref *with, shard_ref **out)
 {
     rpc_channel_config c = {.address = config->addresses[i],
                             .message_limit = config->message_limit,
@@ -262,7 +329,7 @@ static int open_ref(const client_config *config, size_t i, shard_ref **out)
                             .methods = &persia_shard_methods};
     return config->own && i == config->own_at
                ? persia_shard_direct(config->own, out)
-               : persia_shard_connect(&c, out);
+               : persia_shard_connect(&c, with, out);
 }
 
 static void close_ref(shard_ref *ref)
@@ -375,7 +442,8 @@ static int create(const client_config *config, embedded *own,
     size_t n = rc ? 0 : config->addresses_n;
     for (size_t i = 0; i < n; i++) {
         shard_ref *ref = refs ? refs[i] : NULL;
-        int code = ref ? PERSIA_OK : open_ref(config, i, &ref);
+        const shard_ref *with = r->servers_n ? r->servers[0]->ref : NULL;
+        int code = ref ? PERSIA_OK : open_ref(config, i, with, &ref);
         if (!code)
             code = open_server(r, config->addresses[i], ref);
         rc = rc ? rc : code;
@@ -450,6 +518,15 @@ int persia_client_create_embedded(const tables_config *config, ps_client **out)
     return PERSIA_OK;
 }
 
+static void server_free(server *s)
+{
+    pthread_mutex_destroy(&s->lock);
+    pthread_cond_destroy(&s->greeted);
+    free(s->numbers);
+    free(s->address);
+    free(s);
+}
+
 int persia_client_destroy(ps_client *r)
 {
     if (!r || persia_fork_check("a store"))
@@ -459,6 +536,8 @@ int persia_client_destroy(ps_client *r)
     /* First: after it no callback is called. */
     for (uint32_t i = 0; i < r->servers_n; i++)
         close_ref(r->servers[i]->ref);
+    for (uint32_t i = 0; i < r->twice_n; i++)
+        close_ref(r->twice[i]->ref);
     while (r->calls) {
         call *k = r->calls;
         r->calls = k->next;
@@ -466,14 +545,11 @@ int persia_client_destroy(ps_client *r)
     }
     client_witnesses_end(r);
     persia_index_pool_free(&r->indexes);
-    for (uint32_t i = 0; i < r->servers_n; i++) {
-        server *s = r->servers[i];
-        pthread_mutex_destroy(&s->lock);
-        pthread_cond_destroy(&s->greeted);
-        free(s->numbers);
-        free(s->address);
-        free(s);
-    }
+    for (uint32_t i = 0; i < r->servers_n; i++)
+        server_free(r->servers[i]);
+    for (uint32_t i = 0; i < r->twice_n; i++)
+        server_free(r->twice[i]);
+    free(r->twice);
     for (uint32_t i = 0; i < r->tables_declared; i++)
         free(r->tables[i]);
     if (r->embedded)

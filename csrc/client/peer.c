@@ -8,7 +8,7 @@
 
 struct peer {
     rpc_channel *channel;
-    _Atomic(uint32_t) users;
+    const char *address;
     pthread_mutex_t lock; /* guards: */
     int closed;
     peer_call *first, **last; /* that wait, all of one deadline */
@@ -253,7 +253,7 @@ void peer_flush(peer *p)
 
 /* ---- its life ---- */
 
-int peer_open(rpc_channel *channel, peer **out)
+int peer_open(rpc_channel *channel, const char *address, peer **out)
 {
     peer *p = calloc(1, sizeof *p);
     *out = p;
@@ -263,15 +263,14 @@ int peer_open(rpc_channel *channel, peer **out)
     }
     p->channel = channel;
     p->last = &p->first;
-    atomic_init(&p->users, 1);
+    p->address = address;
     pthread_mutex_init(&p->lock, NULL);
     return PERSIA_OK;
 }
 
-peer *peer_get(peer *p)
+const char *peer_address(const peer *p)
 {
-    atomic_fetch_add(&p->users, 1);
-    return p;
+    return p->address;
 }
 
 void peer_close(peer *p)
@@ -288,8 +287,7 @@ void peer_close(peer *p)
 
 void peer_drop(peer *p)
 {
-    if (atomic_fetch_sub(&p->users, 1) != 1)
-        return;
+    peer_close(p);
     pthread_mutex_destroy(&p->lock);
     free(p);
 }

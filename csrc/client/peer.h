@@ -32,13 +32,13 @@ typedef struct peer_call {
     void (*done)(struct peer_call *c, int rc, peer_reply *reply);
 } peer_call;
 
-/* channel: taken over, also on failure. */
-int peer_open(rpc_channel *channel, peer **out);
-peer *peer_get(peer *p);
+/* channel: taken over, also on failure; the address lasts. */
+int peer_open(rpc_channel *channel, const char *address, peer **out);
+const char *peer_address(const peer *p);
 /* Calls end (PERSIA_ECLOSED); returns when all are done.  Others that have the
  * peer can send nothing from then on. */
 void peer_close(peer *p);
-/* Gives back what peer_open() or peer_get() gave; it is closed. */
+/* It is closed, or was never used. */
 void peer_drop(peer *p);
 
 /* Sends a call by itself. */

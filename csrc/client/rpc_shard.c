@@ -5,14 +5,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/peer.h"
+#include "client/peers.h"
 #include "client/private.h"
 
+/* A shard is asked for at `home`, where it was first, or `away`, where it has
+ * moved.  A server that has it no more says where it is; where one cannot be
+ * reached the other one is asked, for it may know more. */
 typedef struct rpc_shard {
     shard_ref ref; /* first */
-    peer *peer;
-    int named; /* its server has several; this one's number: */
-    uint32_t no;
+    peers *peers;
+    peer *home;
+    _Atomic(peer *) away; /* or NULL */
+    _Atomic(int) is_away;
+    /* Its server has several, or it has moved; this one's number: */
+    _Atomic(int) named;
+    _Atomic(uint32_t) no;
     char *address;
 } rpc_shard;
 
@@ -49,10 +56,15 @@ size_t shard_reply_bytes(uint32_t method)
 
 /* ---- calls ---- */
 
+enum { HOPS = 4 }; /* of a call, from server to server */
+
 /* A call, and then what its reply points into. */
 typedef struct calling {
     peer_call call; /* first */
     rpc_shard *to;
+    const void *arguments;
+    int away;      /* it was sent there */
+    unsigned hops;
     shard_done done;
     void *ctx;
     peer_reply bytes;
@@ -80,10 +92,54 @@ static void fail(calling *c, int rc)
     calling_free(c);
 }
 
+/* ---- where it is ---- */
+
+/* The shard has moved, as this thread's error says. */
+static int follow(rpc_shard *to)
+{
+    const char *text = persia_err_text(), *space = strrchr(text, ' ');
+    char address[WIRE_NAME];
+    peer *there;
+    snprintf(address, sizeof address, "%s", space ? space + 1 : text);
+    int rc = peers_find(to->peers, address, &there);
+    if (rc)
+        return rc;
+    atomic_store(&to->named, 1);
+    if (there != to->home)
+        atomic_store(&to->away, there);
+    atomic_store(&to->is_away, there != to->home);
+    return PERSIA_OK;
+}
+
+static int send(calling *c);
+
+/* Whether the call is sent once more, to where the shard is now.  Else *rc is
+ * why it has failed. */
+static int is_sent_again(calling *c, int *rc)
+{
+    rpc_shard *to = c->to;
+    int was = c->away;
+    if (*rc == PERSIA_EUNAVAILABLE && atomic_load(&to->away))
+        (void)atomic_compare_exchange_strong(&to->is_away, &was, !was);
+    if (*rc != PERSIA_EMOVED)
+        return 0;
+    err_kept moved;
+    persia_err_keep(&moved, PERSIA_EUNAVAILABLE);
+    if (c->hops++ >= HOPS)
+        *rc = persia_err_again(&moved); /* it moves on and on */
+    else if (!(*rc = follow(to)))
+        *rc = send(c);
+    return !*rc;
+}
+
+/* ---- sending ---- */
+
 static void answered(peer_call *call, int rc, peer_reply *bytes)
 {
     calling *c = (calling *)call;
     rpc_shard *to = c->to;
+    if (rc && is_sent_again(c, &rc))
+        return;
     if (rc) {
         fail(c, rc);
         return;
@@ -97,10 +153,12 @@ static void answered(peer_call *call, int rc, peer_reply *bytes)
         fail(c, persia_err_set(PERSIA_EPROTOCOL, "%s: %s", to->address, text));
         return;
     }
-    if (c->call.method == WIRE_HELLO)
-        to->ref.message_limit =
-            ((const wire_hello_reply *)(const void *)c->message)
-                ->message_limit;
+    if (c->call.method == WIRE_HELLO) {
+        const wire_hello_reply *m = (const void *)c->message;
+        to->ref.message_limit = m->message_limit;
+        if (!atomic_load(&to->named))
+            atomic_store(&to->no, m->shard);
+    }
     shard_reply reply = {c->message, release, c};
     c->done(c->ctx, PERSIA_OK, &reply);
 }
@@ -117,6 +175,34 @@ int shard_check_size(const shard_ref *to, size_t bytes)
         to->address, bytes, (unsigned long long)limit);
 }
 
+/* After an error the call is still the caller's. */
+static int send(calling *c)
+{
+    rpc_shard *to = c->to;
+    shard_ref *ref = &to->ref;
+    c->call.shard = atomic_load(&to->no);
+    persia_wire_out_init(&c->call.out);
+    int rc = methods[c->call.method].put(&c->call.out, c->arguments);
+    if (!rc)
+        rc = shard_check_size(ref, c->call.out.bytes);
+    if (rc) {
+        persia_wire_out_free(&c->call.out);
+        return rc;
+    }
+    ref->bytes_out += c->call.out.bytes;
+    c->away = atomic_load(&to->is_away);
+    peer *there = c->away ? atomic_load(&to->away) : to->home;
+    if (!atomic_load(&to->named)) {
+        peer_send(there, &c->call);
+        return PERSIA_OK;
+    }
+    const int again = c->hops > 0; /* then c may be freed */
+    peer_queue(there, &c->call, ref->message_limit / 2);
+    if (again)
+        peer_flush(there);
+    return PERSIA_OK;
+}
+
 static void begin(shard_ref *ref, uint32_t method, const void *arguments,
                   uint64_t deadline, shard_done done, void *ctx)
 {
@@ -128,31 +214,23 @@ static void begin(shard_ref *ref, uint32_t method, const void *arguments,
              &none);
         return;
     }
-    *c = (calling){.call = {.shard = to->no, .method = method,
-                            .deadline = deadline, .done = answered},
-                   .to = to, .done = done, .ctx = ctx};
+    *c = (calling){.call = {.method = method, .deadline = deadline,
+                            .done = answered},
+                   .to = to, .arguments = arguments, .done = done,
+                   .ctx = ctx};
     persia_wire_memory_init(&c->memory);
-    persia_wire_out_init(&c->call.out);
-    int rc = methods[method].put(&c->call.out, arguments);
-    if (!rc)
-        rc = shard_check_size(ref, c->call.out.bytes);
-    if (rc) {
-        persia_wire_out_free(&c->call.out);
+    int rc = send(c);
+    if (rc)
         fail(c, rc);
-        return;
-    }
-    ref->bytes_out += c->call.out.bytes;
-    if (to->named)
-        peer_queue(to->peer, &c->call, ref->message_limit / 2);
-    else
-        peer_send(to->peer, &c->call);
 }
 
 static void flush(shard_ref *ref)
 {
     const rpc_shard *s = (rpc_shard *)ref;
-    if (s->named)
-        peer_flush(s->peer);
+    if (atomic_load(&s->away))
+        peers_flush(s->peers);
+    else if (atomic_load(&s->named))
+        peer_flush(s->home);
 }
 
 #define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
@@ -172,8 +250,8 @@ static void close_(shard_ref *ref)
     rpc_shard *s = (rpc_shard *)ref;
     if (persia_fork_check("a server"))
         return;
-    peer_close(s->peer);
-    peer_drop(s->peer);
+    peers_close(s->peers);
+    peers_drop(s->peers);
     free(s->address);
     free(s);
 }
@@ -187,31 +265,26 @@ static const shard_ops ops = {
     .close = close_,
 };
 
-/* The peer is taken over, also on failure. */
-static int make(peer *of, const char *address, shard_ref **out)
+/* `of` is taken over, also on failure. */
+static int make(peers *of, const char *address, shard_ref **out)
 {
     rpc_shard *s = calloc(1, sizeof *s);
     char *text = strdup(address);
-    if (!s || !text) {
+    *out = NULL;
+    int rc = s && text ? peers_find(of, address, &s->home)
+                       : persia_err_set(PERSIA_ENOMEM,
+                                        "no memory for a server");
+    if (rc) {
         free(s);
         free(text);
-        peer_drop(of);
-        return persia_err_set(PERSIA_ENOMEM, "no memory for a server");
+        peers_drop(of);
+        return rc;
     }
     s->ref = (shard_ref){.ops = &ops, .address = text};
-    s->peer = of;
+    s->peers = of;
     s->address = text;
     *out = &s->ref;
     return PERSIA_OK;
-}
-
-int persia_shard_over(rpc_channel *channel, const char *address,
-                      shard_ref **out)
-{
-    peer *of;
-    *out = NULL;
-    int rc = peer_open(channel, &of);
-    return rc ? rc : make(of, address, out);
 }
 
 static rpc_shard *rpc_shard_of(shard_ref *ref)
@@ -228,23 +301,37 @@ int persia_shard_name(shard_ref *ref, uint32_t shard)
     rpc_shard *s = rpc_shard_of(ref);
     if (!s)
         return PERSIA_EARG;
-    s->named = 1;
-    s->no = shard;
+    atomic_store(&s->no, shard);
+    atomic_store(&s->named, 1);
     return PERSIA_OK;
+}
+
+const char *persia_shard_address(const shard_ref *ref)
+{
+    const rpc_shard *s = (const rpc_shard *)ref;
+    if (ref->ops != &ops)
+        return ref->address;
+    return peer_address(atomic_load(&s->is_away) ? atomic_load(&s->away)
+                                                 : s->home);
 }
 
 int persia_shard_beside(shard_ref *ref, uint32_t shard, shard_ref **out)
 {
     const rpc_shard *s = rpc_shard_of(ref);
     *out = NULL;
-    int rc = s ? make(peer_get(s->peer), s->address, out) : PERSIA_EARG;
+    int rc = s ? make(peers_get(s->peers), persia_shard_address(ref), out)
+               : PERSIA_EARG;
     return rc ? rc : persia_shard_name(*out, shard);
 }
 
-int persia_shard_connect(const rpc_channel_config *config, shard_ref **out)
+int persia_shard_connect(const rpc_channel_config *config,
+                         const shard_ref *with, shard_ref **out)
 {
-    rpc_channel *channel;
+    peers *of;
     *out = NULL;
-    int rc = persia_rpc_channel_open(config, &channel);
-    return rc ? rc : persia_shard_over(channel, config->address, out);
+    if (with && with->ops == &ops)
+        return make(peers_get(((const rpc_shard *)with)->peers),
+                    config->address, out);
+    int rc = peers_open(config, &of);
+    return rc ? rc : make(of, config->address, out);
 }

@@ -114,6 +114,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             persia_host_handle(h, &c->call);
     }
     persia_embedding_worker_destroy(w);
+    persia_host_close(h);
     persia_service_destroy(s);
     persia_host_destroy(h);
     persia_tables_destroy(p);

@@ -91,7 +91,7 @@ static void *array_for(PyObject *sequence, size_t size, size_t *n)
     return array ? array : PyErr_NoMemory();
 }
 
-static uint64_t *numbers_from(PyObject *sequence, size_t *n)
+uint64_t *py_numbers_from(PyObject *sequence, size_t *n)
 {
     uint64_t *out = array_for(sequence, sizeof *out, n);
     for (size_t i = 0; out && i < *n; i++) {
@@ -191,13 +191,7 @@ static PyObject *here_to_list(const wire_hello_reply *r)
     const uint64_t own = r->shard;
     const uint64_t *here = r->here_n ? r->here : &own;
     const size_t n = r->here_n ? r->here_n : 1;
-    PyObject *list = PyList_New((Py_ssize_t)n);
-    for (size_t i = 0; list && i < n; i++) {
-        PyObject *one = PyLong_FromUnsignedLongLong(here[i]);
-        if (!one || PyList_SetItem(list, (Py_ssize_t)i, one))
-            Py_CLEAR(list);
-    }
-    return list;
+    return py_numbers_to_list(here, n);
 }
 
 PyObject *py_peer_hello(const py_peer *p, PyObject *args)
@@ -304,6 +298,52 @@ PyObject *py_peer_stats(const py_peer *p)
     return out;
 }
 
+/* ---- moves -------------------------------------------------------------- */
+
+PyObject *py_numbers_to_list(const uint64_t *numbers, size_t n)
+{
+    PyObject *list = PyList_New((Py_ssize_t)n);
+    for (size_t i = 0; list && i < n; i++) {
+        PyObject *one = PyLong_FromUnsignedLongLong(numbers[i]);
+        if (!one || PyList_SetItem(list, (Py_ssize_t)i, one))
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+PyObject *py_peer_move(const py_peer *p, PyObject *args)
+{
+    wire_move m = {.caller = p->caller};
+    const char *name_space, *address, *by, *root;
+    unsigned long long id;
+    if (!PyArg_ParseTuple(args, "IsIIKsss", &m.verb, &name_space, &m.shard,
+                          &m.shards, &id, &address, &by, &root))
+        return NULL;
+    m.id = id;
+    int rc = name_into("the namespace", name_space, m.name_space,
+                       sizeof m.name_space);
+    if (!rc)
+        rc = name_into("the address", address, m.address, sizeof m.address);
+    if (!rc)
+        rc = name_into("who moves", by, m.by, sizeof m.by);
+    if (!rc)
+        rc = name_into("the root", root, m.root, sizeof m.root);
+    if (rc)
+        return py_raise(rc);
+    shard_reply reply;
+    const wire_move_reply *r = ask(p, WIRE_MOVE, &m, &reply);
+    PyObject *out =
+        r ? Py_BuildValue("{sI sI sK ss sK ss sI sN}", "state", r->state,
+                          "shard", r->shard, "id", (unsigned long long)r->id,
+                          "text", r->text, "rows",
+                          (unsigned long long)r->rows, "by", r->by, "shards",
+                          r->shards, "here",
+                          py_numbers_to_list(r->here, r->here_n))
+          : NULL;
+    persia_shard_release(&reply);
+    return out;
+}
+
 /* ---- snapshot and restore ----------------------------------------------- */
 
 /* The three texts that both begin with. */
@@ -325,12 +365,7 @@ static PyObject *snapshot_to_dict(const wire_snapshot_reply *r)
         (unsigned long long)r->updates, "step", (unsigned long long)r->step,
         "t", (unsigned long long)r->t,
         "rows_written", (unsigned long long)r->rows_written);
-    PyObject *pushes = PyList_New((Py_ssize_t)r->pushes_n);
-    for (size_t i = 0; pushes && i < r->pushes_n; i++) {
-        PyObject *n = PyLong_FromUnsignedLongLong(r->pushes[i]);
-        if (!n || PyList_SetItem(pushes, (Py_ssize_t)i, n))
-            Py_CLEAR(pushes);
-    }
+    PyObject *pushes = py_numbers_to_list(r->pushes, r->pushes_n);
     if (!out || add(out, "pushes", pushes) ||
         add(out, "ledgers", ledgers_to_list(r->ledgers, r->ledgers_n)) ||
         add(out, "files", files_to_list(r->files, r->files_n)))
@@ -373,7 +408,7 @@ PyObject *py_peer_restore(const py_peer *p, PyObject *args)
     int rc = place_into(texts, w.root, w.folder, w.proof, sizeof w.proof);
     if (rc)
         return py_raise(rc);
-    w.pushes = numbers_from(pushes, &w.pushes_n);
+    w.pushes = py_numbers_from(pushes, &w.pushes_n);
     w.ledgers = w.pushes ? ledgers_from(ledgers, &w.ledgers_n) : NULL;
     w.files = w.ledgers ? files_from(files, &w.files_n) : NULL;
     if (w.files) {

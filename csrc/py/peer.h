@@ -28,4 +28,11 @@ PyObject *py_peer_snapshot(const py_peer *p, PyObject *args);
  * ledgers, files) -> dict */
 PyObject *py_peer_restore(const py_peer *p, PyObject *args);
 
+/* move(verb, namespace, shard, shards, id, address, by, root) -> dict */
+PyObject *py_peer_move(const py_peer *p, PyObject *args);
+
+PyObject *py_numbers_to_list(const uint64_t *numbers, size_t n);
+/* The caller's, by free(); NULL with an exception set. */
+uint64_t *py_numbers_from(PyObject *sequence, size_t *n);
+
 #endif

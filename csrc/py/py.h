@@ -24,6 +24,7 @@
     X(ckpt)                                                                   \
     X(log)                                                                    \
     X(rows_file)                                                              \
+    X(channel)                                                                \
     X(server)
 
 #define PY_DECLARE(file) int py_add_##file(PyObject *module);

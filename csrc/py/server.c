@@ -1,5 +1,4 @@
-/* server.c: persia._core.Server, a shard behind messages, and
- * persia._core.Channel, the way to one server for administration. */
+/* server.c: persia._core.Server, a shard behind messages. */
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,231 +7,9 @@
 #include "server/server.h"
 #include "py/log.h"
 #include "py/peer.h"
-
-/* ---- a channel ---------------------------------------------------------- */
-
-typedef struct channel_object {
-    PyObject_HEAD
-    shard_ref *shard;     /* NULL: freed */
-    unsigned busy;        /* calls that run; guarded by the GIL */
-    int closed;           /* the last call frees */
-    uint64_t timeout_ns;
-    py_served *served;    /* what a local channel leads to, or NULL */
-} channel_object;
-
-static int channel_call(void *ctx, uint32_t method, const void *arguments,
-                        shard_reply *reply)
-{
-    const channel_object *c = ctx;
-    return persia_shard_wait(c->shard, method, arguments,
-                             persia_clock_ns() + c->timeout_ns, reply);
-}
-
-/* Begins a call; -1 with an exception set. */
-static int channel_begin(PyObject *self, py_peer *p)
-{
-    channel_object *c = (channel_object *)self;
-    if (c->closed) {
-        py_raise(persia_err_set(PERSIA_ECLOSED, "the channel was closed"));
-        return -1;
-    }
-    *p = (py_peer){.call = channel_call, .ctx = c};
-    c->busy++;
-    return 0;
-}
-
-/* Frees what a closed channel has, once no call uses it. */
-static void channel_free(channel_object *c)
-{
-    shard_ref *shard = c->shard;
-    py_served *served = c->served;
-    if (!c->closed || c->busy)
-        return;
-    c->shard = NULL;
-    c->served = NULL;
-    Py_BEGIN_ALLOW_THREADS
-    if (shard)
-        shard->ops->close(shard);
-    if (served)
-        py_served_drop(served);
-    Py_END_ALLOW_THREADS
-}
-
-static PyObject *channel_end(PyObject *self, PyObject *result)
-{
-    channel_object *c = (channel_object *)self;
-    c->busy--;
-    channel_free(c);
-    return result;
-}
-
-static PyObject *channel_hello(PyObject *self, PyObject *args)
-{
-    py_peer p;
-    return channel_begin(self, &p)
-               ? NULL
-               : channel_end(self, py_peer_hello(&p, args));
-}
-
-static PyObject *channel_declare(PyObject *self, PyObject *args,
-                                 PyObject *kwargs)
-{
-    py_peer p;
-    return channel_begin(self, &p)
-               ? NULL
-               : channel_end(self, py_peer_declare(&p, args, kwargs));
-}
-
-static PyObject *channel_stats(PyObject *self, PyObject *unused)
-{
-    py_peer p;
-    (void)unused;
-    return channel_begin(self, &p) ? NULL
-                                   : channel_end(self, py_peer_stats(&p));
-}
-
-static PyObject *channel_snapshot(PyObject *self, PyObject *args)
-{
-    py_peer p;
-    return channel_begin(self, &p)
-               ? NULL
-               : channel_end(self, py_peer_snapshot(&p, args));
-}
-
-static PyObject *channel_restore(PyObject *self, PyObject *args)
-{
-    py_peer p;
-    return channel_begin(self, &p)
-               ? NULL
-               : channel_end(self, py_peer_restore(&p, args));
-}
-
-static PyObject *channel_address(PyObject *self, void *unused)
-{
-    channel_object *c = (channel_object *)self;
-    (void)unused;
-    return PyUnicode_FromString(
-        c->closed ? "closed" : c->shard->address);
-}
-
-static PyObject *channel_close(PyObject *self, PyObject *unused)
-{
-    channel_object *c = (channel_object *)self;
-    (void)unused;
-    c->closed = 1;
-    channel_free(c);
-    Py_RETURN_NONE;
-}
-
-static void channel_dealloc(PyObject *self)
-{
-    channel_object *c = (channel_object *)self;
-    PyTypeObject *type = Py_TYPE(self);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    c->closed = 1;
-    channel_free(c);
-    release(self);
-    Py_DECREF(type);
-}
-
-/* Seconds of a Python number as nanoseconds. */
-static int nanoseconds(double seconds, uint64_t *out)
-{
-    if (!(seconds >= 0 && seconds < 1e9)) {
-        PyErr_SetString(PyExc_ValueError, "seconds: need 0 to 1e9");
-        return -1;
-    }
-    *out = (uint64_t)(seconds * 1e9);
-    return 0;
-}
-
-static PyObject *channel_new(PyTypeObject *type, PyObject *args,
-                             PyObject *kwargs)
-{
-    static char *words[] = {"address", "security", "message_limit",
-                            "timeout", "shard", NULL};
-    rpc_channel_config config = {.methods = &persia_shard_methods};
-    unsigned long long limit;
-    int shard = -1;
-    double timeout;
-    uint64_t timeout_ns;
-    PyObject *security;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sOKd|i", words,
-                                     &config.address, &security, &limit,
-                                     &timeout, &shard) ||
-        py_security(security, &config.security) ||
-        nanoseconds(timeout, &timeout_ns))
-        return NULL;
-    config.message_limit = limit;
-    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    channel_object *self = (channel_object *)alloc(type, 0);
-    if (!self)
-        return NULL;
-    self->timeout_ns = timeout_ns;
-    int rc = persia_shard_connect(&config, &self->shard);
-    if (!rc && shard >= 0)
-        rc = persia_shard_name(self->shard, (uint32_t)shard);
-    if (rc) {
-        self->shard = NULL;
-        self->closed = 1;
-        py_raise(rc);
-        Py_DECREF(self);
-        return NULL;
-    }
-    return (PyObject *)self;
-}
-
-static PyMethodDef channel_methods[] = {
-    {"hello", channel_hello, METH_VARARGS,
-     "hello(namespace, stream)\n--\n\nWho the server is."},
-    {"declare", (PyCFunction)(void (*)(void))channel_declare,
-     METH_VARARGS | METH_KEYWORDS,
-     "declare(**config) -> (number, created); words as Store.declare"},
-    {"stats", channel_stats, METH_NOARGS, "stats()\n--\n\nIts counters."},
-    {"snapshot", channel_snapshot, METH_VARARGS,
-     "snapshot(verb, root, folder, proof)\n--\n\nSee wire.h."},
-    {"restore", channel_restore, METH_VARARGS,
-     "restore(verb, root, folder, proof, lineage, restore, updates, step, t, "
-     "pushes, "
-     "ledgers, files)\n--\n\nSee wire.h."},
-    {"close", channel_close, METH_NOARGS, "close()\n--\n\nEnds it."},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyGetSetDef channel_getset[] = {
-    {"address", channel_address, NULL, "Of the server.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
-static PyType_Slot channel_slots[] = {
-    {Py_tp_new, (void *)channel_new},
-    {Py_tp_dealloc, (void *)channel_dealloc},
-    {Py_tp_methods, channel_methods},
-    {Py_tp_getset, channel_getset},
-    {Py_tp_doc, (void *)"Channel(address, security, message_limit, timeout, "
-                        "shard=-1)\n--\n\nThe way to one server, or to one "
-                        "of its several shards; seconds, bytes."},
-    {0, NULL},
-};
-
-static PyType_Spec channel_spec = {
-    .name = "persia._core.Channel",
-    .basicsize = (int)sizeof(channel_object),
-    .flags = Py_TPFLAGS_DEFAULT,
-    .slots = channel_slots,
-};
+#include "py/served.h"
 
 /* ---- what is served ----------------------------------------------------- */
-
-/* A shard with its service.  The Server has a reference, and each store in
- * this process that calls the shard directly. */
-struct py_served {
-    atomic_uint users;
-    tables *p;
-    ps_service *service;
-    ckpt_root *root;
-    updates_log *log; /* or NULL */
-};
 
 void py_served_drop(py_served *s)
 {
@@ -256,6 +33,7 @@ typedef struct server_object {
     ps_host *host;      /* while it listens */
     py_served **all;    /* [all_n] it has references to what it serves */
     size_t all_n;
+    uint32_t calls;     /* of a shard */
     int busy;           /* a thread is in stop(); guarded by the GIL */
 } server_object;
 
@@ -330,17 +108,18 @@ static PyObject *server_new(PyTypeObject *type, PyObject *args,
                             "threads",       "memory_limit", "lineage",
                             "message_limit", "checkpoints", "lines",
                             "log",           "beside",      "others",
-                            NULL};
+                            "boot",          NULL};
     const char *name_space, *checkpoints, *path = NULL;
     PyObject *log = Py_None, *beside = Py_None;
     tables_config shard = {0};
     service_config config = {0};
-    unsigned long long memory, lineage, message;
+    unsigned long long memory, lineage, message, boot = 0;
     int ignored;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "sIIIKKKz|iOOI", words, &name_space, &config.shard,
+            args, kwargs, "sIIIKKKz|iOOIK", words, &name_space, &config.shard,
             &config.shards, &shard.threads, &memory, &lineage, &message,
-            &checkpoints, &config.lines, &log, &beside, &shard.beside))
+            &checkpoints, &config.lines, &log, &beside, &shard.beside,
+            &boot))
         return NULL;
     size_t length = strlen(name_space);
     if (length >= sizeof config.name_space)
@@ -351,6 +130,7 @@ static PyObject *server_new(PyTypeObject *type, PyObject *args,
     memcpy(config.name_space, name_space, length + 1);
     shard.memory_limit = memory;
     config.lineage = lineage;
+    config.boot = boot;
     config.message_limit = message;
     if (py_log_open(log, name_space, config.shard, config.shards,
                     &config.log) ||
@@ -393,9 +173,9 @@ static server_object *server_open(PyObject *self)
     return NULL;
 }
 
-/* Takes references to what is served: of the server and of those in `beside`,
- * a list of Server objects. -1 with an exception set. */
-static int server_gather(server_object *s, PyObject *beside)
+/* Takes references to what is served: of the server (not of a bare one), and
+ * of those in `beside`, a list of Server objects. -1 with an exception set. */
+static int server_gather(server_object *s, PyObject *beside, int bare)
 {
     const Py_ssize_t more = PyList_Check(beside) ? PyList_Size(beside) : 0;
     s->all = calloc((size_t)more + 1, sizeof(py_served *));
@@ -403,8 +183,10 @@ static int server_gather(server_object *s, PyObject *beside)
         PyErr_NoMemory();
         return -1;
     }
-    atomic_fetch_add(&s->served->users, 1);
-    s->all[s->all_n++] = s->served;
+    if (!bare) {
+        atomic_fetch_add(&s->served->users, 1);
+        s->all[s->all_n++] = s->served;
+    }
     for (Py_ssize_t i = 0; i < more; i++) {
         py_served *one = served_of(PyList_GetItem(beside, i));
         if (!one)
@@ -428,7 +210,7 @@ static void server_scatter(server_object *s)
 
 static int server_host(server_object *s, uint32_t calls)
 {
-    ps_service **services = calloc(s->all_n, sizeof(ps_service *));
+    ps_service **services = calloc(s->all_n + 1, sizeof(ps_service *));
     if (!services)
         return persia_err_set(PERSIA_ENOMEM, "no memory for %zu shards",
                               s->all_n);
@@ -446,30 +228,32 @@ static PyObject *server_start(PyObject *self, PyObject *args,
 {
     static char *words[] = {"address",     "threads",       "calls",
                             "connections", "message_limit", "security",
-                            "beside",      NULL};
+                            "beside",      "room",          NULL};
     server_object *s = server_open(self);
     rpc_server_config config = {.methods = &persia_shard_methods,
                                 .handler = persia_host_handle,
                                 .denied = persia_host_denied};
     unsigned long long message;
     PyObject *security, *beside = Py_None;
+    unsigned room = 0;
     if (!s || !PyArg_ParseTupleAndKeywords(
-                  args, kwargs, "sIIIKO|O", words, &config.address,
+                  args, kwargs, "sIIIKO|OI", words, &config.address,
                   &config.threads, &config.calls_max, &config.connections_max,
-                  &message, &security, &beside) ||
+                  &message, &security, &beside, &room) ||
         py_security(security, &config.security))
         return NULL;
     if (s->rpc) {
         PyErr_SetString(PyExc_RuntimeError, "the server listens already");
         return NULL;
     }
-    if (server_gather(s, beside)) {
+    if (server_gather(s, beside, room > 0)) {
         server_scatter(s);
         return NULL;
     }
     /* Each shard has so many of its own. */
     int rc = server_host(s, config.calls_max);
-    config.calls_max *= (uint32_t)s->all_n;
+    s->calls = config.calls_max;
+    config.calls_max *= room > s->all_n ? room : (uint32_t)s->all_n;
     config.message_limit = message;
     config.ctx = s->host;
     config.s = persia_tables_sched(s->served->p);
@@ -517,6 +301,7 @@ static void service_end(ps_service *s)
 /* It listens no more. */
 static void server_end(server_object *s, rpc_server *rpc, uint64_t grace)
 {
+    persia_host_close(s->host);
     /* Calls that wait for other ranks would outlast any grace. */
     for (size_t i = 0; i < s->all_n; i++)
         persia_service_close(s->all[i]->service);
@@ -531,7 +316,7 @@ static PyObject *server_stop(PyObject *self, PyObject *arg)
     server_object *s = server_open(self);
     double seconds = PyFloat_AsDouble(arg);
     uint64_t grace;
-    if (!s || PyErr_Occurred() || nanoseconds(seconds, &grace))
+    if (!s || PyErr_Occurred() || py_nanoseconds(seconds, &grace))
         return NULL;
     rpc_server *rpc = s->rpc;
     s->rpc = NULL;
@@ -674,32 +459,140 @@ static PyObject *server_channel(PyObject *self, PyObject *arg)
     server_object *s = server_open(self);
     double seconds = PyFloat_AsDouble(arg);
     uint64_t timeout;
-    if (!s || PyErr_Occurred() || nanoseconds(seconds, &timeout))
+    if (!s || PyErr_Occurred() || py_nanoseconds(seconds, &timeout))
         return NULL;
-    PyObject *core = PyImport_ImportModule("persia._core");
-    PyObject *type = core ? PyObject_GetAttrString(core, "Channel") : NULL;
-    Py_XDECREF(core);
-    if (!type)
+    return py_channel_to(s->served, timeout);
+}
+
+/* ---- moves -------------------------------------------------------------- */
+
+static PyObject *server_next(PyObject *self, PyObject *unused)
+{
+    server_object *s = server_open(self);
+    (void)unused;
+    return s ? py_host_next(s->host) : NULL;
+}
+
+static PyObject *server_give(PyObject *self, PyObject *args)
+{
+    (void)self;
+    return py_host_give(args);
+}
+
+/* The server, if it listens; or NULL with an exception set. */
+static server_object *server_listening(PyObject *self)
+{
+    server_object *s = server_open(self);
+    if (!s || s->host)
+        return s;
+    py_raise(persia_err_set(PERSIA_ECLOSED, "the server does not listen"));
+    return NULL;
+}
+
+static PyObject *server_add(PyObject *self, PyObject *arg)
+{
+    server_object *s = server_listening(self);
+    py_served *one = s ? served_of(arg) : NULL;
+    if (!one)
         return NULL;
-    allocfunc alloc =
-        (allocfunc)PyType_GetSlot((PyTypeObject *)type, Py_tp_alloc);
-    channel_object *c = (channel_object *)alloc((PyTypeObject *)type, 0);
-    Py_DECREF(type);
-    if (!c)
-        return NULL;
-    c->timeout_ns = timeout;
-    int rc = persia_shard_direct(persia_service_shard(s->served->service),
-                                 &c->shard);
-    if (rc) {
-        c->shard = NULL;
-        c->closed = 1;
-        py_raise(rc);
-        Py_DECREF(c);
-        return NULL;
+    py_served **all = realloc(s->all, (s->all_n + 1) * sizeof(py_served *));
+    if (!all) {
+        py_served_drop(one);
+        return PyErr_NoMemory();
     }
-    c->served = s->served;
-    atomic_fetch_add(&c->served->users, 1);
-    return (PyObject *)c;
+    s->all = all;
+    int rc;
+    Py_BEGIN_ALLOW_THREADS
+    persia_service_set_calls(one->service, s->calls);
+    persia_service_open(one->service);
+    rc = persia_host_add(s->host, one->service);
+    Py_END_ALLOW_THREADS
+    if (rc) {
+        py_served_drop(one);
+        return py_raise(rc);
+    }
+    s->all[s->all_n++] = one;
+    Py_RETURN_NONE;
+}
+
+static PyObject *server_remove(PyObject *self, PyObject *args)
+{
+    server_object *s = server_listening(self);
+    PyObject *core;
+    const char *address;
+    if (!s || !PyArg_ParseTuple(args, "Oz", &core, &address))
+        return NULL;
+    py_served *one = served_of(core);
+    if (!one)
+        return NULL;
+    int rc;
+    Py_BEGIN_ALLOW_THREADS
+    rc = persia_host_remove(
+        s->host, persia_shard_no(persia_service_shard(one->service)), address);
+    if (!rc)
+        persia_service_close(one->service);
+    Py_END_ALLOW_THREADS
+    size_t i = 0;
+    while (!rc && i < s->all_n && s->all[i] != one)
+        i++;
+    if (!rc && i < s->all_n) {
+        s->all[i] = s->all[--s->all_n];
+        py_served_drop(one);
+    }
+    py_served_drop(one);
+    return rc ? py_raise(rc) : Py_NewRef(Py_None);
+}
+
+static PyObject *server_place(PyObject *self, PyObject *args)
+{
+    server_object *s = server_listening(self);
+    unsigned shard;
+    const char *address;
+    int rc;
+    if (!s || !PyArg_ParseTuple(args, "Is", &shard, &address))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    rc = persia_host_place(s->host, shard, address);
+    Py_END_ALLOW_THREADS
+    return rc ? py_raise(rc) : Py_NewRef(Py_None);
+}
+
+static PyObject *server_hold(PyObject *self, PyObject *arg)
+{
+    const server_object *s = server_open(self);
+    return s ? py_served_hold(s->served, arg) : NULL;
+}
+
+static PyObject *server_begun(PyObject *self, PyObject *unused)
+{
+    const server_object *s = server_open(self);
+    (void)unused;
+    return s ? PyLong_FromUnsignedLong(persia_shard_begun(
+                   persia_service_shard(s->served->service)))
+             : NULL;
+}
+
+static PyObject *server_steps(PyObject *self, PyObject *unused)
+{
+    const server_object *s = server_open(self);
+    (void)unused;
+    return s ? py_served_steps(s->served) : NULL;
+}
+
+static PyObject *server_set_steps(PyObject *self, PyObject *arg)
+{
+    const server_object *s = server_open(self);
+    return s ? py_served_set_steps(s->served, arg) : NULL;
+}
+
+static PyObject *server_reborn(PyObject *self, PyObject *unused)
+{
+    const server_object *s = server_open(self);
+    (void)unused;
+    if (!s)
+        return NULL;
+    int rc = persia_shard_reborn(persia_service_shard(s->served->service));
+    return rc ? py_raise(rc) : Py_NewRef(Py_None);
 }
 
 static PyObject *server_port(PyObject *self, void *unused)
@@ -713,7 +606,8 @@ static PyMethodDef server_methods[] = {
     {"start", (PyCFunction)(void (*)(void))server_start,
      METH_VARARGS | METH_KEYWORDS,
      "start(address, threads, calls, connections, message_limit, security, "
-     "beside=None) -> port; beside: a list of Servers with further shards"},
+     "beside=None, room=0) -> port; beside: a list of Servers with further "
+     "shards; room: there may be so many, and this one itself is none"},
     {"connections", server_connections, METH_NOARGS,
      "connections()\n--\n\nHow many are open, how many were closed for the "
      "limit, and how many calls had no right token."},
@@ -735,6 +629,30 @@ static PyMethodDef server_methods[] = {
      "log_release(position)\n--\n\nA cut of the rows there is on disk."},
     {"channel", server_channel, METH_O,
      "channel(timeout)\n--\n\nA Channel to it without a connection."},
+    {"move_next", server_next, METH_NOARGS,
+     "move_next()\n--\n\nThe next call of Move: (call, its message), or "
+     "None."},
+    {"move_give", server_give, METH_VARARGS,
+     "move_give(call, error, text, state, shard, id, rows, by, shards, "
+     "here)\n--\n\nAnswers it; error: the name of a class, or ''."},
+    {"add", server_add, METH_O,
+     "add(server)\n--\n\nOne more shard behind the address of this one."},
+    {"remove", server_remove, METH_VARARGS,
+     "remove(server, address)\n--\n\nTakes a shard out; address: where it is "
+     "now, or None."},
+    {"place", server_place, METH_VARARGS,
+     "place(shard, address)\n--\n\nSays so to whom asks for it here."},
+    {"hold", server_hold, METH_O,
+     "hold(how)\n--\n\n0: it changes as ever; 1: updates that have begun are "
+     "ended; 2: nothing changes."},
+    {"begun", server_begun, METH_NOARGS,
+     "begun()\n--\n\nHow many updates of several batches have begun."},
+    {"steps", server_steps, METH_NOARGS,
+     "steps()\n--\n\nWhat travels with a shard beside its rows."},
+    {"set_steps", server_set_steps, METH_O,
+     "set_steps(numbers)\n--\n\nThe reverse."},
+    {"reborn", server_reborn, METH_NOARGS,
+     "reborn()\n--\n\nClients take it for one that was started again."},
     {"close", server_close, METH_NOARGS, "close()\n--\n\nFrees its tables."},
     {NULL, NULL, 0, NULL},
 };
@@ -762,8 +680,7 @@ static PyType_Spec server_spec = {
 
 int py_add_server(PyObject *module)
 {
-    if (!py_add_type(module, &channel_spec) ||
-        !py_add_type(module, &server_spec) ||
+    if (!py_add_type(module, &server_spec) ||
         PyModule_AddStringConstant(module, "GRPC", persia_rpc_version()) ||
         PyModule_AddStringConstant(module, "GRPC_HOLES", persia_rpc_holes()))
         return -1;
@@ -777,6 +694,17 @@ int py_add_server(PyObject *module)
         {"RESTORE_PREPARE", RESTORE_PREPARE},
         {"RESTORE_COMMIT", RESTORE_COMMIT},
         {"RESTORE_ABORT", RESTORE_ABORT},
+        {"MOVE_BEGIN", MOVE_BEGIN},
+        {"MOVE_STATUS", MOVE_STATUS},
+        {"MOVE_CANCEL", MOVE_CANCEL},
+        {"MOVE_PLACE", MOVE_PLACE},
+        {"MOVE_PREPARE", MOVE_PREPARE},
+        {"MOVE_COMMIT", MOVE_COMMIT},
+        {"MOVE_ABORT", MOVE_ABORT},
+        {"MOVED_NONE", MOVED_NONE},
+        {"MOVED_RUNNING", MOVED_RUNNING},
+        {"MOVED_DONE", MOVED_DONE},
+        {"MOVED_FAILED", MOVED_FAILED},
     };
     for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++)
         if (PyModule_AddIntConstant(module, verbs[i].name, verbs[i].value))

@@ -145,6 +145,7 @@ grpc_status_code status_of_code(int code)
     case PERSIA_ECLOSED:
     case PERSIA_ESTALE:
     case PERSIA_EINCOMPLETE:
+    case PERSIA_EMOVED:
         return GRPC_STATUS_FAILED_PRECONDITION;
     case PERSIA_ECORRUPT:
     case PERSIA_ELOST:

@@ -1,15 +1,28 @@
 /* host.c: the shards of a process behind one address. */
 #include "server/private.h"
+#include "server/moves.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+/* A shard that has gone to another server. */
+typedef struct gone {
+    uint32_t shard;
+    char address[WIRE_NAME];
+} gone;
+
 struct ps_host {
     pthread_rwlock_t lock; /* guards what follows; shared while a call is
                               handed over */
-    size_t n;
-    ps_service *services[]; /* [n] by the numbers of their shards */
+    uint32_t first;        /* whose the calls are that name none; UINT32_MAX:
+                              of any */
+    int moves;             /* shards have moved */
+    size_t n, gone_n;
+    ps_service **services; /* [n] by the numbers of their shards */
+    gone *gone;            /* [gone_n] by their numbers */
+    size_t room, gone_room;
+    host_moves asked; /* has a lock of its own */
 };
 
 /* ---- life --------------------------------------------------------------- */
@@ -19,78 +32,205 @@ static uint32_t number_of(const ps_service *s)
     return persia_shard_no(s->shard);
 }
 
-/* What their Hello says. */
-static int list_here(ps_service *const *services, size_t n)
+/* The place of a shard among those that are here, or have gone. */
+static size_t place_locked(const ps_host *h, uint32_t shard)
+{
+    size_t i = 0;
+    while (i < h->n && number_of(h->services[i]) < shard)
+        i++;
+    return i;
+}
+
+static size_t gone_place_locked(const ps_host *h, uint32_t shard)
+{
+    size_t i = 0;
+    while (i < h->gone_n && h->gone[i].shard < shard)
+        i++;
+    return i;
+}
+
+/* What their Hello says: those that are here, and those that have gone, for
+ * whom the answer is where they are.  One that is alone, and was so from the
+ * beginning, says nothing: its clients need not name it. */
+static int list_here_locked(ps_host *h)
 {
     uint64_t here[IDS_SHARDS_MAX];
+    size_t n = 0;
     int rc = PERSIA_OK;
-    for (size_t i = 0; i < n; i++)
-        here[i] = number_of(services[i]);
-    for (size_t i = 0; i < n && !rc; i++)
-        rc = persia_shard_set_here(services[i]->shard, here, n);
+    for (size_t i = 0, k = 0; i < h->n || k < h->gone_n;)
+        if (k == h->gone_n || (i < h->n && number_of(h->services[i]) <
+                                               h->gone[k].shard))
+            here[n++] = number_of(h->services[i++]);
+        else
+            here[n++] = h->gone[k++].shard;
+    if (n == 1 && !h->moves)
+        n = 0;
+    for (size_t i = 0; i < h->n && !rc; i++)
+        rc = persia_shard_set_here(h->services[i]->shard, here, n, i > 0);
     return rc;
 }
 
-int persia_host_create(ps_service *const *services, size_t n, ps_host **out)
+static int check_order(ps_service *const *services, size_t n)
 {
-    *out = NULL;
-    for (size_t i = 0; i < n; i++)
-        if (i && (number_of(services[i - 1]) >= number_of(services[i]) ||
-                  persia_shard_count(services[i]->shard) !=
-                      persia_shard_count(services[0]->shard)))
+    for (size_t i = 1; i < n; i++)
+        if (number_of(services[i - 1]) >= number_of(services[i]) ||
+            persia_shard_count(services[i]->shard) !=
+                persia_shard_count(services[0]->shard))
             return persia_err_set(PERSIA_EARG,
                                   "shards %u and %u of a server are not in "
                                   "order, or not of one job",
                                   number_of(services[i - 1]),
                                   number_of(services[i]));
-    if (!n)
-        return persia_err_set(PERSIA_EARG, "a server needs a shard");
-    int rc = list_here(services, n);
-    ps_host *h = rc ? NULL : malloc(sizeof *h + n * sizeof *h->services);
-    if (!h)
-        return rc ? rc
-                  : persia_err_set(PERSIA_ENOMEM, "no memory for %zu shards",
-                                   n);
-    pthread_rwlock_init(&h->lock, NULL);
-    h->n = n;
-    memcpy(h->services, services, n * sizeof *services);
-    *out = h;
     return PERSIA_OK;
+}
+
+int persia_host_create(ps_service *const *services, size_t n, ps_host **out)
+{
+    *out = NULL;
+    int rc = check_order(services, n);
+    ps_host *h = rc ? NULL : calloc(1, sizeof *h);
+    if (!rc && (!h || !(h->services = calloc(n + 1, sizeof *h->services))))
+        rc = persia_err_set(PERSIA_ENOMEM, "no memory for %zu shards", n);
+    if (rc) {
+        free(h);
+        return rc;
+    }
+    pthread_rwlock_init(&h->lock, NULL);
+    host_moves_init(&h->asked);
+    h->n = n;
+    h->room = n + 1;
+    h->moves = !n;
+    h->first = n ? number_of(services[0]) : UINT32_MAX;
+    if (n)
+        memcpy(h->services, services, n * sizeof *services);
+    if ((rc = list_here_locked(h)))
+        persia_host_destroy(h);
+    else
+        *out = h;
+    return rc;
 }
 
 void persia_host_destroy(ps_host *h)
 {
     if (!h)
         return;
+    persia_host_close(h);
+    host_moves_free(&h->asked);
     pthread_rwlock_destroy(&h->lock);
+    free(h->services);
+    free(h->gone);
     free(h);
 }
 
-/* With the lock held. */
-static ps_service *find_locked(const ps_host *h, uint32_t shard, size_t *at)
+/* With the lock held: NULL: it is not here. */
+static ps_service *find_locked(const ps_host *h, uint32_t shard)
 {
-    for (size_t i = 0; i < h->n; i++)
-        if (number_of(h->services[i]) == shard) {
-            *at = i;
-            return h->services[i];
-        }
-    return NULL;
+    const size_t at = place_locked(h, shard);
+    return at < h->n && number_of(h->services[at]) == shard ? h->services[at]
+                                                            : NULL;
 }
 
-int persia_host_remove(ps_host *h, uint32_t shard)
+static gone *find_gone_locked(const ps_host *h, uint32_t shard)
 {
-    size_t at = 0;
+    const size_t at = gone_place_locked(h, shard);
+    return at < h->gone_n && h->gone[at].shard == shard ? &h->gone[at] : NULL;
+}
+
+/* ---- in and out --------------------------------------------------------- */
+
+static int add_locked(ps_host *h, ps_service *service)
+{
+    const uint32_t shard = number_of(service);
+    const size_t at = place_locked(h, shard);
+    if (find_locked(h, shard))
+        return persia_err_set(PERSIA_EARG, "shard %u is here already", shard);
+    if (h->n && persia_shard_count(h->services[0]->shard) !=
+                    persia_shard_count(service->shard))
+        return persia_err_set(PERSIA_EARG, "shard %u is of another job",
+                              shard);
+    if (h->n == h->room) {
+        ps_service **more =
+            realloc(h->services, 2 * h->room * sizeof(ps_service *));
+        if (!more)
+            return persia_err_set(PERSIA_ENOMEM, "no memory for shard %u",
+                                  shard);
+        h->services = more;
+        h->room *= 2;
+    }
+    memmove(h->services + at + 1, h->services + at,
+            (h->n - at) * sizeof *h->services);
+    h->services[at] = service;
+    h->n++;
+    h->moves = 1;
+    gone *was = find_gone_locked(h, shard);
+    if (was)
+        memmove(was, was + 1,
+                (size_t)(h->gone + h->gone_n-- - (was + 1)) * sizeof *was);
+    return list_here_locked(h);
+}
+
+int persia_host_add(ps_host *h, ps_service *service)
+{
+    pthread_rwlock_wrlock(&h->lock);
+    int rc = add_locked(h, service);
+    pthread_rwlock_unlock(&h->lock);
+    return rc;
+}
+
+/* Notes where a shard is. */
+static int note_locked(ps_host *h, uint32_t shard, const char *address)
+{
+    gone *at = find_gone_locked(h, shard);
+    if (strlen(address) >= sizeof at->address || !*address ||
+        strpbrk(address, " \n"))
+        return persia_err_set(PERSIA_EARG, "'%.80s' is no address", address);
+    if (!at) {
+        const size_t i = gone_place_locked(h, shard);
+        if (h->gone_n == h->gone_room) {
+            gone *more = realloc(h->gone, (h->gone_n + 16) * sizeof *more);
+            if (!more)
+                return persia_err_set(PERSIA_ENOMEM,
+                                      "no memory for the place of shard %u",
+                                      shard);
+            h->gone = more;
+            h->gone_room += 16;
+        }
+        at = h->gone + i;
+        memmove(at + 1, at, (h->gone_n++ - i) * sizeof *at);
+    }
+    at->shard = shard;
+    snprintf(at->address, sizeof at->address, "%s", address);
+    h->moves = 1;
+    return PERSIA_OK;
+}
+
+int persia_host_remove(ps_host *h, uint32_t shard, const char *address)
+{
     int rc = PERSIA_OK;
     pthread_rwlock_wrlock(&h->lock);
-    if (!find_locked(h, shard, &at) || !at) {
-        rc = persia_err_set(PERSIA_EARG,
-                            "shard %u is not here, or the first one", shard);
-    } else {
+    if (!find_locked(h, shard))
+        rc = persia_err_set(PERSIA_EARG, "shard %u is not here", shard);
+    else if (address)
+        rc = note_locked(h, shard, address);
+    if (!rc) {
+        const size_t at = place_locked(h, shard);
+        h->moves = 1;
         h->n--;
         memmove(h->services + at, h->services + at + 1,
                 (h->n - at) * sizeof *h->services);
-        rc = list_here(h->services, h->n);
+        rc = list_here_locked(h);
     }
+    pthread_rwlock_unlock(&h->lock);
+    return rc;
+}
+
+int persia_host_place(ps_host *h, uint32_t shard, const char *address)
+{
+    pthread_rwlock_wrlock(&h->lock);
+    int rc = find_locked(h, shard) ? PERSIA_OK
+                                   : note_locked(h, shard, address);
+    if (!rc)
+        rc = list_here_locked(h);
     pthread_rwlock_unlock(&h->lock);
     return rc;
 }
@@ -227,23 +367,49 @@ static int many_make(rpc_call *call, wire_many *in, many **out)
     return PERSIA_OK;
 }
 
+/* Why a shard does not answer. */
+static int why_not_locked(const ps_host *h, uint32_t shard)
+{
+    const gone *to = find_gone_locked(h, shard);
+    if (to)
+        return persia_err_set(PERSIA_EMOVED, "shard %u has moved to %s", shard,
+                              to->address);
+    return shard == UINT32_MAX
+               ? persia_err_set(PERSIA_EUNAVAILABLE,
+                                "this server has no shard yet")
+               : persia_err_set(PERSIA_EUNAVAILABLE, "shard %u is not here",
+                                shard);
+}
+
+static void fail(rpc_call *call, int rc)
+{
+    err_kept error;
+    persia_err_keep(&error, rc);
+    call->fail(call, rc, error.text);
+}
+
 /* Hands a call over to its shard.  A shard that is taken out must have been
  * handed none any more: so the lock is held. */
 static void hand_over(ps_host *h, uint32_t shard, rpc_call *call)
 {
-    char text[80];
-    size_t at;
-    pthread_rwlock_rdlock(&h->lock);
-    ps_service *to = find_locked(h, shard, &at);
-    if (to && call->method != WIRE_MANY)
-        persia_service_handle(to, call);
-    pthread_rwlock_unlock(&h->lock);
-    if (!to) {
-        snprintf(text, sizeof text, "shard %u is not here", shard);
-        call->fail(call, PERSIA_EUNAVAILABLE, text);
-    } else if (call->method == WIRE_MANY) {
+    int rc = PERSIA_OK;
+    if (call->method == WIRE_MANY) {
         call->fail(call, PERSIA_EPROTOCOL, "a Many within a Many");
+        return;
     }
+    if (call->method == WIRE_MOVE) {
+        host_moves_add(&h->asked, call);
+        return;
+    }
+    pthread_rwlock_rdlock(&h->lock);
+    ps_service *to = find_locked(h, shard);
+    if (to)
+        persia_service_handle(to, call);
+    else
+        rc = why_not_locked(h, shard);
+    pthread_rwlock_unlock(&h->lock);
+    if (rc)
+        fail(call, rc);
 }
 
 static void many_handle(ps_host *h, rpc_call *call)
@@ -252,9 +418,7 @@ static void many_handle(ps_host *h, rpc_call *call)
     many *m;
     int rc = many_make(call, &in, &m);
     if (rc) {
-        char text[256];
-        snprintf(text, sizeof text, "%s", persia_err_text());
-        call->fail(call, rc, text);
+        fail(call, rc);
         return;
     }
     for (size_t i = 0; i < m->n; i++)
@@ -264,17 +428,46 @@ static void many_handle(ps_host *h, rpc_call *call)
 
 /* ---- requests ----------------------------------------------------------- */
 
+/* Whose a call is that names no shard.  One that looks for a server whose
+ * first shard has gone finds the others. */
+static uint32_t unnamed(ps_host *h)
+{
+    pthread_rwlock_rdlock(&h->lock);
+    uint32_t shard = h->first;
+    if (shard == UINT32_MAX && h->n)
+        shard = number_of(h->services[0]);
+    if (shard == UINT32_MAX && h->gone_n)
+        shard = h->gone[0].shard;
+    pthread_rwlock_unlock(&h->lock);
+    return shard;
+}
+
 void persia_host_handle(void *host, rpc_call *call)
 {
     ps_host *h = host;
     if (call->method == WIRE_MANY)
         many_handle(h, call);
     else
-        persia_service_handle(h->services[0], call);
+        hand_over(h, unnamed(h), call);
 }
 
 void persia_host_denied(void *host, const char *method, const char *peer)
 {
-    const ps_host *h = host;
-    persia_service_denied(h->services[0], method, peer);
+    ps_host *h = host;
+    pthread_rwlock_rdlock(&h->lock);
+    if (h->n)
+        persia_service_denied(h->services[0], method, peer);
+    pthread_rwlock_unlock(&h->lock);
+}
+
+/* ---- calls of Move ------------------------------------------------------ */
+
+host_move *persia_host_take(ps_host *h, wire_move *out)
+{
+    return host_moves_take(&h->asked, out);
+}
+
+void persia_host_close(ps_host *h)
+{
+    host_moves_close(&h->asked);
 }

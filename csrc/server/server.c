@@ -55,7 +55,9 @@ static int make_shard(ps_service *s, tables *tables,
                               .files = config->files,
                               .ended = job_ended}};
     memcpy(c.name_space, config->name_space, sizeof c.name_space);
-    int rc = persia_random_id(&c.boot);
+    int rc = PERSIA_OK;
+    if (!(c.boot = config->boot))
+        rc = persia_random_id(&c.boot);
     if (!rc && !c.lineage)
         rc = persia_random_id(&c.lineage);
     if (!rc)
@@ -94,6 +96,12 @@ void persia_service_close(ps_service *s)
     if (s->ref)
         persia_shard_refuse(s->ref, PERSIA_EUNAVAILABLE,
                             "the server is stopping");
+}
+
+void persia_service_open(ps_service *s)
+{
+    persia_shard_refuse(s->ref, PERSIA_OK, "");
+    atomic_store(&s->closed, 0);
 }
 
 int persia_service_destroy(ps_service *s)

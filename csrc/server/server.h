@@ -24,6 +24,7 @@ typedef struct service_config {
     char name_space[WIRE_NAME];
     uint32_t shard, shards;
     uint64_t lineage;         /* of the rows; 0: chosen */
+    uint64_t boot;            /* of a shard that moves here; 0: chosen */
     uint64_t message_limit;   /* bytes, told to clients */
     ckpt_places files;        /* of snapshots and restores, or zeros: none */
     int lines; /* file descriptor for a line on each call that is denied, row
@@ -45,6 +46,8 @@ PERSIA_API int persia_service_replay(ps_service *s, uint64_t from,
 /* Fails what is parked, and every call from now on but Hello, Snapshot and
  * Stats, with PERSIA_EUNAVAILABLE: the server is about to stop. */
 PERSIA_API void persia_service_close(ps_service *s);
+/* It is not about to stop after all. */
+PERSIA_API void persia_service_open(ps_service *s);
 /* Drops a snapshot that a client has begun and may not end any more: after the
  * last call of others. */
 PERSIA_API void persia_service_end_snapshot(ps_service *s);
@@ -64,23 +67,40 @@ PERSIA_API void persia_service_denied(void *service, const char *method,
  * A host is the shards of a process behind one address: it finds the one that
  * a request is for.  `Many` names it for each of its calls: they are handed to
  * their shards one after the other, and answered together when the last one
- * is.  Any other call is for the first shard, which says in its Hello which
- * others there are.
+ * is.  Any other call is for the shard that was first at the beginning, which
+ * says in its Hello which others can be asked for.
  *
- * Shards are put in before the first call, and all but the first may be taken
- * out later: calls of them fail from then on (PERSIA_EUNAVAILABLE). */
+ * Shards may be put in and taken out at any time.  Of one that has gone to
+ * another server the host says where it is (PERSIA_EMOVED, the address is the
+ * last word of the text); calls of others that are not here fail
+ * (PERSIA_EUNAVAILABLE).  What moves them is the process: it takes the calls
+ * of Move. */
 
 typedef struct ps_host ps_host;
 
-/* The shards of these services, which must outlive the host; of one job, in
- * the order of their numbers (else PERSIA_EARG). */
+/* The shards of these services, of one job, in the order of their numbers
+ * (else PERSIA_EARG); there may be none. */
 PERSIA_API int persia_host_create(ps_service *const *services, size_t n,
                                   ps_host **out);
 /* After the last call. */
 PERSIA_API void persia_host_destroy(ps_host *h);
-/* Takes a shard out, not the first.  Its calls that are parked are its
- * service's to end. */
-PERSIA_API int persia_host_remove(ps_host *h, uint32_t shard);
+/* Puts a shard in, which must outlive the host unless it is taken out. */
+PERSIA_API int persia_host_add(ps_host *h, ps_service *service);
+/* Takes a shard out; address: where it is now, or NULL.  Its calls that are
+ * parked are its service's to end. */
+PERSIA_API int persia_host_remove(ps_host *h, uint32_t shard,
+                                  const char *address);
+/* A shard that is not here is there. */
+PERSIA_API int persia_host_place(ps_host *h, uint32_t shard,
+                                 const char *address);
+/* The next call of Move, or NULL: to be answered by persia_host_give(). */
+typedef struct host_move host_move;
+PERSIA_API host_move *persia_host_take(ps_host *h, wire_move *out);
+/* rc: of persia_err_text(). */
+PERSIA_API void persia_host_give(host_move *move, int rc,
+                                 const wire_move_reply *reply);
+/* Calls of Move fail from now on, and those that were not taken. */
+PERSIA_API void persia_host_close(ps_host *h);
 /* Answers the call, now or later: an rpc_handler. */
 PERSIA_API void persia_host_handle(void *host, rpc_call *call);
 /* persia_service_denied() */

@@ -66,6 +66,9 @@ static int find_locked(shard *s, uint64_t id, uint32_t parts, group **out)
                    : persia_err_set(PERSIA_EARG,
                                     "a part of %u, the others are of %u",
                                     parts, g->parts);
+    int rc = check_stays(s);
+    if (rc)
+        return rc;
     if (s->groups_n == GROUPS_MAX || parts > SYNC_RANKS)
         return persia_err_set(PERSIA_ELIMIT,
                               "an update of %u batches, one of %u that wait; "
@@ -159,7 +162,9 @@ static void place_locked(shard *s, push_call *c, placed *out)
     if (out->stale)
         return;
     const int ended = has_ended_locked(s, m->group);
-    if (is_new)
+    if (atomic_load(&s->hold) == SHARD_HELD)
+        out->rc = refuse_moving();
+    else if (is_new)
         out->rc = ended ? persia_err_set(PERSIA_ECLOSED,
                                          "the update of several batches was "
                                          "applied without this one")
@@ -229,7 +234,9 @@ int wait_pass(shard *s, const wire_leave *m)
     uint32_t n = 0;
     int rc = PERSIA_OK, whole_rc = PERSIA_OK;
     pthread_mutex_lock(&s->wait_lock);
-    if (!has_ended_locked(s, m->group)) {
+    if (atomic_load(&s->hold) == SHARD_HELD) {
+        rc = refuse_moving();
+    } else if (!has_ended_locked(s, m->group)) {
         rc = find_locked(s, m->group, m->world, &g);
         if (!rc) {
             pass_locked(s, g, m->rank);

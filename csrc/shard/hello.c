@@ -79,6 +79,8 @@ static int declare_gated(void *ctx)
 {
     const declaring *d = ctx;
     int rc = check_lineage(d->s, &d->m->caller);
+    if (!rc)
+        rc = check_stays(d->s);
     if (rc)
         return rc;
     pthread_mutex_lock(&d->s->declare_lock);
@@ -112,8 +114,11 @@ static int take_restore(void *ctx)
         t->m->caller.lineage != atomic_load(&t->s->lineage) ||
         t->m->restore <= had)
         return PERSIA_OK;
+    int rc = check_stays(t->s);
+    if (rc)
+        return rc;
     atomic_store(&t->s->restored, t->m->restore);
-    int rc = logged_identity(t->s);
+    rc = logged_identity(t->s);
     if (rc)
         atomic_store(&t->s->restored, had);
     return rc;
@@ -146,7 +151,7 @@ uint32_t persia_shard_count(const shard *s)
     return s->shards;
 }
 
-int persia_shard_set_here(shard *s, const uint64_t *here, size_t n)
+int persia_shard_set_here(shard *s, const uint64_t *here, size_t n, int beside)
 {
     uint64_t *copy = malloc((n + 1) * sizeof *copy);
     if (!copy)
@@ -156,6 +161,7 @@ int persia_shard_set_here(shard *s, const uint64_t *here, size_t n)
     uint64_t *old = s->here;
     s->here = copy;
     s->here_n = n;
+    s->beside = beside;
     pthread_mutex_unlock(&s->here_lock);
     free(old);
     return PERSIA_OK;
@@ -180,7 +186,7 @@ static int list_here(shard *s, wire_memory *memory, wire_hello_reply *out)
 static uint32_t is_beside(shard *s)
 {
     pthread_mutex_lock(&s->here_lock);
-    const uint32_t beside = s->here_n && s->here[0] != s->no;
+    const uint32_t beside = (uint32_t)s->beside;
     pthread_mutex_unlock(&s->here_lock);
     return beside;
 }

@@ -380,6 +380,15 @@ uint64_t jobs_tick(shard *s, uint64_t at)
     return next;
 }
 
+int jobs_restores(shard *s)
+{
+    pthread_mutex_lock(&s->jobs.lock);
+    const int is = s->jobs.of[JOB_RESTORE] ||
+                   s->jobs.of[JOB_RESTORE + JOB_KINDS];
+    pthread_mutex_unlock(&s->jobs.lock);
+    return is;
+}
+
 uint64_t jobs_restored(shard *s)
 {
     uint64_t rows = 0;

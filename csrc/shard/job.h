@@ -124,6 +124,8 @@ void jobs_free(jobs *j);
 /* Fails what makes no progress and drops what was not asked about; the time
  * at which to call it again, or UINT64_MAX. */
 uint64_t jobs_tick(shard *s, uint64_t now);
+/* Whether there is a restore. */
+int jobs_restores(shard *s);
 /* Rows that the restore which runs has read; 0: none runs. */
 uint64_t jobs_restored(shard *s);
 /* A job of a message that begins one; *out is to be put even after an error,

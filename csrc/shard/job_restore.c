@@ -260,7 +260,9 @@ static int exchange(void *ctx)
 {
     job *n = ctx;
     shard *s = n->s;
-    int rc = exchange_tables(n, n->tables_n);
+    int rc = check_stays(s);
+    if (!rc)
+        rc = exchange_tables(n, n->tables_n);
     if (rc)
         return rc;
     if ((rc = logged_restore(s, &n->request))) {

@@ -70,7 +70,8 @@ typedef struct shard_push {
     X(SNAPSHOT, snapshot, snapshot, snapshot_reply, PLAIN, BY_ITSELF,         \
       OP_STAYS | OP_ADMIN)                                                    \
     X(RESTORE, restore, restore, restore_reply, PLAIN, BY_ITSELF, OP_ADMIN)   \
-    X(STATS, stats, stats, stats_reply, PLAIN, AT_ONCE, OP_STAYS)
+    X(STATS, stats, stats, stats_reply, PLAIN, AT_ONCE, OP_STAYS)             \
+    X(MOVE, move, move, move_reply, PLAIN, AT_ONCE, OP_STAYS | OP_ADMIN)
 
 enum {
     OP_STAYS = 1, /* a server that stops still answers it */

@@ -10,6 +10,7 @@
  *   rows.c     whole rows
  *   logged.c   what goes into the log, answers that wait for it
  *   replay.c   records, applied again
+ *   moving.c   a shard that is about to be another server's
  *   job.c      snapshots and restores: states and requests; job_snapshot.c
  *              writes, job_restore.c reads and exchanges
  *   ends.c     waiting for the threads of snapshots and restores at the end
@@ -128,7 +129,10 @@ struct shard {
     pthread_mutex_t here_lock; /* guards: */
     uint64_t *here;            /* [here_n] see persia_shard_set_here() */
     size_t here_n;
+    int beside;                /* another shard there says the memory */
     _Atomic(uint64_t) pulls, pushes, duplicates, failed;
+    _Atomic(int) hold; /* enum shard_hold; changes under the gate, held
+                          exclusively, and wait_lock */
 
     updates_log *log; /* or NULL */
     int replaying;    /* from the beginning of a shard with a log on, until
@@ -177,6 +181,9 @@ int check_lineage(const shard *s, const wire_caller *caller);
 /* Both. */
 int check_rows(const shard *s, const wire_caller *caller);
 int is_stale(const shard *s, const wire_caller *caller);
+/* moving.c: PERSIA_EUNAVAILABLE while it moves; always that. */
+int check_stays(const shard *s);
+int refuse_moving(void);
 ledger_owner owner_of(const wire_caller *caller);
 /* The table of a number. */
 int find_table(const shard *s, uint32_t no, table **out);

@@ -75,6 +75,8 @@ static int check_put(const shard *s, const wire_rows *m, table **out)
 {
     table *t;
     int rc = check_rows(s, &m->caller);
+    if (!rc)
+        rc = check_stays(s);
     if (rc || m->drop)
         return rc;
     if ((rc = find_table(s, m->no, &t)) ||

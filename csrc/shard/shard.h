@@ -87,8 +87,11 @@ PERSIA_API tables *persia_shard_tables(const shard *s);
 /* Its number, and of how many. */
 PERSIA_API uint32_t persia_shard_no(const shard *s);
 PERSIA_API uint32_t persia_shard_count(const shard *s);
-/* Its Hello says that these shards [n] are at its address (none: itself). */
-PERSIA_API int persia_shard_set_here(shard *s, const uint64_t *here, size_t n);
+/* Its Hello says that these shards [n] can be asked for at its address (none:
+ * itself); beside: another one there says the memory in its Stats. */
+PERSIA_API int persia_shard_set_here(shard *s, const uint64_t *here, size_t n,
+                                     int beside);
+PERSIA_API uint64_t persia_shard_boot(const shard *s);
 
 /* The direct body: calls run on the caller's thread, without encoding and
  * copies.  Each ref ends its own calls in close(), which frees it. */
@@ -125,6 +128,27 @@ int persia_shard_check_boot(const shard *s, const wire_caller *caller);
 int persia_shard_check_bytes(const shard *s, const char *what, uint64_t bytes);
 /* One more request failed: for Stats. */
 void persia_shard_count_failed(shard *s);
+
+/* ---- moves -------------------------------------------------------------- */
+
+enum shard_hold {
+    SHARD_FREE,    /* it changes as ever */
+    SHARD_CLOSING, /* updates of several batches that have begun are ended;
+                      whatever else would change it is refused */
+    SHARD_HELD     /* nothing changes it */
+};
+/* PERSIA_EUNAVAILABLE while other rows are being restored. */
+PERSIA_API int persia_shard_hold(shard *s, enum shard_hold to);
+/* How many updates of several batches have begun. */
+PERSIA_API uint32_t persia_shard_begun(shard *s);
+/* What travels with a shard beside a snapshot: ranks that take no part in its
+ * steps, updates of several batches that have ended.  *out [n]: the caller's,
+ * by free(). */
+PERSIA_API int persia_shard_steps(shard *s, uint64_t **out, size_t *n);
+PERSIA_API int persia_shard_set_steps(shard *s, const uint64_t *from,
+                                      size_t n);
+/* Another boot, while no call can reach it. */
+PERSIA_API int persia_shard_reborn(shard *s);
 
 /* ---- snapshots and restores --------------------------------------------- */
 

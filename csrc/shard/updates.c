@@ -439,6 +439,9 @@ static int update_before(void *ctx)
 {
     update *u = ctx;
     int rc = check_whole(u->s);
+    if (!rc && (u->calls[0]->m->group == 0 ||
+                atomic_load(&u->s->hold) == SHARD_HELD))
+        rc = check_stays(u->s);
     for (uint32_t i = 0; i < u->n && !rc; i++) {
         push_call *c = u->calls[i];
         c->stale = is_stale(u->s, &c->m->caller);
@@ -683,6 +686,8 @@ void push_run(shard *s, const shard_call *call, const shard_push *a)
     push_call c = {.call = *call, .m = m, .jobs = a->jobs, .raw = a->raw,
                    .raw_n = a->raw_n};
     int rc = push_check(s, a);
+    if (!rc && !m->group)
+        rc = check_stays(s);
     c.key = (ledger_key){m->stream, m->number, m->settled,
                          owner_of(&m->caller)};
     if (rc)

@@ -221,8 +221,13 @@ int wait_open(shard *s, const wire_hello *m, wire_hello_reply *out)
     uint32_t n = 0;
     int taken;
     pthread_mutex_lock(&s->wait_lock);
-    int rc = ledger_open(s->ledger, m->stream, owner_of(&m->caller),
-                         &taken, &out->ledger);
+    int rc = check_stays(s);
+    if (rc) {
+        pthread_mutex_unlock(&s->wait_lock);
+        return rc;
+    }
+    rc = ledger_open(s->ledger, m->stream, owner_of(&m->caller), &taken,
+                     &out->ledger);
     for (uint32_t i = 0; i < s->sync.parts && taken && !rc && !dropped; i++) {
         const push_call *c = s->sync.part[i];
         if (c && c->key.stream == m->stream &&
@@ -317,6 +322,10 @@ int leave_answer(shard *s, const wire_leave *m, wire_memory *memory,
     if (rc)
         return rc;
     pthread_mutex_lock(&s->wait_lock);
+    if ((rc = check_stays(s))) {
+        pthread_mutex_unlock(&s->wait_lock);
+        return rc;
+    }
     if (ledger_is_older(s->ledger, m->stream, owner_of(&m->caller))) {
         pthread_mutex_unlock(&s->wait_lock);
         return persia_err_set(PERSIA_ECLOSED,

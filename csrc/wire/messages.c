@@ -8,7 +8,7 @@ const char *const persia_wire_paths[] = {
     "/persia.v1.ParameterServer/PutRows",
     "/persia.v1.ParameterServer/Snapshot",
     "/persia.v1.ParameterServer/Restore", "/persia.v1.ParameterServer/Stats",
-    "/persia.v1.ParameterServer/Many"
+    "/persia.v1.ParameterServer/Move", "/persia.v1.ParameterServer/Many"
 };
 
 const char *const persia_worker_paths[] = {
@@ -472,6 +472,38 @@ static const wire_field stats_reply_fields[] = {
 static const wire_type stats_reply_type = {
     .name = "StatsReply", .size = sizeof(wire_stats_reply),
     .fields = stats_reply_fields, .fields_n = 19
+};
+
+static const wire_field move_fields[] = {
+    [1] = F(wire_move, caller, MESSAGE, "caller", .type = &caller_type),
+    [2] = F(wire_move, verb, U32, "verb", .limit = 6),
+    [3] = F(wire_move, name_space, NAME, "namespace", .limit = 256),
+    [4] = F(wire_move, shard, U32, "shard", .limit = 4095),
+    [5] = F(wire_move, shards, U32, "shards", .limit = UINT32_MAX),
+    [6] = F(wire_move, id, FIXED64, "id"),
+    [7] = F(wire_move, address, NAME, "address", .limit = 256),
+    [8] = F(wire_move, by, NAME, "by", .limit = 256),
+    [9] = F(wire_move, root, NAME, "root", .limit = 256),
+};
+static const wire_type move_type = {
+    .name = "MoveRequest", .size = sizeof(wire_move), .fields = move_fields,
+    .fields_n = 9
+};
+
+static const wire_field move_reply_fields[] = {
+    [1] = F(wire_move_reply, state, U32, "state", .limit = 3),
+    [2] = F(wire_move_reply, shard, U32, "shard", .limit = 4095),
+    [3] = F(wire_move_reply, id, FIXED64, "id"),
+    [4] = F(wire_move_reply, text, NAME, "text", .limit = 512),
+    [5] = F(wire_move_reply, rows, U64, "rows"),
+    [6] = F(wire_move_reply, here, NUMBERS, "here",
+        COUNT(wire_move_reply, here_n), .limit = 4096),
+    [7] = F(wire_move_reply, by, NAME, "by", .limit = 256),
+    [8] = F(wire_move_reply, shards, U32, "shards", .limit = UINT32_MAX),
+};
+static const wire_type move_reply_type = {
+    .name = "MoveReply", .size = sizeof(wire_move_reply),
+    .fields = move_reply_fields, .fields_n = 8
 };
 
 static const wire_field part_fields[] = {

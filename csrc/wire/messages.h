@@ -31,11 +31,12 @@ enum {
 #define WIRE_METHODS(X)                                                       \
     X(HELLO, Hello) X(DECLARE, Declare) X(PULL, Pull) X(PUSH, Push)           \
     X(LEAVE, Leave) X(GET_ROWS, GetRows) X(PUT_ROWS, PutRows)                 \
-    X(SNAPSHOT, Snapshot) X(RESTORE, Restore) X(STATS, Stats) X(MANY, Many)
+    X(SNAPSHOT, Snapshot) X(RESTORE, Restore) X(STATS, Stats) X(MOVE, Move)   \
+    X(MANY, Many)
 
 #define WIRE_SERVICE "persia.v1.ParameterServer"
 /* Of the methods. */
-extern PERSIA_API const char *const persia_wire_paths[11];
+extern PERSIA_API const char *const persia_wire_paths[12];
 
 /* Numbers of the methods; X(METHOD, Name). */
 #define WORKER_METHODS(X)                                                     \
@@ -51,9 +52,9 @@ extern PERSIA_API const char *const persia_worker_paths[8];
     X(hello) X(hello_reply) X(declare) X(declare_reply) X(pull) X(pull_reply) \
     X(push) X(push_reply) X(leave) X(leave_reply) X(rows) X(snapshot)         \
     X(snapshot_reply) X(restore) X(restore_reply) X(stats) X(stats_reply)     \
-    X(many) X(many_reply) X(plan) X(plan_reply) X(submit) X(heartbeat)        \
-    X(submit_reply) X(take) X(take_reply) X(sums_reply) X(return)             \
-    X(return_reply) X(worker_stats_reply)
+    X(move) X(move_reply) X(many) X(many_reply) X(plan) X(plan_reply)         \
+    X(submit) X(heartbeat) X(submit_reply) X(take) X(take_reply)              \
+    X(sums_reply) X(return) X(return_reply) X(worker_stats_reply)
 
 /* Messages that types.c checks. */
 #define WIRE_CHECKED(X)                                                       \
@@ -83,6 +84,29 @@ enum wire_restore_verb {
     RESTORE_PREPARE,
     RESTORE_COMMIT, /* puts it in their place, with the new lineage */
     RESTORE_ABORT, /* forgets it; done: nothing is read any more */
+};
+
+enum wire_move_verb {
+    /* Of a command. BEGIN: the shard goes to the server at `address`; one at a
+     * time (persia-error: Unavailable, with the name of the other one). */
+    MOVE_BEGIN,
+    MOVE_STATUS, /* how far is it? */
+    MOVE_CANCEL, /* it stays, unless the other server has it */
+    /* The shard is at `address`: so a server says to whom asks for it. */
+    MOVE_PLACE,
+    /* Of the server that has the shard, to the other one. PREPARE: reads the
+     * rows, beside the shards that it has; asked for again until it is
+     * done. */
+    MOVE_PREPARE,
+    MOVE_COMMIT, /* answers for the shard from now on */
+    MOVE_ABORT, /* forgets it */
+};
+
+enum wire_move_state {
+    MOVED_NONE,
+    MOVED_RUNNING,
+    MOVED_DONE,
+    MOVED_FAILED,
 };
 
 enum submit_status {
@@ -485,6 +509,31 @@ typedef struct wire_stats_reply {
     /* Another shard of the server has said its memory: they share it. */
     uint32_t beside;
 } wire_stats_reply;
+
+typedef struct wire_move {
+    wire_caller caller;
+    uint32_t verb;
+    char name_space[256]; /* must be the server's */
+    uint32_t shard;
+    uint32_t shards; /* of the job */
+    uint64_t id; /* of the move, random */
+    char address[256];
+    char by[256]; /* who moves it, for texts */
+    /* The rows are in <checkpoint folder of the server>/<root>. */
+    char root[256];
+} wire_move;
+
+typedef struct wire_move_reply {
+    uint32_t state; /* of the last move */
+    uint32_t shard;
+    uint64_t id;
+    char text[512]; /* what it does, or why it failed */
+    uint64_t rows; /* of the shard */
+    uint64_t *here; /* shards that the server has */
+    size_t here_n;
+    char by[256];
+    uint32_t shards; /* of the job; 0: it does not know */
+} wire_move_reply;
 
 /* One call. */
 typedef struct wire_part {

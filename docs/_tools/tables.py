@@ -304,7 +304,7 @@ def metrics() -> str:
     from persia.serving.measures import Measures
 
     some = _Every(tables=[_Every(name="t")])
-    server = prometheus.ServerCollector([lambda: some], "default", [0], 1)
+    server = prometheus.ServerCollector(lambda: {0: some}, "default", 1)
     with persia.Store(servers="embedded") as store:
         worker = list(prometheus.StoreCollector(store).collect())
     measured = Measures()

@@ -43,6 +43,7 @@ COMMANDS = {
     "serve": "Serve rows, batches with their embeddings, or models.",
     "feed": "Send the batches of a data set to embedding workers.",
     "status": "Show what servers hold and do.",
+    "scale": "Give a job that runs more or fewer processes.",
     "launch": "Start parameter servers here, and a command that uses them.",
     "plan": "Work out how many servers a job needs, and their memory.",
     "certs": "Make a set of certificates and tokens for tests.",

@@ -31,6 +31,7 @@ from persia.checkpoint import manifest as manifests
 from persia.checkpoint.ledgers import Numbers
 from persia.checkpoint.snapshot import SNAPSHOT, Snapshot, save_rows
 from persia.distributed.durable import Log
+from persia.distributed.security import Security
 from persia.distributed.serving import Listening
 from persia.errors import (
     InvalidArgument,
@@ -59,6 +60,12 @@ class ServeConfig(Listening):
         description="Which shard of how many, such as 0/2, or which shards, "
         "such as 0-3/8; auto: the index of the pod (PERSIA_SHARD, "
         "JOB_COMPLETION_INDEX, POD_NAME or the host's name).",
+    )
+    join: str | None = Field(
+        None,
+        description="Begin without a shard, as one more server of the job "
+        "that has a server at this address, host:port; persia scale ps gives "
+        "it shards.",
     )
     shards: int | None = Field(
         None,
@@ -145,6 +152,16 @@ class ServeConfig(Listening):
             raise ValueError(
                 f"`durable={self.durable}` needs a folder for its log: "
                 "`log=/var/lib/persia`"
+            )
+        if self.join is not None and self.durable != "off":
+            raise ValueError(
+                "`join` is for servers without logs: shards with a log do "
+                "not move yet. Leave `durable` and `log` out"
+            )
+        if self.join is not None and (self.restore or self.save_on_exit):
+            raise ValueError(
+                "a server that joins has no rows of its own: leave `restore` "
+                "and `save_on_exit` out"
             )
         if self.durable == "off" and self.log is not None:
             raise ValueError(
@@ -272,6 +289,47 @@ def _auto_index(environment: Mapping[str, str], host: str) -> str:
 # ---- the server ------------------------------------------------------------
 
 
+def listen(
+    config: ServeConfig,
+    core: _core.Server,
+    security: Security,
+    threads: int,
+    beside: Sequence[Server] = (),
+    room: int = 0,
+) -> str:
+    """A core listens; the address.
+
+    Args:
+        config: its address and limits.
+        core: of a shard, or of no shard.
+        security: of the server.
+        threads: that take requests.
+        beside: further shards that are reached there.
+        room: so many shards may be there, and the core itself is none; 0: it
+            is one.
+    """
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    port = core.start(
+        address=f"{host}:{config.port}",
+        threads=threads,
+        calls=config.calls,
+        connections=config.connections,
+        message_limit=config.message_limit,
+        security=security.arguments(),
+        beside=[server.core for server in beside],
+        room=room,
+    )
+    return f"{host}:{port}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrival:
+    """A shard that another server had: what clients know it by."""
+
+    boot: int
+    lineage: int
+
+
 class Server:
     """A shard that is served, from the making to :meth:`close`.
 
@@ -281,23 +339,27 @@ class Server:
     Args:
         config: of its process.
         place: which shard, and of how many; None: as ``config`` says.
-        beside: the first shard of the process, whose threads and memory limit
-            it shares; None: it is the first.
+        beside: a core of the process whose threads and memory limit it
+            shares; None: it has its own.
         others: how many shards will be beside it.
+        arrives: what it was at another server; None: it was at none.
 
     Attributes:
         core: the shard.
         log: its log, or None.
+        door: the core that listens for it, where it is another one.
     """
 
     def __init__(
         self,
         config: ServeConfig,
         place: tuple[int, int] | None = None,
-        beside: Server | None = None,
+        beside: _core.Server | None = None,
         others: int = 0,
+        arrives: Arrival | None = None,
     ) -> None:
         self.config = config
+        self.door: _core.Server | None = None
         self.shard, self.shards = place or find_shard(
             config.shard, config.shards
         )
@@ -324,39 +386,30 @@ class Server:
             shards=self.shards,
             threads=threads,
             memory_limit=config.memory_limit or 0,
-            lineage=0,
+            lineage=arrives.lineage if arrives is not None else 0,
             message_limit=config.message_limit,
             checkpoints=str(config.checkpoints)
             if config.checkpoints is not None
             else None,
             lines=_LINES,
             log=self.log.arguments() if self.log is not None else None,
-            beside=None if beside is None else beside.core,
+            beside=beside,
             others=others,
+            boot=arrives.boot if arrives is not None else 0,
         )
         self._channel = self.core.channel(_WAIT)
 
-    def start(self, beside: Sequence[Server] = ()) -> str:
-        """Listens; the address. Without a log clients are answered.
-
-        Args:
-            beside: further shards, which are reached at the same address.
-        """
-        config = self.config
-        host = f"[{config.host}]" if ":" in config.host else config.host
-        port = self.core.start(
-            address=f"{host}:{config.port}",
-            # One may wait for the disk of the log, and hang there.
-            threads=self._threads + (self.log is not None),
-            calls=config.calls,
-            connections=config.connections,
-            message_limit=config.message_limit,
-            security=self._security.arguments(),
-            beside=[server.core for server in beside],
+    def start(self) -> str:
+        """Listens; the address. Without a log clients are answered."""
+        address = listen(
+            self.config,
+            self.core,
+            self._security,
+            self._threads + (self.log is not None),
         )
         if self.log is None:
             self.ready()
-        return f"{host}:{port}"
+        return address
 
     def ready(self) -> None:
         """From now on clients are answered."""
@@ -366,7 +419,8 @@ class Server:
 
     def stats(self) -> dict[str, Any]:
         """Its counters and, under "tables", those of each table."""
-        open_now, refused, denied = self.core.connections()
+        door = self.door or self.core
+        open_now, refused, denied = door.connections()
         counts = {
             "connections": open_now,
             "connections_refused": refused,
@@ -440,6 +494,22 @@ class Server:
         if self.log is None:
             return contextlib.nullcontext()
         return self.log.cutting(self.core, self._write_rows)
+
+    # ---- moves
+
+    def hello(self) -> dict[str, Any]:
+        """Its Hello."""
+        return self._channel.hello(self.config.namespace, 0)
+
+    def write_rows(self, root: str, folder: Path) -> Snapshot:
+        """Writes its rows into a folder of a root."""
+        return self._write_rows(root, folder)
+
+    def read_rows(self, root: str, folder: str, rows: Snapshot) -> int:
+        """Takes the rows that another server has written; how many."""
+        return self._read_rows(
+            root, folder, rows.tables, rows.lineage, rows.part()
+        )
 
     # ---- checkpoints
 

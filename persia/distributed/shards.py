@@ -3,27 +3,48 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 from typing import TYPE_CHECKING, Any
 
+from persia import _core
 from persia.base.health import Health
 from persia.base.logs import say
+from persia.base.patience import patiently
+from persia.distributed import moves
 from persia.distributed.server import (
     SAVE_SECONDS,
     ServeConfig,
     Server,
     find_shards,
+    listen,
 )
 from persia.distributed.serving import Signals, Stopped, page_of, warn_of
+from persia.errors import Closed
 
 if TYPE_CHECKING:
     from persia.prometheus import ServerCollector
 
+_ANSWER = 10.0  # seconds that the server has which another one joins
+_ROOM = 64  # shards whose requests a server takes at once
+
 
 def these(numbers: range, shards: int) -> str:
     """As text: shard 0 of 2, or shards 0 to 3 of 8."""
+    if not numbers:
+        return f"no shard of {shards} yet"
     first, last = numbers[0], numbers[-1]
     which = f"shard {first}" if first == last else f"shards {first} to {last}"
     return f"{which} of {shards}"
+
+
+def find_count(config: ServeConfig) -> int:
+    """How many shards the job has that a server joins."""
+    assert config.join is not None
+    asked = moves.channel(config.join, moves.towards(config), _ANSWER)
+    with contextlib.closing(asked):
+        answer = patiently(lambda: asked.hello(config.namespace, 0), _ANSWER)
+    return int(answer["shards"])
 
 
 class Shards:
@@ -31,28 +52,78 @@ class Shards:
     and its address.
 
     Each has rows, a log and what it saves on exit of its own, under its own
-    number: a job may be started again with another number of servers.
+    number: a job may be started again with another number of servers. While
+    it runs shards may go to another server, and arrive from one.
 
     Attributes:
-        servers: one :class:`Server` a shard.
+        servers: one :class:`Server` a shard, by their numbers.
+        count: shards of the job.
+        core: what listens; it has no shard.
     """
 
     def __init__(self, config: ServeConfig) -> None:
         self.config = config
-        self._numbers, self._shards = find_shards(config)
+        numbers, self.count = (
+            find_shards(config)
+            if config.join is None
+            else (range(0), find_count(config))
+        )
+        self._name = these(numbers, self.count)
+        self._lock = threading.Lock()
         self.servers: list[Server] = []
+        self._threads = config.threads or len(os.sched_getaffinity(0))
+        others = len(numbers) - 1 if numbers else self.count // 2
+        self.core = _core.Server(
+            namespace=config.namespace,
+            shard=0,
+            shards=self.count,
+            threads=self._threads,
+            memory_limit=config.memory_limit or 0,
+            lineage=0,
+            message_limit=config.message_limit,
+            checkpoints=None,
+            others=others,
+        )
+        self._moves: moves.Moves | None = None
         try:
-            for number in self._numbers:
-                first = self.servers[0] if self.servers else None
-                place = (number, self._shards)
-                others = len(self._numbers) - 1
-                self.servers.append(Server(config, place, first, others))
+            for number in numbers:
+                self.servers.append(
+                    Server(config, (number, self.count), self.core)
+                )
         except BaseException:
             self.close()
             raise
 
     def __str__(self) -> str:
-        return these(self._numbers, self._shards)
+        return self._name
+
+    def here(self) -> list[int]:
+        """The numbers of its shards."""
+        return [server.shard for server in list(self.servers)]
+
+    def server(self, shard: int) -> Server:
+        """The one of a shard."""
+        return next(s for s in list(self.servers) if s.shard == shard)
+
+    def take(self, server: Server) -> None:
+        """One more shard."""
+        with self._lock:
+            self.servers = sorted(
+                [*self.servers, server], key=lambda s: s.shard
+            )
+            self._doors()
+
+    def forget(self, server: Server) -> None:
+        """One that is another server's now."""
+        with self._lock:
+            self.servers = [s for s in self.servers if s is not server]
+            server.door = None
+            self._doors()
+
+    def _doors(self) -> None:
+        """The first one counts connections."""
+        for i, server in enumerate(self.servers):
+            server.door = self.core if i == 0 else None
 
     @property
     def _durable(self) -> bool:
@@ -60,12 +131,24 @@ class Shards:
 
     def start(self) -> str:
         """Listens; the address. Without logs clients are answered."""
-        return self.servers[0].start(self.servers[1:])
+        self._doors()
+        address = listen(
+            self.config,
+            self.core,
+            self.config.security(self.config.admin_token_file),
+            # One may wait for the disk of the log, and hang there.
+            self._threads + self._durable,
+            self.servers,
+            min(max(self.count, 1), _ROOM),
+        )
+        self._moves = moves.Moves(self)
+        return address
 
     def ready(self) -> None:
         """From now on clients are answered."""
         for server in reversed(self.servers):  # the first one is asked first
             server.ready()
+        self.core.health(True)
 
     def bring_back(self) -> None:
         """Brings back the rows of their logs, or of the checkpoint that the
@@ -77,6 +160,14 @@ class Shards:
             rows = server.restore()
             what = "none" if rows is None else f"{rows:,}"
             say(f"restored {self.config.restore}: {what} rows")
+
+    def stats(self) -> dict[int, dict[str, Any]]:
+        """Those of each shard that is here."""
+        found = {}
+        for server in list(self.servers):
+            with contextlib.suppress(Closed):  # it has gone just now
+                found[server.shard] = server.stats()
+        return found
 
     def prepare(self) -> str:
         """Brings the rows back and listens; the address. Clients of a server
@@ -92,12 +183,7 @@ class Shards:
         """Its counters, for Prometheus."""
         from persia.prometheus import ServerCollector
 
-        return ServerCollector(
-            [server.stats for server in self.servers],
-            self.config.namespace,
-            list(self._numbers),
-            self._shards,
-        )
+        return ServerCollector(self.stats, self.config.namespace, self.count)
 
     def cutting(self) -> contextlib.AbstractContextManager[Any]:
         """Keeps the logs short meanwhile."""
@@ -108,10 +194,16 @@ class Shards:
 
     def stop(self, grace: float) -> None:
         """No more requests; those in flight have so many seconds."""
-        for server in self.servers[1:]:
+        self._end_moves()
+        for server in self.servers:
             if server.log is not None:
                 server.log.end_cuts()
-        self.servers[0].stop(grace)
+        self.core.stop(grace)
+
+    def _end_moves(self) -> None:
+        if self._moves is not None:
+            self._moves.close()
+        self._moves = None
 
     def save(self, name: str) -> int:
         """Writes the rows of each shard; how many."""
@@ -119,8 +211,10 @@ class Shards:
 
     def close(self) -> None:
         """Frees the rows."""
+        self._end_moves()
         for server in reversed(self.servers):
             server.close()
+        self.core.close()
 
 
 def serve(config: ServeConfig) -> None:

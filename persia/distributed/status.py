@@ -125,6 +125,7 @@ def ask(
             time.sleep(interval)
             for status, channel, earlier in zip(all_of, channels, before):
                 status.stats = channel.stats()
+                status.address = channel.address
                 _add_rates(status, earlier)
         return all_of
 
@@ -148,7 +149,9 @@ def ask(
 
     with ThreadPoolExecutor(min(len(addresses), 64)) as pool:
         found = [s for some in pool.map(one, addresses) for s in some]
-    return sorted(found, key=lambda s: (s.shard, s.address))
+    # One that has moved is found by the server that had it, too.
+    every = {(s.shard, s.address, s.error): s for s in found}
+    return sorted(every.values(), key=lambda s: (s.shard, s.address))
 
 
 @dataclasses.dataclass

@@ -96,6 +96,7 @@ NEEDED: dict[str, list[str]] = {
     "serve model": ["/none/root"],
     "feed": ["/none/a.csv", "--workers", "127.0.0.1:1"],
     "status": ["127.0.0.1:1"],
+    "scale ps": ["--to", "2", "--servers", "127.0.0.1:1"],
     "torture": [],
     "plan": ["--rows", "1000"],
     "certs": ["certs"],

@@ -39,6 +39,7 @@ PACKAGES = (
 #: of checkpoints.
 EXCEPT = {
     "distributed/server.py": {"checkpoint"},
+    "distributed/moves.py": {"checkpoint"},
     "distributed/durable.py": {"checkpoint"},
 }
 

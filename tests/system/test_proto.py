@@ -442,6 +442,9 @@ def samples(client: Client) -> dict[str, bytes]:
         "Snapshot": pb.SnapshotRequest(caller=client.caller, root="r"),
         "Restore": pb.RestoreRequest(caller=client.caller, root="r"),
         "Stats": pb.StatsRequest(caller=client.caller),
+        "Move": pb.MoveRequest(
+            caller=client.caller, verb=pb.MoveRequest.STATUS
+        ),
     }
     part = pb.Part(method=METHODS.index("Pull"))
     part.message = pull.SerializeToString()

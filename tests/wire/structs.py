@@ -106,6 +106,8 @@ NAMES = {
     "StatsRequest": "stats",
     "StatsReply": "stats_reply",
     "TableStats": "table_stats",
+    "MoveRequest": "move",
+    "MoveReply": "move_reply",
     "ManyRequest": "many",
     "Part": "part",
     "ManyReply": "many_reply",

@@ -121,6 +121,8 @@ def agree(draw: st.DrawFn, message: Message) -> None:
     elif name == "Part":
         message.shard %= 4096
         message.method %= 31
+    elif name in {"MoveRequest", "MoveReply"}:
+        message.shard %= 4096
     elif name == "HelloReply":
         message.shards = draw(st.integers(1, 2**32 - 1))
         message.shard = draw(st.integers(0, message.shards - 1))

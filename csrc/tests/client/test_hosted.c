@@ -226,9 +226,9 @@ static void a_shard_gives_its_bytes_back(void **state)
     persia_table_get_stats(persia_tables_table(p.tables[SHARDS - 1], 0),
                            &last);
     assert_true(last.rows > 0);
-    assert_int_equal(persia_host_remove(p.host, 0), PERSIA_EARG);
-    assert_int_equal(persia_host_remove(p.host, SHARDS - 1), PERSIA_OK);
-    assert_int_equal(persia_host_remove(p.host, SHARDS - 1), PERSIA_EARG);
+    assert_int_equal(persia_host_remove(p.host, SHARDS - 1, NULL), PERSIA_OK);
+    assert_int_equal(persia_host_remove(p.host, SHARDS - 1, NULL),
+                     PERSIA_EARG);
     persia_service_close(p.services[SHARDS - 1]);
     persia_service_destroy(p.services[SHARDS - 1]);
     persia_tables_destroy(p.tables[SHARDS - 1]);
@@ -239,10 +239,69 @@ static void a_shard_gives_its_bytes_back(void **state)
     process_stop(&p);
 }
 
+/* Which process a shard is at does not matter to a client, nor to one that
+ * begins later: here the same service is put behind another address. */
+static void a_shard_behind_another_address(void **state)
+{
+    static float want[IDS * DIM], got[IDS * DIM];
+    process p[HOSTS];
+    tables_config config = {.threads = 2};
+    ps_client *local, *remote, *later;
+    uint64_t t = 0;
+    (void)state;
+    if (!persia_rpc_available())
+        skip();
+    process_start(&p[0], 0, FIRST, 0);
+    process_start(&p[1], FIRST, SHARDS - FIRST, 0);
+    const char *addresses[HOSTS] = {p[1].address, p[0].address};
+    client_config far = far_config(addresses, HOSTS);
+    some_values();
+    assert_int_equal(persia_client_create_embedded(&config, &local),
+                     PERSIA_OK);
+    assert_int_equal(persia_client_create(&far, &remote), PERSIA_OK);
+    uint32_t a = declare(local), b = declare(remote);
+    /* All of the first one's, forth and back; of two servers one is empty
+     * then. */
+    for (int round = 0; round < 4; round++) {
+        const int from = round & 1;
+        for (uint32_t k = 0; k < FIRST; k++) {
+            ps_service *s = p[0].services[k];
+            shard *of = persia_service_shard(s);
+            assert_int_equal(persia_shard_hold(of, SHARD_HELD), PERSIA_OK);
+            assert_int_equal(persia_host_remove(p[from].host, k,
+                                                p[!from].address), PERSIA_OK);
+            persia_service_close(s);
+            assert_int_equal(persia_shard_hold(of, SHARD_FREE), PERSIA_OK);
+            persia_service_open(s);
+            assert_int_equal(persia_host_add(p[!from].host, s), PERSIA_OK);
+            t++;
+            assert_int_equal(train(local, a, t, want), PERSIA_OK);
+            int rc = train(remote, b, t, got);
+            if (rc)
+                fail_msg("%s", persia_err_text());
+            assert_memory_equal(want, got, sizeof want);
+        }
+        for (size_t n = 1; n <= HOSTS; n++) { /* one knows of both */
+            client_config one = far_config(addresses, n);
+            one.stream = 4 + n;
+            int rc = persia_client_create(&one, &later);
+            if (rc)
+                fail_msg("%s", persia_err_text());
+            assert_int_equal(persia_client_shards(later), SHARDS);
+            assert_int_equal(persia_client_destroy(later), 0);
+        }
+    }
+    assert_int_equal(persia_client_destroy(remote), 0);
+    persia_client_destroy(local);
+    process_stop(&p[0]);
+    process_stop(&p[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shards_of_two_servers),
+        cmocka_unit_test(a_shard_behind_another_address),
         cmocka_unit_test(shards_that_are_missing),
         cmocka_unit_test(a_shard_gives_its_bytes_back),
     };

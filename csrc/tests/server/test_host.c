@@ -28,7 +28,7 @@ static void world_stop(world *w)
         server_stop(&w->shards[i]);
 }
 
-/* A request that is answered before the handler returns. */
+/* A request. */
 typedef struct asked {
     rpc_call call; /* first */
     int answers, code;
@@ -57,17 +57,26 @@ static void on_fail(rpc_call *call, int code, const char *text)
     a->code = persia_err_set(code, "%s", text);
 }
 
-static asked ask(world *w, uint32_t method, const void *data, size_t n)
+/* One that may be answered later. */
+static void ask_later(world *w, uint32_t method, const void *data, size_t n,
+                      asked *out)
 {
     void *request = aligned_alloc(64, (n + 64) / 64 * 64);
-    asked a = {.call = {.method = method, .request = request, .request_n = n,
-                        .deadline = UINT64_MAX, .reply = on_reply,
-                        .fail = on_fail}};
+    *out = (asked){.call = {.method = method, .request = request,
+                            .request_n = n, .deadline = UINT64_MAX,
+                            .admin = method == WIRE_MOVE, .reply = on_reply,
+                            .fail = on_fail}};
     assert_non_null(request);
     if (n)
         memcpy(request, data, n);
-    persia_host_handle(w->host, &a.call);
+    persia_host_handle(w->host, &out->call);
     free(request);
+}
+
+static asked ask(world *w, uint32_t method, const void *data, size_t n)
+{
+    asked a;
+    ask_later(w, method, data, n, &a);
     assert_int_equal(a.answers, 1);
     return a;
 }
@@ -152,7 +161,7 @@ static void other_calls_are_of_the_first_shard(void **state)
     world w;
     (void)state;
     world_start(&w);
-    for (uint32_t here = HERE; here > 1; here--) {
+    for (uint32_t here = HERE; here > 0; here--) {
         char bytes[64];
         persia_wire_out_init(&o);
         assert_int_equal(persia_wire_put_hello(&o, &m), PERSIA_OK);
@@ -170,7 +179,83 @@ static void other_calls_are_of_the_first_shard(void **state)
             assert_int_equal(reply.here[i], i + 1);
         free(a.data);
         persia_wire_memory_free(&memory);
-        assert_int_equal(persia_host_remove(w.host, here), PERSIA_OK);
+        assert_int_equal(persia_host_remove(w.host, here, NULL), PERSIA_OK);
+    }
+    assert_int_equal(ask(&w, WIRE_HELLO, "", 0).code, PERSIA_EUNAVAILABLE);
+    world_stop(&w);
+}
+
+/* The answer is where it is, until it is here again. */
+static void a_shard_that_has_gone(void **state)
+{
+    const wire_part part = {.shard = 2, .method = WIRE_STATS};
+    wire_memory memory;
+    wire_result *results;
+    void *data;
+    world w;
+    (void)state;
+    world_start(&w);
+    static const char *const wrong[] = {"", "two words", "line\n"};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
+        assert_int_equal(persia_host_remove(w.host, 2, wrong[i]),
+                         PERSIA_EARG);
+    assert_int_equal(persia_host_remove(w.host, 2, "a:1"), PERSIA_OK);
+    assert_int_equal(persia_host_remove(w.host, 2, "a:1"), PERSIA_EARG);
+    assert_int_equal(persia_host_place(w.host, 2, "b:2"), PERSIA_OK);
+    assert_int_equal(persia_host_place(w.host, 1, "b:2"), PERSIA_OK);
+    for (int here = 0; here < 2; here++) {
+        persia_wire_memory_init(&memory);
+        assert_int_equal(ask_many(&w, &part, 1, NULL, &memory, &results,
+                                  &data), 1);
+        assert_string_equal(results[0].error, here ? "" : "Moved");
+        if (!here) {
+            assert_string_equal(strrchr(results[0].text, ' '), " b:2");
+            assert_int_equal(persia_host_add(w.host, w.shards[1].s),
+                             PERSIA_OK);
+            assert_int_equal(persia_host_add(w.host, w.shards[1].s),
+                             PERSIA_EARG);
+        }
+        free(data);
+        persia_wire_memory_free(&memory);
+    }
+    world_stop(&w);
+}
+
+/* They are the process's to take; at the end they fail. */
+static void calls_of_move(void **state)
+{
+    const wire_move m = {.verb = MOVE_BEGIN, .name_space = "test",
+                         .shard = 2, .address = "a:1", .by = "me"};
+    char bytes[256];
+    wire_move got;
+    wire_out o;
+    world w;
+    (void)state;
+    world_start(&w);
+    persia_wire_out_init(&o);
+    assert_int_equal(persia_wire_put_move(&o, &m), PERSIA_OK);
+    const size_t n = o.bytes;
+    persia_wire_out_copy(&o, bytes);
+    persia_wire_out_free(&o);
+    assert_null(persia_host_take(w.host, &got));
+    for (int i = 0; i < 3; i++) {
+        asked a;
+        ask_later(&w, WIRE_MOVE, bytes, n, &a);
+        assert_int_equal(a.answers, 0);
+        if (i == 2) {
+            persia_host_close(w.host);
+            assert_int_equal(a.code, PERSIA_EUNAVAILABLE);
+            continue;
+        }
+        host_move *one = persia_host_take(w.host, &got);
+        assert_non_null(one);
+        assert_int_equal(got.shard, 2);
+        assert_string_equal(got.address, "a:1");
+        const wire_move_reply reply = {.text = "done"};
+        persia_host_give(one, i ? persia_err_set(PERSIA_EARG, "no") : 0,
+                         &reply);
+        assert_int_equal(a.code, i ? PERSIA_EARG : PERSIA_OK);
+        free(a.data);
     }
     world_stop(&w);
 }
@@ -217,7 +302,11 @@ static void shards_of_one_job_in_order(void **state)
     (void)state;
     for (int i = 0; i < 3; i++)
         assert_int_equal(persia_host_create(wrong[i], 2, &host), PERSIA_EARG);
-    assert_int_equal(persia_host_create(NULL, 0, &host), PERSIA_EARG);
+    assert_int_equal(persia_host_create(NULL, 0, &host), PERSIA_OK);
+    assert_int_equal(persia_host_add(host, b.s), PERSIA_OK);
+    assert_int_equal(persia_host_add(host, c.s), PERSIA_EARG);
+    assert_int_equal(persia_host_add(host, a.s), PERSIA_OK);
+    persia_host_destroy(host);
     server_stop(&a);
     server_stop(&b);
     server_stop(&c);
@@ -228,6 +317,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(calls_of_several_shards),
         cmocka_unit_test(other_calls_are_of_the_first_shard),
+        cmocka_unit_test(a_shard_that_has_gone),
+        cmocka_unit_test(calls_of_move),
         cmocka_unit_test(bytes_that_are_no_calls),
         cmocka_unit_test(shards_of_one_job_in_order),
     };

@@ -156,6 +156,14 @@ static wire_worker_stats_reply worker_stats_reply = {
          20, 21, 22, 23, 24, 25, 26, 27 }
 };
 
+static wire_move move = {
+    CALLER, MOVE_ABORT, "ns", 4095, 8, 9, "host:1", "who", "root"
+};
+static uint64_t moved[] = { 0, 4095 };
+static wire_move_reply move_reply = {
+    MOVED_FAILED, 3, 9, "text", 1000, moved, 2, "who", 8
+};
+
 static wire_part calls[] = {
     { 4095, 30, 5, (const uint8_t *)"12345" }, { 0, 0, 0, NULL }
 };
@@ -169,7 +177,7 @@ static const void *const samples[MESSAGES_N] = {
     &hello, &hello_reply, &declare, &declare_reply, &pull, &pull_reply,
     &push, &push_reply, &leave, &leave_reply, &rows_all, &snapshot,
     &snapshot_reply, &restore, &restore_reply, &stats, &stats_reply,
-    &many, &many_reply,
+    &move, &move_reply, &many, &many_reply,
     &plan, &plan_reply, &submit, &heartbeat, &submit_reply, &take, &take_reply,
     &sums_reply, &give_back, &return_reply, &worker_stats_reply
 };
@@ -452,7 +460,7 @@ static bytes pair_of(size_t i, bytes a, bytes b)
  * beside the later count. */
 static void a_part_given_twice_promises_what_it_has(void **state)
 {
-    enum { TAKE_REPLY = 25 };
+    enum { TAKE_REPLY = 27 };
     wire_take_reply little = take_reply, much = take_reply, got;
     static uint32_t many[20000];
     (void)state;

@@ -1,0 +1,33 @@
+/* served.h: a shard with its service, as a Server has it (private). */
+#ifndef PERSIA_PY_SERVED_H
+#define PERSIA_PY_SERVED_H
+
+#include "py/py.h"
+
+#include <stdatomic.h>
+
+#include "server/server.h"
+
+/* The Server has a reference, and each store in this process that calls the
+ * shard directly. */
+struct py_served {
+    atomic_uint users;
+    tables *p;
+    ps_service *service;
+    ckpt_root *root;
+    updates_log *log; /* or NULL */
+};
+
+/* Seconds of a Python number as nanoseconds; -1 with an exception set. */
+int py_nanoseconds(double seconds, uint64_t *out);
+/* A Channel without a connection. */
+PyObject *py_channel_to(py_served *served, uint64_t timeout_ns);
+
+/* See the methods of Server. */
+PyObject *py_host_next(ps_host *h);
+PyObject *py_host_give(PyObject *args);
+PyObject *py_served_hold(const py_served *s, PyObject *arg);
+PyObject *py_served_steps(const py_served *s);
+PyObject *py_served_set_steps(const py_served *s, PyObject *arg);
+
+#endif

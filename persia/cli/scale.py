@@ -1,0 +1,97 @@
+"""``persia scale``: more or fewer processes for a job that runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from persia.base.logs import say
+from persia.cli.options import (
+    DryRun,
+    Json,
+    Namespace,
+    Servers,
+    Timeout,
+    print_json,
+)
+from persia.cli.shared import Commands
+from persia.errors import InvalidArgument
+
+commands = Commands(no_args_is_help=True)
+
+
+@commands.callback()
+def _scale() -> None:
+    """Give a job that runs more or fewer processes."""
+
+
+@commands.command()
+def ps(
+    to: Annotated[
+        int,
+        typer.Option(
+            help="So many of the servers share the shards evenly: the first "
+            "ones of --servers. The others have none then, and can be "
+            "stopped.",
+            show_default=False,
+        ),
+    ],
+    servers: Servers = None,
+    namespace: Namespace = "default",
+    timeout: Timeout = 10.0,
+    json: Json = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Move shards between parameter servers while a job trains.
+
+    A server that is to be new is started before, with persia serve ps --join.
+    Shards move one after the other; updates of the one that moves wait
+    meanwhile. Ctrl-C gives up the move that has begun: its shard stays
+    where it was. The same command, given again, does the rest.
+
+    persia scale ps --to 3 --servers ps0:8888,ps1:8888,ps2:8888
+    """
+    from persia.distributed.addresses import resolve
+    from persia.distributed.scaling import Progress, Scaling, plan
+    from persia.distributed.security import Security
+
+    if not servers:
+        raise InvalidArgument(
+            "`servers`: give the address of each server of the job, or set "
+            "PERSIA_SERVERS"
+        )
+    addresses, security = resolve(servers, Security.from_environment())
+    said: list[str] = []
+
+    def show(progress: Progress) -> None:
+        move = progress.move
+        rows = f", {progress.rows:,} rows" if progress.rows else ""
+        line = (
+            f"move {progress.number} of {progress.count}: shard {move.shard} "
+            f"from {move.source} to {move.target}: {progress.text}{rows}"
+        )
+        if said[-1:] != [line]:
+            said.append(line)
+            say(f"{line} ({progress.seconds:.1f} s)", aside=json)
+
+    with Scaling(
+        addresses, namespace=namespace, security=security, timeout=timeout
+    ) as scaling:
+        moves = plan(scaling.places(), to)
+        if dry_run:
+            for move in moves:
+                say(
+                    f"would move shard {move.shard} from {move.source} to "
+                    f"{move.target}",
+                    aside=json,
+                )
+        else:
+            scaling.run(moves, show)
+        places = scaling.places()
+    if json:
+        print_json({"moves": len(moves), "servers": places})
+        return
+    for address, shards in places.items():
+        numbers = ", ".join(map(str, shards))
+        print(f"{address}: " + (f"shards {numbers}" if shards else "no shard"))

@@ -1,0 +1,280 @@
+"""More or fewer servers for a job that runs: which shard goes where, and
+asking the servers to move them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import getpass
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from persia import _core
+from persia.base.patience import patiently
+from persia.distributed.addresses import MESSAGE_LIMIT
+from persia.distributed.security import Security
+from persia.errors import (
+    InvalidArgument,
+    PersiaError,
+    SchemaMismatch,
+    Unavailable,
+)
+
+_ASK = 0.1  # seconds between questions
+
+
+@dataclasses.dataclass(frozen=True)
+class Move:
+    """A shard, the address of its server, and that of the next one."""
+
+    shard: int
+    source: str
+    target: str
+
+
+@dataclasses.dataclass
+class Progress:
+    """How far a move is.
+
+    Attributes:
+        move: which.
+        number, count: it is this one of so many, from 1.
+        text: what is being done.
+        rows: of the shard, once they are written.
+        seconds: since it began.
+    """
+
+    move: Move
+    number: int
+    count: int
+    text: str
+    rows: int
+    seconds: float
+
+
+def plan(places: Mapping[str, Sequence[int]], to: int) -> list[Move]:
+    """The fewest moves after which the first ``to`` servers share the shards
+    evenly, and the others have none.
+
+    Args:
+        places: the shards of each server, by its address.
+        to: how many servers are to have shards.
+
+    Raises:
+        InvalidArgument: there are not so many servers, or shards.
+    """
+    shards = sum(len(some) for some in places.values())
+    if not 1 <= to <= len(places):
+        raise InvalidArgument(
+            f"`to={to}`: need 1 to {len(places)}, the number of servers given"
+        )
+    if to > shards:
+        raise InvalidArgument(
+            f"`to={to}`: the job has {shards} shards, and each server needs "
+            "one. Their number is chosen when the job first starts "
+            "(persia launch --shards)"
+        )
+    # Those with the most shards may keep one more.
+    kept = sorted(list(places)[:to], key=lambda a: -len(places[a]))
+    most = {
+        address: shards // to + (i < shards % to)
+        for i, address in enumerate(kept)
+    }
+    away = [
+        (shard, address)
+        for address, some in places.items()
+        for shard in sorted(some)[most.get(address, 0) :]
+    ]
+    room = [
+        address
+        for address in list(places)[:to]
+        for _ in range(most[address] - len(places[address]))
+    ]
+    return [
+        Move(shard, source, target)
+        for (shard, source), target in zip(away, room, strict=True)
+    ]
+
+
+class Scaling:
+    """The way to the servers of a job, to change which shard is where.
+
+    Args:
+        addresses: host:port of all servers, as clients reach them.
+        namespace: of the job.
+        security: default: that of the environment.
+        timeout: seconds that an answer may take.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        namespace: str = "default",
+        security: Security | None = None,
+        timeout: float = 10.0,
+    ) -> None:
+        if len(set(addresses)) != len(addresses) or not addresses:
+            raise InvalidArgument(
+                "need the address of each server of the job once: "
+                "`servers=ps0:8888,ps1:8888`"
+            )
+        secret = (security or Security.from_environment()).arguments()
+        self._namespace = namespace
+        self._timeout = timeout
+        self._by = f"{_user()}@{socket.gethostname()} (pid {os.getpid()})"
+        self._channels = {
+            address: _core.Channel(address, secret, MESSAGE_LIMIT, timeout)
+            for address in addresses
+        }
+        self.shards = 0
+
+    def __enter__(self) -> Scaling:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connections."""
+        for channel in self._channels.values():
+            channel.close()
+
+    def _ask(
+        self,
+        address: str,
+        verb: int,
+        shard: int = 0,
+        move: int = 0,
+        target: str = "",
+    ) -> dict[str, Any]:
+        channel = self._channels[address]
+        return patiently(
+            lambda: channel.move(
+                *(verb, self._namespace, shard, self.shards, move),
+                *(target, self._by, ""),
+            ),
+            self._timeout,
+        )
+
+    def places(self) -> dict[str, list[int]]:
+        """The shards of each server, by its address.
+
+        Raises:
+            SchemaMismatch: they are not all shards of one job.
+            Unavailable: a server does not answer.
+        """
+        found = {a: self._ask(a, _core.MOVE_STATUS) for a in self._channels}
+        counts = {answer["shards"] for answer in found.values()}
+        if len(counts) != 1:
+            raise SchemaMismatch(
+                "the servers are of jobs with different numbers of shards: "
+                + ", ".join(f"{a}: {m['shards']}" for a, m in found.items())
+            )
+        (self.shards,) = counts
+        places = {address: m["here"] for address, m in found.items()}
+        every = sorted(s for some in places.values() for s in some)
+        if every != list(range(self.shards)):
+            raise SchemaMismatch(
+                f"the servers have the shards {every}, not each of the "
+                f"{self.shards} of the job once: give the addresses of all "
+                "servers"
+            )
+        return places
+
+    def tell(self, places: Mapping[str, Sequence[int]]) -> None:
+        """Tells each server where the shards of the others are."""
+        for address in self._channels:
+            for other, shards in places.items():
+                for shard in shards if other != address else ():
+                    self._ask(address, _core.MOVE_PLACE, shard, target=other)
+
+    def run(
+        self,
+        moves: Sequence[Move],
+        show: Callable[[Progress], None] = lambda progress: None,
+    ) -> None:
+        """Moves shards, one after the other; an interrupt gives up the one
+        that has begun, whose shard stays where it was.
+
+        Args:
+            moves: of :func:`plan`.
+            show: is called again and again.
+
+        Raises:
+            Unavailable: another one moves a shard of a server, or a move
+                failed: the shard is where it was.
+        """
+        self.tell(self.places())
+        for number, move in enumerate(moves, 1):
+            name = secrets.randbits(63) | 1
+            progress = Progress(move, number, len(moves), "", 0, 0.0)
+            try:
+                self._run(move, name, progress, show)
+            except BaseException:
+                self._give_up(progress, name, show)
+                raise
+            for address in self._channels:
+                if address not in (move.source, move.target):
+                    self._ask(
+                        address,
+                        _core.MOVE_PLACE,
+                        move.shard,
+                        target=move.target,
+                    )
+
+    def _give_up(
+        self, progress: Progress, name: int, show: Callable[[Progress], None]
+    ) -> None:
+        """Cancels a move, and waits for its end."""
+        move = progress.move
+        with contextlib.suppress(PersiaError):
+            verb = _core.MOVE_CANCEL
+            while True:
+                answer = self._ask(move.source, verb, move.shard, name)
+                if answer["state"] != _core.MOVED_RUNNING:
+                    break
+                verb = _core.MOVE_STATUS
+                time.sleep(_ASK)
+            if answer["id"] == name:
+                progress.text = answer["text"]
+                show(progress)
+
+    def _run(
+        self,
+        move: Move,
+        name: int,
+        progress: Progress,
+        show: Callable[[Progress], None],
+    ) -> None:
+        began = time.monotonic()
+        self._ask(move.source, _core.MOVE_BEGIN, move.shard, name, move.target)
+        while True:
+            answer = self._ask(move.source, _core.MOVE_STATUS)
+            if answer["id"] != name:
+                raise Unavailable(
+                    f"{move.source} does not know of the move of shard "
+                    f"{move.shard}: it was started again"
+                )
+            progress.text, progress.rows = answer["text"], answer["rows"]
+            progress.seconds = time.monotonic() - began
+            show(progress)
+            if answer["state"] == _core.MOVED_FAILED:
+                raise Unavailable(
+                    f"shard {move.shard} stays at {move.source}: "
+                    f"{answer['text']}"
+                )
+            if answer["state"] == _core.MOVED_DONE:
+                return
+            time.sleep(_ASK)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "uid " + str(os.getuid())
