@@ -31,19 +31,19 @@ static int sightings_make(const table_spec *spec, admitter *a)
     return PERSIA_OK;
 }
 
-static uint32_t *line_of(const admitter *a, uint64_t hash)
+static uint32_t *sightings_line_of(const admitter *a, uint64_t hash)
 {
     return a->filter + admit_slot(a, hash) * admit_words(a) +
            admit_line(a, hash) * (size_t)ADMIT_LINE;
 }
 
-static uint32_t print_of(uint64_t hash)
+static uint32_t sightings_print_of(uint64_t hash)
 {
     return (uint32_t)(hash >> 40) << COUNT_BITS;
 }
 
 /* Its place in a line; ADMIT_LINE: none. */
-static uint32_t line_find(const uint32_t *line, uint32_t print)
+static uint32_t sightings_line_find(const uint32_t *line, uint32_t print)
 {
     uint32_t k = 0;
 
@@ -58,10 +58,11 @@ static void sightings_admit(const admitter *a, uint64_t draw, size_t n,
 {
     (void)draw;
     for (size_t i = 0; i < n; i++)
-        __builtin_prefetch(line_of(a, hash[i]), 1);
+        __builtin_prefetch(sightings_line_of(a, hash[i]), 1);
     for (size_t i = 0; i < n; i++) {
-        const uint32_t *line = line_of(a, hash[i]);
-        const uint32_t k = line_find(line, print_of(hash[i]));
+        const uint32_t *line = sightings_line_of(a, hash[i]);
+        const uint32_t k =
+            sightings_line_find(line, sightings_print_of(hash[i]));
         const uint32_t seen = k < ADMIT_LINE ? line[k] & COUNT_MOST : 0;
         mask[i] = seen + 1 >= a->sightings;
     }
@@ -70,8 +71,9 @@ static void sightings_admit(const admitter *a, uint64_t draw, size_t n,
 static void sightings_refuse(const admitter *a, size_t n, const uint64_t *hash)
 {
     for (size_t i = 0; i < n; i++) {
-        uint32_t *line = line_of(a, hash[i]), word = print_of(hash[i]);
-        uint32_t k = line_find(line, word);
+        uint32_t *line = sightings_line_of(a, hash[i]),
+                 word = sightings_print_of(hash[i]);
+        uint32_t k = sightings_line_find(line, word);
         if (k < ADMIT_LINE)
             word = line[k] + ((line[k] & COUNT_MOST) < COUNT_MOST);
         else

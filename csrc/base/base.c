@@ -46,7 +46,7 @@ static const char *const error_names[] = {PERSIA_ERRORS(ERROR_NAME)};
 #define ERROR_MESSAGE(code, name, message) [code] = message,
 static const char *const error_messages[] = {PERSIA_ERRORS(ERROR_MESSAGE)};
 
-static size_t error_index(int code)
+static size_t base_error_index(int code)
 {
     return code >= 0 && code < PERSIA_ERROR_COUNT ? (size_t)code
                                                   : PERSIA_EINTERNAL;
@@ -54,7 +54,7 @@ static size_t error_index(int code)
 
 const char *persia_err_name(int code)
 {
-    return error_names[error_index(code)];
+    return error_names[base_error_index(code)];
 }
 
 int persia_err_code(const char *name)
@@ -67,7 +67,7 @@ int persia_err_code(const char *name)
 
 const char *persia_err_message(int code)
 {
-    return error_messages[error_index(code)];
+    return error_messages[base_error_index(code)];
 }
 
 static _Atomic(interrupt_fn) interrupt_callback;
@@ -108,14 +108,14 @@ int persia_interrupt_poll(void)
 /* Set in a child of the process in which the library was loaded. */
 static atomic_int forked;
 
-static void fork_in_child(void)
+static void base_fork_in_child(void)
 {
     atomic_store(&forked, 1);
 }
 
-__attribute__((constructor)) static void fork_watch(void)
+__attribute__((constructor)) static void base_fork_watch(void)
 {
-    pthread_atfork(NULL, NULL, fork_in_child);
+    pthread_atfork(NULL, NULL, base_fork_in_child);
 }
 
 int persia_fork_check(const char *what)

@@ -14,7 +14,7 @@ static const uint64_t POLL_NS = 50000000;
 
 /* ---- the machine ---- */
 
-static uint64_t machine_now(void *ctx)
+static uint64_t system_machine_now(void *ctx)
 {
     struct timespec t;
     (void)ctx;
@@ -22,14 +22,14 @@ static uint64_t machine_now(void *ctx)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-static uint64_t machine_seconds(void *ctx)
+static uint64_t system_machine_seconds(void *ctx)
 {
     (void)ctx;
     return (uint64_t)time(NULL);
 }
 
-static int machine_wait(void *ctx, pthread_cond_t *c, pthread_mutex_t *lock,
-                        uint64_t until)
+static int system_machine_wait(void *ctx, pthread_cond_t *c,
+                               pthread_mutex_t *lock, uint64_t until)
 {
     struct timespec t = {.tv_sec = (time_t)(until / 1000000000u),
                          .tv_nsec = (long)(until % 1000000000u)};
@@ -38,8 +38,9 @@ static int machine_wait(void *ctx, pthread_cond_t *c, pthread_mutex_t *lock,
                                    : pthread_cond_timedwait(c, lock, &t);
 }
 
-static int machine_start(void *ctx, pthread_t *out, void *(*run)(void *arg),
-                         void *arg, const char *name, int detached)
+static int system_machine_start(void *ctx, pthread_t *out,
+                                void *(*run)(void *arg), void *arg,
+                                const char *name, int detached)
 {
     (void)ctx;
     int failed = pthread_create(out, NULL, run, arg);
@@ -50,24 +51,24 @@ static int machine_start(void *ctx, pthread_t *out, void *(*run)(void *arg),
     return failed;
 }
 
-static void machine_join(void *ctx, pthread_t thread)
+static void system_machine_join(void *ctx, pthread_t thread)
 {
     (void)ctx;
     pthread_join(thread, NULL);
 }
 
-static int machine_random(void *ctx, void *out, size_t n)
+static int system_machine_random(void *ctx, void *out, size_t n)
 {
     (void)ctx;
     return getrandom(out, n, 0) == (ssize_t)n ? 0 : errno;
 }
 
-static const persia_system machine = {.now = machine_now,
-                                      .seconds = machine_seconds,
-                                      .wait = machine_wait,
-                                      .start = machine_start,
-                                      .join = machine_join,
-                                      .random = machine_random};
+static const persia_system machine = {.now = system_machine_now,
+                                      .seconds = system_machine_seconds,
+                                      .wait = system_machine_wait,
+                                      .start = system_machine_start,
+                                      .join = system_machine_join,
+                                      .random = system_machine_random};
 
 static _Atomic(const persia_system *) installed = &machine;
 
@@ -132,7 +133,7 @@ int persia_cond_wait_poll(pthread_cond_t *c, pthread_mutex_t *lock,
 
 /* ---- pauses ---- */
 
-static int pause_until(uint64_t until, int polls)
+static int system_pause_until(uint64_t until, int polls)
 {
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     pthread_cond_t never;
@@ -151,12 +152,12 @@ static int pause_until(uint64_t until, int polls)
 
 void persia_pause(uint64_t ns)
 {
-    (void)pause_until(persia_clock_ns() + ns, 0);
+    (void)system_pause_until(persia_clock_ns() + ns, 0);
 }
 
 int persia_pause_poll(uint64_t ns)
 {
-    return pause_until(persia_clock_ns() + ns, 1);
+    return system_pause_until(persia_clock_ns() + ns, 1);
 }
 
 uint64_t persia_backoff_ns(unsigned tries, uint64_t most, uint64_t client)

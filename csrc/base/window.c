@@ -3,28 +3,28 @@
 #include <assert.h>
 #include <string.h>
 
-static uint64_t size_of(const window *w)
+static uint64_t window_size_of(const window *w)
 {
     return 64 * (uint64_t)w->words;
 }
 
-static uint64_t *word_of(const window *w, uint64_t number)
+static uint64_t *window_word_of(const window *w, uint64_t number)
 {
     return &w->ring[number / 64 & (w->words - 1)];
 }
 
-static uint64_t bit_of(uint64_t number)
+static uint64_t window_bit_of(uint64_t number)
 {
     return (uint64_t)1 << (number % 64);
 }
 
 /* Of a number within the window. */
-static int is_in(const window *w, uint64_t number)
+static int window_is_in(const window *w, uint64_t number)
 {
-    return (*word_of(w, number) & bit_of(number)) != 0;
+    return (*window_word_of(w, number) & window_bit_of(number)) != 0;
 }
 
-static uint64_t ones(uint64_t bits)
+static uint64_t window_ones(uint64_t bits)
 {
     return (uint64_t)__builtin_popcountll(bits);
 }
@@ -48,33 +48,34 @@ int window_has(const window *w, uint64_t number)
 {
     if (number <= w->watermark)
         return 1;
-    return number - w->watermark <= size_of(w) && is_in(w, number);
+    return number - w->watermark <= window_size_of(w) &&
+           window_is_in(w, number);
 }
 
 enum window_added window_add(window *w, uint64_t number)
 {
     if (number <= w->watermark)
         return WINDOW_HAD;
-    if (number - w->watermark > size_of(w))
+    if (number - w->watermark > window_size_of(w))
         return WINDOW_BEYOND;
-    if (is_in(w, number))
+    if (window_is_in(w, number))
         return WINDOW_HAD;
-    *word_of(w, number) |= bit_of(number);
+    *window_word_of(w, number) |= window_bit_of(number);
     return WINDOW_ADDED;
 }
 
 /* Clears the n <= size numbers behind the watermark, word by word; returns
  * how many were in. */
-static uint64_t clear(window *w, uint64_t n)
+static uint64_t window_clear(window *w, uint64_t n)
 {
     uint64_t in = 0, number = w->watermark + 1, end = number + n;
-    assert(n <= size_of(w));
+    assert(n <= window_size_of(w));
     while (number < end) {
         uint64_t run = 64 - number % 64;
         run = run < end - number ? run : end - number;
         uint64_t mask = ~(uint64_t)0 >> (64 - run) << (number % 64);
-        in += ones(*word_of(w, number) & mask);
-        *word_of(w, number) &= ~mask;
+        in += window_ones(*window_word_of(w, number) & mask);
+        *window_word_of(w, number) &= ~mask;
         number += run;
     }
     return in;
@@ -85,7 +86,8 @@ void window_settle(window *w, uint64_t number)
     if (number <= w->watermark)
         return;
     uint64_t n = number - w->watermark;
-    uint64_t in = clear(w, n < size_of(w) ? n : size_of(w));
+    uint64_t in =
+        window_clear(w, n < window_size_of(w) ? n : window_size_of(w));
     assert(in <= n);
     w->skipped += n - in;
     w->watermark = number;
@@ -93,17 +95,17 @@ void window_settle(window *w, uint64_t number)
 
 void window_advance(window *w)
 {
-    while (is_in(w, w->watermark + 1)) {
+    while (window_is_in(w, w->watermark + 1)) {
         w->watermark++;
-        *word_of(w, w->watermark) &= ~bit_of(w->watermark);
+        *window_word_of(w, w->watermark) &= ~window_bit_of(w->watermark);
     }
 }
 
 uint64_t window_top(const window *w)
 {
-    for (uint64_t i = size_of(w); i > 0;) {
+    for (uint64_t i = window_size_of(w); i > 0;) {
         uint64_t number = w->watermark + i;
-        uint64_t low = *word_of(w, number) << (63 - number % 64);
+        uint64_t low = *window_word_of(w, number) << (63 - number % 64);
         uint64_t run = number % 64 + 1; /* numbers of this word, down */
         if (low && (uint64_t)__builtin_clzll(low) < i)
             return number - (uint64_t)__builtin_clzll(low);
@@ -116,7 +118,7 @@ uint64_t window_count(const window *w)
 {
     uint64_t n = 0;
     for (size_t i = 0; i < w->words; i++)
-        n += ones(w->ring[i]);
+        n += window_ones(w->ring[i]);
     return n;
 }
 
@@ -125,14 +127,15 @@ uint64_t window_missing(const window *mine, const window *theirs)
     uint64_t missing = 0;
     if (mine->watermark > theirs->watermark) {
         missing = mine->watermark - theirs->watermark;
-        uint64_t reach = missing < size_of(theirs) ? missing
-                                                   : size_of(theirs);
+        uint64_t reach = missing < window_size_of(theirs)
+                             ? missing
+                             : window_size_of(theirs);
         for (uint64_t i = 1; i <= reach; i++)
-            missing -= (uint64_t)is_in(theirs, theirs->watermark + i);
+            missing -= (uint64_t)window_is_in(theirs, theirs->watermark + i);
         assert(missing <= mine->watermark - theirs->watermark);
     }
-    for (uint64_t i = 1; i <= size_of(mine); i++)
-        missing += is_in(mine, mine->watermark + i) &&
+    for (uint64_t i = 1; i <= window_size_of(mine); i++)
+        missing += window_is_in(mine, mine->watermark + i) &&
                    !window_has(theirs, mine->watermark + i);
     return missing;
 }
@@ -141,8 +144,8 @@ void window_to_bits(const window *w, uint64_t *bits)
 {
     uint64_t first = w->watermark + 1, by = first % 64;
     for (size_t i = 0; i < w->words; i++) {
-        uint64_t low = *word_of(w, first + 64 * i);
-        uint64_t high = *word_of(w, first + 64 * i + 64);
+        uint64_t low = *window_word_of(w, first + 64 * i);
+        uint64_t high = *window_word_of(w, first + 64 * i + 64);
         bits[i] = by ? low >> by | high << (64 - by) : low;
     }
 }

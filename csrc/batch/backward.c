@@ -32,7 +32,7 @@ typedef struct pieces {
     size_t *starts; /* [tables + 1] */
 } pieces;
 
-static int by_table(const void *a, const void *b)
+static int backward_by_table(const void *a, const void *b)
 {
     const piece *x = a, *y = b;
     uint32_t i = x->s.f->want.table, j = y->s.f->want.table;
@@ -133,7 +133,7 @@ static int pieces_add(batcher *w, const batcher_grad *g, slice *cut,
 static void pieces_sort(pieces *out)
 {
     size_t at = 0;
-    qsort(out->all, out->n, sizeof(piece), by_table);
+    qsort(out->all, out->n, sizeof(piece), backward_by_table);
     for (uint32_t t = 0; t <= out->tables; t++) {
         while (at < out->n && out->all[at].s.f->want.table < t)
             at++;
@@ -168,8 +168,8 @@ static int pieces_give(pieces *out, scratch *tmp)
     return PERSIA_OK;
 }
 
-static int collect(batcher *w, const batcher_grad *grads, size_t n,
-                   scratch *tmp, pieces *out)
+static int backward_collect(batcher *w, const batcher_grad *grads, size_t n,
+                            scratch *tmp, pieces *out)
 {
     int rc = pieces_make(w, grads, n, tmp, out);
     for (size_t i = 0; i < n && !rc; i++)
@@ -221,7 +221,7 @@ int batcher_push_jobs(batcher *w, const batcher_grad *grads, size_t n,
                       size_t *jobs_n)
 {
     pieces all;
-    int rc = collect(w, grads, n, tmp, &all);
+    int rc = backward_collect(w, grads, n, tmp, &all);
     return rc ? rc : build_jobs(w, &all, tmp, jobs, tables, jobs_n);
 }
 
@@ -278,16 +278,16 @@ static int sweep_grads(batcher *w, const batcher_grad *grads, size_t n,
 }
 
 /* *sent: the update was given to the client. */
-static int backward(batcher *w, const batcher_grad *grads, size_t n,
-                    scratch *tmp, const client_update *update,
-                    const optim_args *optim, uint32_t optim_n,
-                    batcher_counts *counts, int *sent)
+static int backward_backward(batcher *w, const batcher_grad *grads, size_t n,
+                             scratch *tmp, const client_update *update,
+                             const optim_args *optim, uint32_t optim_n,
+                             batcher_counts *counts, int *sent)
 {
     pieces all;
     push_job *jobs;
     uint32_t *tables;
     size_t jobs_n;
-    int rc = collect(w, grads, n, tmp, &all);
+    int rc = backward_collect(w, grads, n, tmp, &all);
     if (!rc)
         rc = sweep_grads(w, grads, n, &all);
     if (!rc)
@@ -329,8 +329,8 @@ int persia_batcher_backward(batcher *w, const batcher_grad *grads, size_t n,
     int sent = 0, rc = PERSIA_ENOMEM;
     scratch *tmp = scratch_take(w);
     if (tmp)
-        rc = backward(w, grads, n, tmp, update, optim, optim_n, counts,
-                      &sent);
+        rc = backward_backward(w, grads, n, tmp, update, optim, optim_n,
+                               counts, &sent);
     scratch_give(w, tmp);
     if (rc && !sent && update) { /* others may wait for it */
         err_kept error;
@@ -365,7 +365,7 @@ int persia_batcher_finite(batcher *w, const batcher_grad *grads, size_t n,
     if (!tmp)
         return PERSIA_ENOMEM;
     pieces all;
-    int rc = collect(w, grads, n, tmp, &all);
+    int rc = backward_collect(w, grads, n, tmp, &all);
     if (!rc)
         rc = persia_mem_buffer_need(&tmp->jobs, all.n);
     if (!rc && all.n) {

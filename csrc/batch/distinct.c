@@ -14,7 +14,8 @@ struct batcher_group {
 };
 
 /* The tables of the plan, each once; unit[i]: that of feature i. */
-static uint32_t list_tables(const plan *p, uint32_t *tables, uint32_t *unit)
+static uint32_t distinct_list_tables(const plan *p, uint32_t *tables,
+                                     uint32_t *unit)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < p->n; i++) {
@@ -28,8 +29,8 @@ static uint32_t list_tables(const plan *p, uint32_t *tables, uint32_t *unit)
     return n;
 }
 
-static int make_index(batcher *w, const plan *p, const id_batch *b,
-                      batcher_group *g)
+static int distinct_make_index(batcher *w, const plan *p, const id_batch *b,
+                               batcher_group *g)
 {
     index_segment *segments = malloc(p->n * sizeof *segments);
     uint32_t *tables = malloc(2 * p->n * sizeof *tables);
@@ -40,7 +41,7 @@ static int make_index(batcher *w, const plan *p, const id_batch *b,
     if (rc)
         goto done;
     uint32_t *unit = tables + p->n, n = 0;
-    g->sizes.tables = list_tables(p, tables, unit);
+    g->sizes.tables = distinct_list_tables(p, tables, unit);
     for (uint32_t t = 0; t < g->sizes.tables; t++)
         for (uint32_t i = 0; i < p->n; i++)
             if (unit[i] == t && g->slices[i].n)
@@ -83,7 +84,7 @@ int persia_batcher_group(batcher *w, uint32_t no, const id_batch *b,
         rc = persia_err_set(PERSIA_ELIMIT, "%zu ids in one batch",
                             g->first[p->n]);
     if (!rc)
-        rc = make_index(w, p, b, g);
+        rc = distinct_make_index(w, p, b, g);
     if (rc) {
         persia_batcher_group_free(g);
         return rc;
@@ -99,7 +100,7 @@ batcher_group_sizes persia_batcher_group_sizes(const batcher_group *g)
     return g->sizes;
 }
 
-static void fill_places(const batcher_group *g, int32_t *inverse)
+static void distinct_fill_places(const batcher_group *g, int32_t *inverse)
 {
     const batch_index *x = g->index;
     for (size_t i = 0; i < x->chunks_n; i++) {
@@ -115,7 +116,8 @@ static void fill_places(const batcher_group *g, int32_t *inverse)
     }
 }
 
-static void fill_offsets(const batcher_group *g, size_t bags, int32_t *offsets)
+static void distinct_fill_offsets(const batcher_group *g, size_t bags,
+                                  int32_t *offsets)
 {
     for (uint32_t i = 0; i < g->features; i++) {
         const slice *s = &g->slices[i];
@@ -138,9 +140,9 @@ void persia_batcher_group_fill(const batcher_group *g, const id_batch *b,
         memcpy(ids, x->ids, g->sizes.rows * sizeof *ids);
     for (uint32_t t = 0; t <= g->sizes.tables; t++)
         starts[t] = (int64_t)x->base[(size_t)t * x->cells];
-    fill_places(g, inverse);
+    distinct_fill_places(g, inverse);
     if (offsets)
-        fill_offsets(g, b->bags, offsets);
+        distinct_fill_offsets(g, b->bags, offsets);
     for (uint32_t i = 0; i < g->features && weights; i++)
         if (g->slices[i].n)
             memcpy(weights + g->first[i], b->weights + g->slices[i].first,

@@ -20,7 +20,7 @@ typedef struct pooling {
     size_t stride;
 } pooling;
 
-static int pool_chunk(void *ctx, size_t index)
+static int forward_pool_chunk(void *ctx, size_t index)
 {
     const pooling *c = ctx;
     const pooled *p = &c->features[index / c->chunks];
@@ -54,9 +54,9 @@ static int is_pooled(const plan *p, const slice *s)
 }
 
 /* Sums the pooled features; `features` has room for all of the plan's. */
-static int pool_all(batcher *w, const plan *p, const id_batch *b,
-                    const slice *slices, const float *rows, pooled *features,
-                    float *out, size_t stride)
+static int forward_pool_all(batcher *w, const plan *p, const id_batch *b,
+                            const slice *slices, const float *rows,
+                            pooled *features, float *out, size_t stride)
 {
     size_t n = 0;
     for (uint32_t i = 0; i < p->n; i++) {
@@ -71,7 +71,7 @@ static int pool_all(batcher *w, const plan *p, const id_batch *b,
     pooling c = {b, features, (b->bags + BAGS_A_CHUNK - 1) / BAGS_A_CHUNK,
                  out, stride};
     return persia_sched_for_rows(persia_client_sched(w->c), n * c.chunks, b->n,
-                                 pool_chunk, &c);
+                                 forward_pool_chunk, &c);
 }
 
 /* Where the rows are: of shards, or (source) of a batch whose ids are
@@ -82,9 +82,9 @@ typedef struct rows_from {
     batcher_source *source;
 } rows_from;
 
-static int forward(batcher *w, const plan *p, const id_batch *b,
-                   const rows_from *from, scratch *tmp, float *out,
-                   size_t stride, uint32_t *rows)
+static int forward_forward(batcher *w, const plan *p, const id_batch *b,
+                           const rows_from *from, scratch *tmp, float *out,
+                           size_t stride, uint32_t *rows)
 {
     int rc = persia_mem_buffer_need(&tmp->slices,
                                     p->n * (sizeof(slice) + sizeof(pooled)));
@@ -141,8 +141,8 @@ static int forward(batcher *w, const plan *p, const id_batch *b,
                                           jobs_n, from->index);
     if (rc)
         return rc;
-    return pool_all(w, p, b, slices, tmp->rows.data,
-                    (pooled *)(slices + p->n), out, stride);
+    return forward_pool_all(w, p, b, slices, tmp->rows.data,
+                            (pooled *)(slices + p->n), out, stride);
 }
 
 int persia_batcher_forward(batcher *w, uint32_t no, const id_batch *batch,
@@ -160,7 +160,7 @@ int persia_batcher_forward(batcher *w, uint32_t no, const id_batch *batch,
     if (index && !persia_client_is_embedded(w->c))
         rows = NULL;
     const rows_from from = {.after = after, .index = index};
-    int rc = forward(w, p, batch, &from, tmp, out, stride, rows);
+    int rc = forward_forward(w, p, batch, &from, tmp, out, stride, rows);
     scratch_give(w, tmp);
     if (rc && index) {
         persia_batch_index_put(*index);
@@ -182,7 +182,7 @@ int persia_batcher_read(batcher *w, uint32_t no, batch_index *index,
                               "looked up %zu",
                               batch->bags, from.source->samples);
     scratch *tmp = scratch_take(w);
-    int rc = tmp ? forward(w, p, batch, &from, tmp, out, stride, NULL)
+    int rc = tmp ? forward_forward(w, p, batch, &from, tmp, out, stride, NULL)
                  : PERSIA_ENOMEM;
     scratch_give(w, tmp);
     return rc ? rc : taken_read(w, from.source, p, out, stride);

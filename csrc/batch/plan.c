@@ -178,7 +178,7 @@ typedef struct slicing {
 } slicing;
 
 /* Whether offsets never fall; *single: every bag has exactly one id. */
-HOT static int monotone(const int64_t *offsets, size_t bags, int *single)
+HOT static int plan_monotone(const int64_t *offsets, size_t bags, int *single)
 {
     int64_t falls = 0, others = 0;
     for (size_t i = 0; i < bags; i++) {
@@ -204,7 +204,7 @@ static int slice_feature(void *ctx, size_t i)
     const int64_t *offsets = b->offsets + f->want.key * b->bags;
     int64_t first = offsets[0], last = offsets[b->bags];
     int single;
-    if (!monotone(offsets, b->bags, &single)) {
+    if (!plan_monotone(offsets, b->bags, &single)) {
         int rc = persia_pool_check(f->want.name, b->bags, offsets, first,
                                    last);
         return rc ? rc

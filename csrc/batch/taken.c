@@ -31,23 +31,24 @@ static taken_feature feature_of(const batcher *w, const planned *f)
                            .dim = f->dim};
 }
 
-static const char *table_of(const batcher *w, uint32_t no)
+static const char *taken_table_of(const batcher *w, uint32_t no)
 {
     return persia_client_table(w->c, no)->name;
 }
 
 /* Whether its features are pooled elsewhere. */
-static int is_pooled(const batcher *w, const batcher_source *s, uint32_t table)
+static int taken_is_pooled(const batcher *w, const batcher_source *s,
+                           uint32_t table)
 {
     size_t n;
-    return !s->rows(s, table_of(w, table), &n);
+    return !s->rows(s, taken_table_of(w, table), &n);
 }
 
 void taken_cut(const batcher *w, const plan *p, const batcher_source *s,
                slice *slices)
 {
     for (uint32_t i = 0; i < p->n; i++)
-        if (is_pooled(w, s, p->features[i].want.table))
+        if (taken_is_pooled(w, s, p->features[i].want.table))
             slices[i] = (slice){.f = &p->features[i]};
 }
 
@@ -56,7 +57,7 @@ int taken_pull(batcher *w, batcher_source *s, const uint32_t *tables,
 {
     int rc = PERSIA_OK;
     for (size_t i = 0; i < jobs_n && !rc; i++)
-        rc = s->gather(s, table_of(w, tables[i]),
+        rc = s->gather(s, taken_table_of(w, tables[i]),
                        (const int64_t *)jobs[i].ids, jobs[i].n, jobs[i].out,
                        jobs[i].stride);
     return rc;
@@ -68,7 +69,7 @@ int taken_read(batcher *w, batcher_source *s, const plan *p, float *out,
     int rc = PERSIA_OK;
     for (uint32_t i = 0; i < p->n && p->kind == PLAN_BAGS && !rc; i++) {
         const taken_feature f = feature_of(w, &p->features[i]);
-        if (is_pooled(w, s, p->features[i].want.table))
+        if (taken_is_pooled(w, s, p->features[i].want.table))
             rc = s->read(s, &f, out + p->features[i].column, stride);
     }
     return rc;
@@ -76,8 +77,8 @@ int taken_read(batcher *w, batcher_source *s, const plan *p, float *out,
 
 /* Adds the gradient of one feature: a feature of several forwards has the sum
  * of theirs. */
-static void add(taken_grad *all, size_t *n, const taken_feature *f,
-                const batcher_grad *g, uint32_t column, float **room)
+static void taken_add(taken_grad *all, size_t *n, const taken_feature *f,
+                      const batcher_grad *g, uint32_t column, float **room)
 {
     size_t at = 0;
     const size_t bags = g->batch.bags, dim = f->dim;
@@ -116,8 +117,8 @@ static int check_grads(batcher *w, const batcher_grad *grads, size_t n,
     return PERSIA_OK;
 }
 
-static void add_all(batcher *w, const batcher_grad *grads, size_t n,
-                    taken_grad *all, size_t *all_n, float *room)
+static void taken_add_all(batcher *w, const batcher_grad *grads, size_t n,
+                          taken_grad *all, size_t *all_n, float *room)
 {
     for (size_t i = 0; i < n; i++) {
         const plan *p = batcher_plan_get(w, grads[i].plan);
@@ -125,8 +126,8 @@ static void add_all(batcher *w, const batcher_grad *grads, size_t n,
             const planned *f = &p->features[k];
             const taken_feature feature = feature_of(w, f);
             if (f->want.trainable &&
-                is_pooled(w, grads[i].index->source, f->want.table))
-                add(all, all_n, &feature, &grads[i], f->column, &room);
+                taken_is_pooled(w, grads[i].index->source, f->want.table))
+                taken_add(all, all_n, &feature, &grads[i], f->column, &room);
         }
     }
 }
@@ -198,7 +199,7 @@ static int sum_rows(batcher *w, const batcher_grad *grads, size_t n,
     for (size_t i = 0; i < jobs_n && !rc; i++) {
         taken_rows *to = &(*out)[*out_n];
         size_t rows;
-        *to = (taken_rows){.table = table_of(w, tables[i]),
+        *to = (taken_rows){.table = taken_table_of(w, tables[i]),
                            .dim = persia_client_table(w->c, tables[i])->dim};
         ++*out_n;
         rc = s->rows(s, to->table, &rows)
@@ -242,7 +243,7 @@ typedef struct one_batch {
     err_kept error; /* or its code is PERSIA_OK */
 } one_batch;
 
-/* What is made of them; freed by free_update(). */
+/* What is made of them; freed by taken_free_update(). */
 typedef struct made {
     taken_grad *all;
     taken_rows *rows;
@@ -250,14 +251,14 @@ typedef struct made {
     taken_update u;
 } made;
 
-static void free_update(made *m)
+static void taken_free_update(made *m)
 {
     free_rows(m->rows, m->u.rows_n);
     free(m->room);
     free(m->all);
 }
 
-static int make_update(one_batch *b, made *m)
+static int taken_make_update(one_batch *b, made *m)
 {
     size_t features, floats;
     *m = (made){.u = {.name = &b->name,
@@ -271,7 +272,7 @@ static int make_update(one_batch *b, made *m)
     m->room = malloc(floats * sizeof *m->room + 1);
     if (!m->all || !m->room)
         return persia_err_set(PERSIA_ENOMEM, "no memory for gradients");
-    add_all(b->w, b->grads, b->n, m->all, &m->u.n, m->room);
+    taken_add_all(b->w, b->grads, b->n, m->all, &m->u.n, m->room);
     rc = sum_rows(b->w, b->grads, b->n, &m->rows, &m->u.rows_n);
     m->u.grads = m->all;
     m->u.rows = m->rows;
@@ -279,7 +280,7 @@ static int make_update(one_batch *b, made *m)
 }
 
 /* The others do not wait for the part of this batch. */
-static void pass(const one_batch *b)
+static void taken_pass(const one_batch *b)
 {
     if (b->name.group)
         (void)persia_client_pass(b->w->c, &b->name);
@@ -289,7 +290,7 @@ static void pass(const one_batch *b)
 
 /* Waits until all batches of the update have ended.  A server that was started
  * again does not have the part of this one, which no worker sends any more. */
-static void wait_for_others(const one_batch *b, int is_there)
+static void taken_wait_for_others(const one_batch *b, int is_there)
 {
     together *all = b->together;
     pthread_mutex_lock(&all->lock);
@@ -301,7 +302,7 @@ static void wait_for_others(const one_batch *b, int is_there)
         if (!all->left || !is_there || persia_clock_ns() < until)
             continue;
         pthread_mutex_unlock(&all->lock);
-        pass(b);
+        taken_pass(b);
         pthread_mutex_lock(&all->lock);
     }
     pthread_mutex_unlock(&all->lock);
@@ -312,16 +313,16 @@ static void *push_one(void *ctx)
     one_batch *b = ctx;
     made m;
     int passed = 0;
-    int rc = make_update(b, &m);
+    int rc = taken_make_update(b, &m);
     if (!rc)
         rc = b->source->push(b->source, &m.u, &b->counts, &passed);
     persia_err_keep(&b->error, rc);
     const int failed = passed || (rc && !client_is_loss(rc));
     if (failed)
-        pass(b);
+        taken_pass(b);
     if (b->together)
-        wait_for_others(b, !failed);
-    free_update(&m);
+        taken_wait_for_others(b, !failed);
+    taken_free_update(&m);
     return NULL;
 }
 
@@ -333,8 +334,8 @@ static void free_batches(one_batch *batches, size_t n)
 }
 
 /* Sorts gradients by batch, in the order of their first ones. */
-static int split(batcher *w, const batcher_grad *grads, size_t n,
-                 one_batch **out, size_t *out_n)
+static int taken_split(batcher *w, const batcher_grad *grads, size_t n,
+                       one_batch **out, size_t *out_n)
 {
     one_batch *all = calloc(n, sizeof *all);
     *out = all;
@@ -368,7 +369,7 @@ static int split(batcher *w, const batcher_grad *grads, size_t n,
 
 /* All of an update of several batches would be refused for this, but each
  * worker sees its own alone. */
-static int check_finite(batcher *w, const batcher_grad *grads, size_t n)
+static int taken_check_finite(batcher *w, const batcher_grad *grads, size_t n)
 {
     const uint32_t tables = persia_client_tables(w->c);
     uint8_t *finite = malloc(tables + (size_t)1);
@@ -384,7 +385,7 @@ static int check_finite(batcher *w, const batcher_grad *grads, size_t n)
                                 "Inf; nothing was applied. Find its source, "
                                 "or let such rows be skipped and counted: "
                                 "nonfinite=\"skip\"",
-                                table_of(w, t));
+                                taken_table_of(w, t));
     free(finite);
     return rc;
 }
@@ -423,7 +424,7 @@ static int push_batches(batcher *w, one_batch *all, size_t n,
         all[i].started = !rc;
         persia_err_keep(&all[i].error, rc);
         if (rc) {
-            pass(&all[i]);
+            taken_pass(&all[i]);
             pthread_mutex_lock(&others.lock);
             others.left--;
             pthread_mutex_unlock(&others.lock);
@@ -447,9 +448,9 @@ int taken_backward(batcher *w, const batcher_grad *grads, size_t n,
 {
     one_batch *all;
     size_t batches;
-    int rc = split(w, grads, n, &all, &batches);
+    int rc = taken_split(w, grads, n, &all, &batches);
     if (!rc && batches > 1)
-        rc = check_finite(w, grads, n);
+        rc = taken_check_finite(w, grads, n);
     if (!rc && batches > 1 && update->parts > 1)
         rc = persia_err_set(PERSIA_EARG,
                             "staleness=0 over several ranks, and an update of "
@@ -471,13 +472,13 @@ int taken_sums(batcher *w, const batcher_grad *grads, size_t n,
 {
     one_batch *all;
     size_t batches;
-    int rc = split(w, grads, n, &all, &batches);
+    int rc = taken_split(w, grads, n, &all, &batches);
     for (size_t i = 0; i < batches && !rc; i++) {
         made m;
-        rc = make_update(&all[i], &m);
+        rc = taken_make_update(&all[i], &m);
         if (!rc)
             rc = all[i].source->sums(all[i].source, &m.u, out, out_n, finite);
-        free_update(&m);
+        taken_free_update(&m);
     }
     free_batches(all, batches);
     if (rc) {

@@ -77,8 +77,8 @@ typedef struct saver {
 } saver;
 
 /* JSON text of the metadata of a row file. */
-static int format_metadata(const saver *s, uint64_t rows, char *out,
-                           size_t room)
+static int ckpt_format_metadata(const saver *s, uint64_t rows, char *out,
+                                size_t room)
 {
     size_t n = (size_t)snprintf(out, room,
                                 "{\"format\":\"persia.rows.1\","
@@ -100,14 +100,14 @@ static int format_metadata(const saver *s, uint64_t rows, char *out,
     return PERSIA_OK;
 }
 
-static int next_file(saver *s)
+static int ckpt_next_file(saver *s)
 {
     char name[CKPT_NAME + 32], metadata[2048];
     uint64_t rows = s->total - s->written;
     if (rows > s->chunk_rows)
         rows = s->chunk_rows;
     snprintf(name, sizeof name, "%s-%05zu.safetensors", s->stem, s->out->n);
-    int code = format_metadata(s, rows, metadata, sizeof metadata);
+    int code = ckpt_format_metadata(s, rows, metadata, sizeof metadata);
     if (!code)
         code = row_writer_create(&s->writer, s->folder, name, &s->shape,
                                  rows, metadata);
@@ -123,7 +123,7 @@ static int write_piece(saver *s, const row_piece *p)
                 PERSIA_EINTERNAL,
                 "table '%s': the cut gave more than its %" PRIu64 " rows",
                 s->config->name, s->total);
-        if (s->writer.fd < 0 && (code = next_file(s)))
+        if (s->writer.fd < 0 && (code = ckpt_next_file(s)))
             return code;
         uint64_t room = s->writer.rows - s->writer.written;
         size_t n = p->n - first < room ? p->n - first : (size_t)room;
@@ -141,7 +141,7 @@ static int write_piece(saver *s, const row_piece *p)
 }
 
 /* Half of a turn: 0 fills a piece, 1 writes the other. */
-static int save_turn(void *ctx, size_t half)
+static int ckpt_save_turn(void *ctx, size_t half)
 {
     saver *s = ctx;
     row_piece *p = &s->piece[half == 0 ? s->filling : 1 - s->filling];
@@ -175,7 +175,7 @@ int persia_ckpt_write(sched *sch, table_cut *cut, const table_config *config,
         goto out;
     do {
         if ((code = persia_interrupt_poll()) ||
-            (code = persia_sched_for(sch, 2, save_turn, &s)))
+            (code = persia_sched_for(sch, 2, ckpt_save_turn, &s)))
             goto out;
         s.filling = 1 - s.filling;
     } while (s.piece[1 - s.filling].n);
@@ -202,7 +202,7 @@ typedef struct verifier {
     _Atomic(uint64_t) here; /* rows */
 } verifier;
 
-static int verify_file(void *ctx, size_t index)
+static int ckpt_verify_file(void *ctx, size_t index)
 {
     verifier *v = ctx;
     const ckpt_file *f = &v->files[index];
@@ -237,7 +237,7 @@ int persia_ckpt_verify(sched *s, const table_config *config, int folder,
                        const ckpt_file *files, size_t n, uint64_t *here)
 {
     verifier v = {.config = config, .folder = folder, .files = files};
-    int rc = persia_sched_for(s, n, verify_file, &v);
+    int rc = persia_sched_for(s, n, ckpt_verify_file, &v);
     if (here)
         *here += v.here;
     return rc;
@@ -260,8 +260,8 @@ typedef struct restorer {
 } restorer;
 
 /* Leaves the rows of one shard in a piece, in their order. */
-static void keep_shard(row_piece *p, const row_shape *shape, uint32_t shard,
-                       uint32_t shards)
+static void ckpt_keep_shard(row_piece *p, const row_shape *shape,
+                            uint32_t shard, uint32_t shards)
 {
     const uint64_t *ids = p->col[COL_IDS];
     size_t kept = 0, run;
@@ -304,7 +304,7 @@ static int restore_file(restorer *r, const ckpt_file *f, uint64_t begin,
         atomic_fetch_xor(&r->sums[f - r->files], row_reader_sum(&reader, at,
                                                                 p));
         if (r->shards > 1)
-            keep_shard(p, &reader.shape, r->shard, r->shards);
+            ckpt_keep_shard(p, &reader.shape, r->shard, r->shards);
         code = persia_table_restore(r->t, p->n, p->col[COL_IDS],
                                     p->col[COL_VECTORS], p->col[COL_STATE],
                                     p->col[COL_CLOCK],
@@ -317,7 +317,7 @@ static int restore_file(restorer *r, const ckpt_file *f, uint64_t begin,
     return code;
 }
 
-static int restore_share(void *ctx, size_t index)
+static int ckpt_restore_share(void *ctx, size_t index)
 {
     restorer *r = ctx;
     uint64_t begin = r->total / r->shares * index, first = 0;
@@ -344,7 +344,7 @@ static int restore_share(void *ctx, size_t index)
 
 /* The bytes that were added to the table are those that were verified: the
  * file was read again since. */
-static int check_sum(const restorer *r, const ckpt_file *f)
+static int ckpt_check_sum(const restorer *r, const ckpt_file *f)
 {
     row_reader reader;
     uint32_t rest;
@@ -362,16 +362,16 @@ static int check_sum(const restorer *r, const ckpt_file *f)
     return code;
 }
 
-static int restore_all(restorer *r, sched *s)
+static int ckpt_restore_all(restorer *r, sched *s)
 {
     int code;
     r->sums = calloc(r->n + 1, sizeof *r->sums);
     if (!r->sums)
         return persia_err_set(PERSIA_ENOMEM, "no memory to restore %zu files",
                               r->n);
-    code = persia_sched_for(s, r->shares, restore_share, r);
+    code = persia_sched_for(s, r->shares, ckpt_restore_share, r);
     for (size_t i = 0; i < r->n && !code; i++)
-        code = check_sum(r, &r->files[i]);
+        code = ckpt_check_sum(r, &r->files[i]);
     free(r->sums);
     return code;
 }
@@ -404,7 +404,7 @@ static int expect_file(const restorer *r, const ckpt_file *f, row_piece *p)
 }
 
 /* The same of all files, if not all rows may have room. */
-static int expect_all(const restorer *r)
+static int ckpt_expect_all(const restorer *r)
 {
     const table_config *config = persia_table_get_config(r->t);
     row_shape shape;
@@ -436,13 +436,13 @@ int persia_ckpt_restore(sched *s, table *t, int folder, const ckpt_file *files,
                               shard, shards);
     for (size_t i = 0; i < n; i++)
         r.total += files[i].rows;
-    int code = expect_all(&r);
+    int code = ckpt_expect_all(&r);
     for (size_t i = 0; i < n && !code; i++)
         if (is_sightings(&files[i]))
             code = sightings_read(
                 folder, &files[i], persia_table_get_config(t), t);
     if (!code)
-        code = restore_all(&r, s);
+        code = ckpt_restore_all(&r, s);
     persia_table_expect_none(t);
     if (code)
         return code;

@@ -10,7 +10,7 @@
 static uint32_t tables[8][256];
 static pthread_once_t tables_once = PTHREAD_ONCE_INIT;
 
-static void tables_fill(void)
+static void crc32c_tables_fill(void)
 {
     for (uint32_t b = 0; b < 256; b++) {
         uint32_t crc = b;
@@ -24,7 +24,7 @@ static void tables_fill(void)
                            (tables[k - 1][b] >> 8);
 }
 
-static uint32_t load32(const unsigned char *p)
+static uint32_t crc32c_load32(const unsigned char *p)
 {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 |
            (uint32_t)p[3] << 24;
@@ -33,10 +33,10 @@ static uint32_t load32(const unsigned char *p)
 uint32_t crc32c_tables(uint32_t crc, const void *data, size_t n)
 {
     const unsigned char *p = data;
-    pthread_once(&tables_once, tables_fill);
+    pthread_once(&tables_once, crc32c_tables_fill);
     crc = ~crc;
     for (; n >= 8; n -= 8, p += 8) {
-        uint32_t lo = load32(p) ^ crc, hi = load32(p + 4);
+        uint32_t lo = crc32c_load32(p) ^ crc, hi = crc32c_load32(p + 4);
         crc = tables[7][lo & 255] ^ tables[6][lo >> 8 & 255] ^
               tables[5][lo >> 16 & 255] ^ tables[4][lo >> 24] ^
               tables[3][hi & 255] ^ tables[2][hi >> 8 & 255] ^
@@ -76,7 +76,7 @@ uint32_t persia_crc32c(uint32_t crc, const void *data, size_t n)
 #endif
 
 /* a * b mod the polynomial, bits reflected: bit 31 is x^0. */
-static uint32_t multiply(uint32_t a, uint32_t b)
+static uint32_t crc32c_multiply(uint32_t a, uint32_t b)
 {
     uint32_t product = 0;
     for (uint32_t bit = 1u << 31; bit; bit >>= 1) {
@@ -94,8 +94,8 @@ uint32_t persia_crc32c_combine(uint32_t crc_a, uint32_t crc_b,
     uint32_t power = 1u << (31 - 8);
     for (; bytes_b; bytes_b >>= 1) {
         if (bytes_b & 1)
-            crc_a = multiply(power, crc_a);
-        power = multiply(power, power);
+            crc_a = crc32c_multiply(power, crc_a);
+        power = crc32c_multiply(power, power);
     }
     return crc_a ^ crc_b;
 }

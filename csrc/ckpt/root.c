@@ -21,7 +21,7 @@ static const char temporary[] = ".tmp-";
 enum { TEMPORARY = sizeof temporary - 1 };
 
 /* A plain name, or one of a checkpoint that is being written. */
-static int check_folder(const char *name)
+static int root_check_folder(const char *name)
 {
     return persia_ckpt_name_check(
         strncmp(name, temporary, TEMPORARY) ? name : name + TEMPORARY);
@@ -40,7 +40,7 @@ static int open_below(int at, const char *name, int *out)
         name, strerror(errno));
 }
 
-static int check_proof(int folder, const char *name, const char *proof)
+static int root_check_proof(int folder, const char *name, const char *proof)
 {
     char found[CKPT_PROOF + 1];
     struct stat st;
@@ -82,7 +82,7 @@ static int below_open(void *ctx, int *out)
     rc = open_below(above, b->folder, out);
     close(above);
     if (!rc && *b->proof)
-        rc = check_proof(*out, b->folder, b->proof);
+        rc = root_check_proof(*out, b->folder, b->proof);
     if (rc && *out >= 0) {
         close(*out);
         *out = -1;
@@ -129,7 +129,7 @@ static int find_below(void *root, const char *name, const char *folder,
         rc = persia_err_set(PERSIA_EARG, "a proof of %zu bytes",
                             strlen(proof));
     if (!rc)
-        rc = check_folder(folder);
+        rc = root_check_folder(folder);
     if (rc)
         return rc;
     below *b = calloc(1, sizeof *b);
@@ -159,7 +159,8 @@ int persia_ckpt_root_open(ckpt_root **out)
 }
 
 /* `at` is a field of r. */
-static int set_path(ckpt_root *r, int *at, const char *path, const char *what)
+static int root_set_path(ckpt_root *r, int *at, const char *path,
+                         const char *what)
 {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), before;
     if (fd < 0)
@@ -177,12 +178,12 @@ static int set_path(ckpt_root *r, int *at, const char *path, const char *what)
 
 int persia_ckpt_root_set(ckpt_root *r, const char *path)
 {
-    return set_path(r, &r->fd, path, "checkpoints");
+    return root_set_path(r, &r->fd, path, "checkpoints");
 }
 
 int persia_ckpt_root_set_log(ckpt_root *r, const char *path)
 {
-    return set_path(r, &r->log, path, "the log");
+    return root_set_path(r, &r->log, path, "the log");
 }
 
 ckpt_places persia_ckpt_root_places(ckpt_root *r)
@@ -205,7 +206,7 @@ void persia_ckpt_root_close(ckpt_root *r)
 /* ---- open folders of this process --------------------------------------- */
 
 /* An opener of a descriptor, its own until it is opened. */
-static int descriptor_open(void *ctx, int *out)
+static int root_descriptor_open(void *ctx, int *out)
 {
     int *fd = ctx;
     *out = *fd;
@@ -213,7 +214,7 @@ static int descriptor_open(void *ctx, int *out)
     return PERSIA_OK;
 }
 
-static void descriptor_free(void *ctx)
+static void root_descriptor_free(void *ctx)
 {
     int *fd = ctx;
     if (*fd >= 0)
@@ -221,8 +222,9 @@ static void descriptor_free(void *ctx)
     free(fd);
 }
 
-static int find_descriptor(void *ctx, const char *root, const char *folder,
-                           const char *proof, int writes, ckpt_io **out)
+static int root_find_descriptor(void *ctx, const char *root,
+                                const char *folder, const char *proof,
+                                int writes, ckpt_io **out)
 {
     char *end;
     const unsigned long number = strtoul(proof, &end, 10);
@@ -235,14 +237,16 @@ static int find_descriptor(void *ctx, const char *root, const char *folder,
               ? -1
               : fcntl((int)number, F_DUPFD_CLOEXEC, 0);
     int rc = *fd >= 0
-                 ? persia_ckpt_folder(
-                       &(ckpt_opener){descriptor_open, descriptor_free, fd},
-                       CKPT_CHUNK, out)
-                 : persia_err_set(PERSIA_EARG, "%s/%s: \"%s\" is no open "
-                                  "folder", root, folder, proof);
+                 ? persia_ckpt_folder(&(ckpt_opener){root_descriptor_open,
+                                                     root_descriptor_free, fd},
+                                      CKPT_CHUNK, out)
+                 : persia_err_set(PERSIA_EARG,
+                                  "%s/%s: \"%s\" is no open "
+                                  "folder",
+                                  root, folder, proof);
     if (rc)
-        descriptor_free(fd);
+        root_descriptor_free(fd);
     return rc;
 }
 
-const ckpt_places persia_ckpt_descriptors = {find_descriptor, NULL};
+const ckpt_places persia_ckpt_descriptors = {root_find_descriptor, NULL};

@@ -21,14 +21,14 @@ static const char *const col_names[COLS] = {
     [COL_VECTORS] = "vectors",
 };
 
-static const char *col_name(const row_shape *shape, int col)
+static const char *rows_col_name(const row_shape *shape, int col)
 {
     return col != COL_FIELD ? col_names[col]
            : shape->field   ? shape->field->name
                             : "";
 }
 
-static uint32_t col_dtype(const row_shape *shape, int col)
+static uint32_t rows_col_dtype(const row_shape *shape, int col)
 {
     switch (col) {
     case COL_IDS:
@@ -61,7 +61,7 @@ void row_shape_of(const table_config *config, row_shape *out)
     out->bytes[COL_STATE] = 4 * out->state;
     out->bytes[COL_VECTORS] = vector_size(config->dtype, config->dim);
     out->width = out->bytes[COL_VECTORS] /
-                 st_dtype_bytes(col_dtype(out, COL_VECTORS));
+                 st_dtype_bytes(rows_col_dtype(out, COL_VECTORS));
     for (int c = 0; c < COLS; c++)
         out->row += out->bytes[c];
 }
@@ -129,8 +129,8 @@ int row_writer_create(row_writer *w, int folder, const char *name,
         if (!shape->bytes[c])
             continue;
         st_tensor *t = &w->header.tensors[w->header.n++];
-        snprintf(t->name, sizeof t->name, "%s", col_name(shape, c));
-        t->dtype = col_dtype(shape, c);
+        snprintf(t->name, sizeof t->name, "%s", rows_col_name(shape, c));
+        t->dtype = rows_col_dtype(shape, c);
         t->shape[t->rank++] = rows;
         if (c == COL_VECTORS)
             t->shape[t->rank++] = shape->width;
@@ -255,7 +255,7 @@ int file_read(int fd, const char *name, void *out, size_t n, uint64_t offset)
 }
 
 /* Whether this is the field of some eviction. */
-static int is_field(const st_tensor *t)
+static int rows_is_field(const st_tensor *t)
 {
     for (int i = 0; i < EVICT_FIELDS; i++)
         if (!strcmp(t->name, persia_evict_fields[i].name))
@@ -264,15 +264,15 @@ static int is_field(const st_tensor *t)
 }
 
 /* Finds the columns among the tensors; their shapes must be a row file's. */
-static int find_columns(row_reader *r)
+static int rows_find_columns(row_reader *r)
 {
     const st_header *h = &r->header;
     for (size_t i = 0; i < h->n; i++) {
         const st_tensor *t = &h->tensors[i];
         int c = 0;
-        while (c < COLS && strcmp(t->name, col_name(&r->shape, c)))
+        while (c < COLS && strcmp(t->name, rows_col_name(&r->shape, c)))
             c++;
-        if (c == COLS && is_field(t))
+        if (c == COLS && rows_is_field(t))
             continue;
         if (c == COLS)
             return persia_err_set(
@@ -293,16 +293,16 @@ static int find_columns(row_reader *r)
     r->rows = r->col[COL_IDS]->shape[0];
     for (int c = 0; c < COLS; c++)
         if (r->col[c] && r->col[c]->shape[0] != r->rows)
-            return persia_err_set(
-                PERSIA_ECORRUPT,
-                "%s: tensor '%s' has %" PRIu64 " rows, ids has %" PRIu64,
-                r->name, col_name(&r->shape, c), r->col[c]->shape[0],
-                r->rows);
+            return persia_err_set(PERSIA_ECORRUPT,
+                                  "%s: tensor '%s' has %" PRIu64
+                                  " rows, ids has %" PRIu64,
+                                  r->name, rows_col_name(&r->shape, c),
+                                  r->col[c]->shape[0], r->rows);
     return PERSIA_OK;
 }
 
 /* Whether the columns are what the table stores. */
-static int match_columns(const row_reader *r, const char *table)
+static int rows_match_columns(const row_reader *r, const char *table)
 {
     static const char *const dtype_names[ST_DTYPES] = {"U64", "F32", "U32",
                                                        "BF16", "U8"};
@@ -310,12 +310,12 @@ static int match_columns(const row_reader *r, const char *table)
     const st_tensor *v = r->col[COL_VECTORS], *st = r->col[COL_STATE];
     uint64_t state = st ? st->shape[1] : 0;
     for (int c = 0; c < COLS; c++)
-        if (r->col[c] && r->col[c]->dtype != col_dtype(s, c))
+        if (r->col[c] && r->col[c]->dtype != rows_col_dtype(s, c))
             return persia_err_set(
                 PERSIA_EMISMATCH,
                 "table '%s': %s of %s in %s, but the table has %s", table,
-                col_name(s, c), dtype_names[r->col[c]->dtype], r->name,
-                dtype_names[col_dtype(s, c)]);
+                rows_col_name(s, c), dtype_names[r->col[c]->dtype], r->name,
+                dtype_names[rows_col_dtype(s, c)]);
     if (v->shape[1] != s->width)
         return persia_err_set(PERSIA_EMISMATCH,
                               "table '%s': rows of width %" PRIu64
@@ -333,7 +333,7 @@ static int match_columns(const row_reader *r, const char *table)
 
 /* Reads and checks the header of a reader whose fd, name and shape are
  * set. */
-static int read_header(row_reader *r, uint64_t bytes, const char *table)
+static int rows_read_header(row_reader *r, uint64_t bytes, const char *table)
 {
     unsigned char first[8];
     size_t n;
@@ -355,9 +355,9 @@ static int read_header(row_reader *r, uint64_t bytes, const char *table)
     if (!code)
         code = st_parse(r->name, json, n, bytes, &r->header);
     if (!code)
-        code = find_columns(r);
+        code = rows_find_columns(r);
     if (!code)
-        code = match_columns(r, table);
+        code = rows_match_columns(r, table);
     free(json);
     return code;
 }
@@ -371,7 +371,7 @@ int row_reader_from(row_reader *r, int fd, const char *name, uint64_t bytes,
     r->first_slot = config->first_slot;
     r->slots = config->slots ? config->slots : IDS_SLOTS;
     snprintf(r->name, sizeof r->name, "%s", name);
-    int code = read_header(r, bytes, config->name);
+    int code = rows_read_header(r, bytes, config->name);
     if (code)
         row_reader_close(r);
     return code;
@@ -394,8 +394,8 @@ void row_reader_close(row_reader *r)
 }
 
 /* A clock of 0 marks a free slot in a table: no row may have it. */
-static int check_clocks(const row_reader *r, const uint32_t *clock, size_t n,
-                        uint64_t first)
+static int rows_check_clocks(const row_reader *r, const uint32_t *clock,
+                             size_t n, uint64_t first)
 {
     size_t zero = 0;
     for (size_t i = 0; i < n; i++)
@@ -407,7 +407,8 @@ static int check_clocks(const row_reader *r, const uint32_t *clock, size_t n,
         r->name, first, first + n - 1);
 }
 
-static uint64_t count_here(const row_reader *r, const uint64_t *ids, size_t n)
+static uint64_t rows_count_here(const row_reader *r, const uint64_t *ids,
+                                size_t n)
 {
     uint64_t here = 0;
     for (size_t i = 0; i < n; i++)
@@ -444,11 +445,11 @@ int row_reader_verify(row_reader *r, uint32_t *crc, uint64_t *here)
                 break;
             sum = persia_crc32c(sum, buffer, n);
             if (t == r->col[COL_CLOCK])
-                code = check_clocks(r, (const uint32_t *)(void *)buffer,
-                                    n / 4, (at - t->begin) / 4);
+                code = rows_check_clocks(r, (const uint32_t *)(void *)buffer,
+                                         n / 4, (at - t->begin) / 4);
             if (t == r->col[COL_IDS])
-                *here += count_here(r, (const uint64_t *)(void *)buffer,
-                                    n / 8);
+                *here += rows_count_here(r, (const uint64_t *)(void *)buffer,
+                                         n / 8);
             at += n;
         }
     }
@@ -482,17 +483,17 @@ int row_reader_read(const row_reader *r, uint64_t first, size_t n,
             return code;
     }
     p->n = n;
-    return check_clocks(r, p->col[COL_CLOCK], n, first);
+    return rows_check_clocks(r, p->col[COL_CLOCK], n, first);
 }
 
 /* What a part of the file, which ends at `end`, adds to the CRC of all. */
-static uint32_t part_sum(const row_reader *r, uint32_t crc, uint64_t end)
+static uint32_t rows_part_sum(const row_reader *r, uint32_t crc, uint64_t end)
 {
     return persia_crc32c_combine(crc, 0, r->header.bytes - end);
 }
 
 /* Whether row_reader_read() reads the column. */
-static int is_read(const row_reader *r, int c)
+static int rows_is_read(const row_reader *r, int c)
 {
     return r->shape.bytes[c] && r->col[c];
 }
@@ -502,19 +503,19 @@ uint32_t row_reader_sum(const row_reader *r, uint64_t first,
 {
     uint32_t sum = 0;
     for (int c = 0; c < COLS; c++) {
-        if (!is_read(r, c))
+        if (!rows_is_read(r, c))
             continue;
         const size_t bytes = p->n * r->shape.bytes[c];
-        sum ^= part_sum(r, persia_crc32c(0, p->col[c], bytes),
-                        r->header.data + r->col[c]->begin +
-                            (first + p->n) * r->shape.bytes[c]);
+        sum ^= rows_part_sum(r, persia_crc32c(0, p->col[c], bytes),
+                             r->header.data + r->col[c]->begin +
+                                 (first + p->n) * r->shape.bytes[c]);
     }
     return sum;
 }
 
 /* Of the bytes from `begin` to `end`. */
-static int range_sum(const row_reader *r, uint64_t begin, uint64_t end,
-                     void *buffer, uint32_t *sum)
+static int rows_range_sum(const row_reader *r, uint64_t begin, uint64_t end,
+                          void *buffer, uint32_t *sum)
 {
     uint32_t crc = 0;
     int code = PERSIA_OK;
@@ -526,7 +527,7 @@ static int range_sum(const row_reader *r, uint64_t begin, uint64_t end,
             crc = persia_crc32c(crc, buffer, n);
         at += n;
     }
-    *sum ^= part_sum(r, crc, end);
+    *sum ^= rows_part_sum(r, crc, end);
     return code;
 }
 
@@ -537,15 +538,15 @@ int row_reader_rest(const row_reader *r, uint32_t *sum)
     *sum = 0;
     if (code)
         return code;
-    code = range_sum(r, 0, r->header.data, buffer, sum);
+    code = rows_range_sum(r, 0, r->header.data, buffer, sum);
     for (size_t i = 0; i < r->header.n && !code; i++) {
         const st_tensor *t = &r->header.tensors[i];
         int known = 0;
         for (int c = 0; c < COLS; c++)
-            known |= r->col[c] == t && is_read(r, c);
+            known |= r->col[c] == t && rows_is_read(r, c);
         if (!known)
-            code = range_sum(r, r->header.data + t->begin,
-                             r->header.data + t->end, buffer, sum);
+            code = rows_range_sum(r, r->header.data + t->begin,
+                                  r->header.data + t->end, buffer, sum);
     }
     persia_mem_pages_give(buffer, PIECE_BYTES);
     return code;

@@ -28,7 +28,7 @@ typedef struct reader {
     const char *json, *at, *end;
 } reader;
 
-static int corrupt(const reader *r, const char *what)
+static int safetensors_corrupt(const reader *r, const char *what)
 {
     return persia_err_set(
         PERSIA_ECORRUPT,
@@ -36,7 +36,7 @@ static int corrupt(const reader *r, const char *what)
         (size_t)(r->at - r->json) + 8, what);
 }
 
-static void skip_space(reader *r)
+static void safetensors_skip_space(reader *r)
 {
     while (r->at < r->end && (*r->at == ' ' || *r->at == '\t' ||
                               *r->at == '\n' || *r->at == '\r'))
@@ -44,126 +44,129 @@ static void skip_space(reader *r)
 }
 
 /* The next character that is not white space, 0 at the end. */
-static char peek(reader *r)
+static char safetensors_peek(reader *r)
 {
-    skip_space(r);
+    safetensors_skip_space(r);
     return r->at < r->end ? *r->at : 0;
 }
 
-static int expect(reader *r, char c)
+static int safetensors_expect(reader *r, char c)
 {
     char what[] = "'?' expected";
-    if (peek(r) != c) {
+    if (safetensors_peek(r) != c) {
         what[1] = c;
-        return corrupt(r, what);
+        return safetensors_corrupt(r, what);
     }
     r->at++;
     return PERSIA_OK;
 }
 
 /* A string.  If `out` is given it must be plain (no escapes) and fit. */
-static int read_string(reader *r, char *out, size_t room)
+static int safetensors_read_string(reader *r, char *out, size_t room)
 {
-    int code = expect(r, '"');
+    int code = safetensors_expect(r, '"');
     if (code)
         return code;
     const char *begin = r->at;
     for (; r->at < r->end && *r->at != '"'; r->at++) {
         if ((unsigned char)*r->at < 0x20)
-            return corrupt(r, "control character in a string");
+            return safetensors_corrupt(r, "control character in a string");
         if (*r->at != '\\')
             continue;
         if (out)
-            return corrupt(r, "escape in a name");
+            return safetensors_corrupt(r, "escape in a name");
         r->at++;
         if (r->at >= r->end || !strchr("\"\\/bfnrtu", *r->at) || !*r->at)
-            return corrupt(r, "unknown escape");
+            return safetensors_corrupt(r, "unknown escape");
         if (*r->at == 'u')
             for (int i = 0; i < 4; i++) {
                 r->at++;
                 if (r->at >= r->end || !*r->at ||
                     !strchr("0123456789abcdefABCDEF", *r->at))
-                    return corrupt(r, "four hexadecimal digits expected");
+                    return safetensors_corrupt(
+                        r, "four hexadecimal digits expected");
             }
     }
     if (r->at >= r->end)
-        return corrupt(r, "string without end");
+        return safetensors_corrupt(r, "string without end");
     size_t n = (size_t)(r->at - begin);
     r->at++;
     if (!out)
         return PERSIA_OK;
     if (n >= room)
-        return corrupt(r, "name too long");
+        return safetensors_corrupt(r, "name too long");
     memcpy(out, begin, n);
     out[n] = 0;
     return PERSIA_OK;
 }
 
 /* A non-negative integer below 2^64 without sign, fraction or exponent. */
-static int read_number(reader *r, uint64_t *out)
+static int safetensors_read_number(reader *r, uint64_t *out)
 {
     uint64_t value = 0;
-    if (peek(r) < '0' || *r->at > '9')
-        return corrupt(r, "number expected");
+    if (safetensors_peek(r) < '0' || *r->at > '9')
+        return safetensors_corrupt(r, "number expected");
     if (*r->at == '0' && r->at + 1 < r->end && r->at[1] >= '0' &&
         r->at[1] <= '9')
-        return corrupt(r, "number with a leading 0");
+        return safetensors_corrupt(r, "number with a leading 0");
     for (; r->at < r->end && *r->at >= '0' && *r->at <= '9'; r->at++)
         if (__builtin_mul_overflow(value, 10, &value) ||
             __builtin_add_overflow(value, (uint64_t)(*r->at - '0'), &value))
-            return corrupt(r, "number too large");
+            return safetensors_corrupt(r, "number too large");
     *out = value;
     return PERSIA_OK;
 }
 
 /* Up to `room` numbers in brackets. */
-static int read_numbers(reader *r, uint64_t *out, uint32_t room, uint32_t *n)
+static int safetensors_read_numbers(reader *r, uint64_t *out, uint32_t room,
+                                    uint32_t *n)
 {
-    int code = expect(r, '[');
+    int code = safetensors_expect(r, '[');
     *n = 0;
-    if (!code && peek(r) == ']') {
+    if (!code && safetensors_peek(r) == ']') {
         r->at++;
         return PERSIA_OK;
     }
     while (!code) {
         if (*n == room)
-            return corrupt(r, "too many numbers");
-        if ((code = read_number(r, &out[(*n)++])))
+            return safetensors_corrupt(r, "too many numbers");
+        if ((code = safetensors_read_number(r, &out[(*n)++])))
             return code;
-        if (peek(r) == ']') {
+        if (safetensors_peek(r) == ']') {
             r->at++;
             return PERSIA_OK;
         }
-        code = expect(r, ',');
+        code = safetensors_expect(r, ',');
     }
     return code;
 }
 
 /* {"key": "value", ...}, of which only the syntax matters. */
-static int read_metadata(reader *r)
+static int safetensors_read_metadata(reader *r)
 {
-    int code = expect(r, '{');
-    if (!code && peek(r) == '}') {
+    int code = safetensors_expect(r, '{');
+    if (!code && safetensors_peek(r) == '}') {
         r->at++;
         return PERSIA_OK;
     }
     while (!code) {
-        if ((code = read_string(r, NULL, 0)) || (code = expect(r, ':')) ||
-            (code = read_string(r, NULL, 0)))
+        if ((code = safetensors_read_string(r, NULL, 0)) ||
+            (code = safetensors_expect(r, ':')) ||
+            (code = safetensors_read_string(r, NULL, 0)))
             return code;
-        if (peek(r) == '}') {
+        if (safetensors_peek(r) == '}') {
             r->at++;
             return PERSIA_OK;
         }
-        code = expect(r, ',');
+        code = safetensors_expect(r, ',');
     }
     return code;
 }
 
-static int read_dtype(reader *r, uint32_t *dtype)
+static int safetensors_read_dtype(reader *r, uint32_t *dtype)
 {
     char name[8];
-    int code = read_string(r, name, sizeof name);
+    int code = safetensors_read_string(r, name, sizeof name);
     if (code)
         return code;
     for (uint32_t i = 0; i < ST_DTYPES; i++)
@@ -171,7 +174,8 @@ static int read_dtype(reader *r, uint32_t *dtype)
             *dtype = i;
             return PERSIA_OK;
         }
-    return corrupt(r, "a dtype other than U64, F32, U32, BF16 and U8");
+    return safetensors_corrupt(
+        r, "a dtype other than U64, F32, U32, BF16 and U8");
 }
 
 /* {"dtype": ..., "shape": [...], "data_offsets": [begin, end]}, in any
@@ -181,84 +185,86 @@ static int read_tensor(reader *r, st_tensor *t)
     enum { DTYPE = 1, SHAPE = 2, EXTENT = 4, ALL = 7 };
     unsigned seen = 0;
     char key[16];
-    int code = expect(r, '{');
+    int code = safetensors_expect(r, '{');
     while (!code) {
         unsigned field;
-        if ((code = read_string(r, key, sizeof key)) ||
-            (code = expect(r, ':')))
+        if ((code = safetensors_read_string(r, key, sizeof key)) ||
+            (code = safetensors_expect(r, ':')))
             return code;
         if (!strcmp(key, "dtype")) {
             field = DTYPE;
-            code = read_dtype(r, &t->dtype);
+            code = safetensors_read_dtype(r, &t->dtype);
         } else if (!strcmp(key, "shape")) {
             field = SHAPE;
-            code = read_numbers(r, t->shape, ST_RANK, &t->rank);
+            code = safetensors_read_numbers(r, t->shape, ST_RANK, &t->rank);
         } else if (!strcmp(key, "data_offsets")) {
             uint64_t extent[2];
             uint32_t n;
             field = EXTENT;
-            code = read_numbers(r, extent, 2, &n);
+            code = safetensors_read_numbers(r, extent, 2, &n);
             if (!code && n != 2)
-                code = corrupt(r, "two data_offsets expected");
+                code = safetensors_corrupt(r, "two data_offsets expected");
             if (!code) {
                 t->begin = extent[0];
                 t->end = extent[1];
             }
         } else {
-            return corrupt(r, "unknown key of a tensor");
+            return safetensors_corrupt(r, "unknown key of a tensor");
         }
         if (code)
             return code;
         if (seen & field)
-            return corrupt(r, "key given twice");
+            return safetensors_corrupt(r, "key given twice");
         seen |= field;
-        if (peek(r) == '}') {
+        if (safetensors_peek(r) == '}') {
             r->at++;
-            return seen == ALL ? PERSIA_OK
-                               : corrupt(r, "tensor without dtype, shape or "
-                                            "data_offsets");
+            return seen == ALL
+                       ? PERSIA_OK
+                       : safetensors_corrupt(r,
+                                             "tensor without dtype, shape or "
+                                             "data_offsets");
         }
-        code = expect(r, ',');
+        code = safetensors_expect(r, ',');
     }
     return code;
 }
 
-static int read_object(reader *r, st_header *h)
+static int safetensors_read_object(reader *r, st_header *h)
 {
     char key[ST_NAME];
     int code, metadata = 0;
     if (r->at == r->end || *r->at != '{')
-        return corrupt(r, "'{' expected");
+        return safetensors_corrupt(r, "'{' expected");
     r->at++;
-    if (peek(r) == '}') {
+    if (safetensors_peek(r) == '}') {
         r->at++;
         return PERSIA_OK;
     }
     for (;;) {
-        if ((code = read_string(r, key, sizeof key)) ||
-            (code = expect(r, ':')))
+        if ((code = safetensors_read_string(r, key, sizeof key)) ||
+            (code = safetensors_expect(r, ':')))
             return code;
         if (!strcmp(key, "__metadata__")) {
             if (metadata++)
-                return corrupt(r, "__metadata__ given twice");
-            code = read_metadata(r);
+                return safetensors_corrupt(r, "__metadata__ given twice");
+            code = safetensors_read_metadata(r);
         } else {
             for (size_t i = 0; i < h->n; i++)
                 if (!strcmp(h->tensors[i].name, key))
-                    return corrupt(r, "tensor given twice");
+                    return safetensors_corrupt(r, "tensor given twice");
             if (h->n == ST_TENSORS)
-                return corrupt(r, "too many tensors");
+                return safetensors_corrupt(r, "too many tensors");
             st_tensor *t = &h->tensors[h->n++];
             snprintf(t->name, sizeof t->name, "%s", key);
             code = read_tensor(r, t);
         }
         if (code)
             return code;
-        if (peek(r) == '}') {
+        if (safetensors_peek(r) == '}') {
             r->at++;
             return PERSIA_OK;
         }
-        if ((code = expect(r, ',')))
+        if ((code = safetensors_expect(r, ',')))
             return code;
     }
 }
@@ -285,17 +291,18 @@ int st_json_bytes(const char *file, const unsigned char first[8],
 }
 
 /* By extent; empty tensors at a place stand before what begins there. */
-static int before(const st_tensor *a, const st_tensor *b)
+static int safetensors_before(const st_tensor *a, const st_tensor *b)
 {
     return a->begin != b->begin ? a->begin < b->begin : a->end < b->end;
 }
 
 /* Sorts the tensors by extent and checks that these fill the data. */
-static int check_extents(const char *file, st_header *h)
+static int safetensors_check_extents(const char *file, st_header *h)
 {
     uint64_t at = 0;
     for (size_t i = 1; i < h->n; i++)
-        for (size_t k = i; k && before(&h->tensors[k], &h->tensors[k - 1]);
+        for (size_t k = i;
+             k && safetensors_before(&h->tensors[k], &h->tensors[k - 1]);
              k--) {
             st_tensor t = h->tensors[k];
             h->tensors[k] = h->tensors[k - 1];
@@ -337,13 +344,14 @@ int st_parse(const char *file, const char *json, size_t json_bytes,
     memset(out, 0, sizeof *out);
     out->data = 8 + (uint64_t)json_bytes;
     out->bytes = bytes;
-    int code = read_object(&r, out);
+    int code = safetensors_read_object(&r, out);
     if (code)
         return code;
-    skip_space(&r);
+    safetensors_skip_space(&r);
     if (r.at != r.end)
-        return corrupt(&r, "the header has more text after its object");
-    return check_extents(file, out);
+        return safetensors_corrupt(
+            &r, "the header has more text after its object");
+    return safetensors_check_extents(file, out);
 }
 
 /* ---- writing ------------------------------------------------------------ */
@@ -353,8 +361,8 @@ typedef struct writer {
     size_t n, room; /* n > room: did not fit */
 } writer;
 
-__attribute__((format(printf, 2, 3))) static void put(writer *w,
-                                                      const char *format, ...)
+__attribute__((format(printf, 2, 3))) static void
+safetensors_put(writer *w, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
@@ -369,22 +377,22 @@ int st_format(st_header *h, const char *metadata, char *out, size_t room,
 {
     writer w = {out, 8, room};
     uint64_t at = 0;
-    put(&w, "{\"__metadata__\":%s", metadata);
+    safetensors_put(&w, "{\"__metadata__\":%s", metadata);
     for (size_t i = 0; i < h->n; i++) {
         st_tensor *t = &h->tensors[i];
         uint64_t size = dtypes[t->dtype].bytes;
-        put(&w, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[", t->name,
-            dtypes[t->dtype].name);
+        safetensors_put(&w, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[", t->name,
+                        dtypes[t->dtype].name);
         for (uint32_t k = 0; k < t->rank; k++) {
-            put(&w, "%s%" PRIu64, k ? "," : "", t->shape[k]);
+            safetensors_put(&w, "%s%" PRIu64, k ? "," : "", t->shape[k]);
             size *= t->shape[k];
         }
         t->begin = at;
         t->end = at += size;
-        put(&w, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", t->begin,
-            t->end);
+        safetensors_put(&w, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}",
+                        t->begin, t->end);
     }
-    put(&w, "}");
+    safetensors_put(&w, "}");
     size_t padded = (w.n + 63) / 64 * 64;
     if (padded >= room || padded - 8 > ST_JSON_MAX)
         return persia_err_set(

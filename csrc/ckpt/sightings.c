@@ -21,8 +21,8 @@ static uint32_t piece_of(size_t words)
 }
 
 /* The words of all slots, piece by piece. */
-static int write_words(int fd, table_cut *cut, uint32_t slots, size_t words,
-                       uint64_t at, ckpt_file *file)
+static int sightings_write_words(int fd, table_cut *cut, uint32_t slots,
+                                 size_t words, uint64_t at, ckpt_file *file)
 {
     const uint32_t most = piece_of(words);
     uint32_t *piece = malloc(most * words * sizeof *piece);
@@ -47,8 +47,9 @@ static int write_words(int fd, table_cut *cut, uint32_t slots, size_t words,
     return rc;
 }
 
-static int write_all(int fd, table_cut *cut, uint32_t first, st_header *h,
-                     const char *head, size_t head_n, ckpt_file *file)
+static int sightings_write_all(int fd, table_cut *cut, uint32_t first,
+                               st_header *h, const char *head, size_t head_n,
+                               ckpt_file *file)
 {
     uint32_t numbers[IDS_SLOTS];
     const uint32_t slots = (uint32_t)h->tensors[0].shape[0];
@@ -63,8 +64,8 @@ static int write_all(int fd, table_cut *cut, uint32_t first, st_header *h,
     file->bytes = h->bytes;
     file->crc = persia_crc32c(0, head, head_n);
     file->crc = persia_crc32c(file->crc, numbers, n);
-    rc = write_words(fd, cut, slots, (size_t)h->tensors[1].shape[1],
-                     h->data + n, file);
+    rc = sightings_write_words(fd, cut, slots, (size_t)h->tensors[1].shape[1],
+                               h->data + n, file);
     if (!rc && fsync(fd))
         rc = persia_err_set(PERSIA_EIO, "%s: fsync failed: %s", file->name,
                             strerror(errno));
@@ -100,7 +101,7 @@ int sightings_write(table_cut *cut, const table_config *config, int folder,
     if (fd < 0)
         return persia_err_set(PERSIA_EIO, "%s: cannot be made: %s", file.name,
                               strerror(errno));
-    rc = write_all(fd, cut, config->first_slot, &h, head, n, &file);
+    rc = sightings_write_all(fd, cut, config->first_slot, &h, head, n, &file);
     if (close(fd) && !rc)
         rc = persia_err_set(PERSIA_EIO, "%s: closing failed: %s", file.name,
                             strerror(errno));
@@ -116,7 +117,7 @@ typedef struct source {
     uint32_t crc;
 } source;
 
-static int refuse(const source *s)
+static int ckpt_sightings_refuse(const source *s)
 {
     return persia_err_set(PERSIA_ECORRUPT,
                           "%s: it is neither a row file nor one of sightings, "
@@ -134,19 +135,19 @@ static int source_read(source *s, void *out, size_t n, uint64_t at)
     return rc;
 }
 
-static int read_head(source *s, uint64_t bytes)
+static int sightings_read_head(source *s, uint64_t bytes)
 {
     char head[4096];
     size_t json;
     int rc;
 
     if (bytes < 8)
-        return refuse(s);
+        return ckpt_sightings_refuse(s);
     if ((rc = source_read(s, head, 8, 0)) ||
         (rc = st_json_bytes(s->name, (unsigned char *)head, bytes, &json)))
         return rc;
     if (json > sizeof head)
-        return refuse(s);
+        return ckpt_sightings_refuse(s);
     if ((rc = source_read(s, head, json, 8)) ||
         (rc = st_parse(s->name, head, json, bytes, &s->h)))
         return rc;
@@ -156,11 +157,12 @@ static int read_head(source *s, uint64_t bytes)
         b->dtype != ST_U32 || a->rank != 1 || b->rank != 2 ||
         a->shape[0] > IDS_SLOTS || a->shape[0] != b->shape[0] ||
         b->shape[1] > ((uint64_t)1 << 36) / IDS_SLOTS)
-        return refuse(s);
+        return ckpt_sightings_refuse(s);
     return PERSIA_OK;
 }
 
-static int read_slots(source *s, const table_config *config, table *t)
+static int sightings_read_slots(source *s, const table_config *config,
+                                table *t)
 {
     const st_tensor *b = &s->h.tensors[1];
     const size_t n = (size_t)s->h.tensors[0].shape[0];
@@ -196,11 +198,12 @@ int sightings_read(int folder, const ckpt_file *file,
 
     if (rc)
         return rc;
-    rc = bytes == file->bytes ? read_head(&s, bytes) : refuse(&s);
+    rc = bytes == file->bytes ? sightings_read_head(&s, bytes)
+                              : ckpt_sightings_refuse(&s);
     if (!rc)
-        rc = read_slots(&s, config, t);
+        rc = sightings_read_slots(&s, config, t);
     if (!rc && s.crc != file->crc)
-        rc = refuse(&s);
+        rc = ckpt_sightings_refuse(&s);
     close(s.fd);
     return rc;
 }

@@ -35,7 +35,7 @@ static numbers_set *numbers_of(heritage *at, server *to)
 
 /* ---- counting ----------------------------------------------------------- */
 
-static uint64_t smaller(uint64_t a, uint64_t b)
+static uint64_t complete_smaller(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
 }
@@ -47,15 +47,15 @@ static void add_numbers(numbers_set *has, uint64_t last, numbers_set *any)
     const uint64_t top = window_top(&has->w);
     if (top > CLIENT_SPAN)
         numbers_settle(has, top - CLIENT_SPAN - 1);
-    numbers_settle(any, smaller(has->w.watermark, last));
-    const uint64_t from = any->w.watermark, end = smaller(top, last);
+    numbers_settle(any, complete_smaller(has->w.watermark, last));
+    const uint64_t from = any->w.watermark, end = complete_smaller(top, last);
     for (uint64_t n = from + 1; n <= end; n++)
         if (window_has(&has->w, n))
             (void)window_add(&any->w, n);
     window_advance(&any->w);
 }
 
-static uint64_t count(ps_client *r, heritage *at, uint64_t last)
+static uint64_t complete_count(ps_client *r, heritage *at, uint64_t last)
 {
     numbers_set any;
     uint64_t missing = 0;
@@ -77,7 +77,7 @@ static uint64_t count(ps_client *r, heritage *at, uint64_t last)
 
 uint64_t count_missing(ps_client *r, uint64_t last)
 {
-    return count(r, NULL, last);
+    return complete_count(r, NULL, last);
 }
 
 /* ---- completing --------------------------------------------------------- */
@@ -90,7 +90,7 @@ static int server_has(const completing *c, server *to)
     return has;
 }
 
-static void fill_empty(void *ctx, request *q)
+static void complete_fill_empty(void *ctx, request *q)
 {
     const completing *c = ctx;
     wire_push *m = &q->args.push.m;
@@ -105,7 +105,7 @@ static void fill_empty(void *ctx, request *q)
 
 /* It does not go to acked_late: what is counted as missing a server cannot
  * lose once more. */
-static int accept_empty(void *ctx, request *q)
+static int complete_accept_empty(void *ctx, request *q)
 {
     const completing *c = ctx;
     const wire_push_reply *m = q->reply.message;
@@ -128,8 +128,11 @@ static int accept_empty(void *ctx, request *q)
 static int complete_one(completing *c)
 {
     const ps_client *r = c->r;
-    fan f = {.method = WIRE_PUSH, .fill = fill_empty,
-             .accept = accept_empty, .ctx = c, .fresh = c->at != NULL};
+    fan f = {.method = WIRE_PUSH,
+             .fill = complete_fill_empty,
+             .accept = complete_accept_empty,
+             .ctx = c,
+             .fresh = c->at != NULL};
     server *lack[IDS_SHARDS_MAX];
     size_t n = 0;
     for (uint32_t i = 0; i < r->servers_n; i++)
@@ -154,8 +157,8 @@ static int complete_all(completing *c)
 
 /* Counts updates that servers lack; `told`: the user gets an error.  whose:
  * a text. */
-static void note_missing(ps_client *r, const char *whose, uint64_t missing,
-                         int told)
+static void complete_note_missing(ps_client *r, const char *whose,
+                                  uint64_t missing, int told)
 {
     char text[FAN_TEXT];
     r->counts.lost += missing;
@@ -184,8 +187,8 @@ int complete_own(ps_client *r, uint64_t deadline)
         rc = c.k ? complete_all(&c) : PERSIA_ENOMEM;
         call_give(c.k);
         if (!rc) { /* a checkpoint that was loaded has told of them */
-            note_missing(r, "this rank", missing,
-                         c.sent && !atomic_load(&r->resumed));
+            complete_note_missing(r, "this rank", missing,
+                                  c.sent && !atomic_load(&r->resumed));
             atomic_store(&r->missing, 0);
         }
     }
@@ -200,7 +203,7 @@ typedef struct inheriting {
     uint64_t highest; /* incarnation that a server knows of */
 } inheriting;
 
-static void fill_hello(void *ctx, request *q)
+static void complete_fill_hello(void *ctx, request *q)
 {
     const inheriting *h = ctx;
     q->args.hello = make_hello(h->c.r, CLAIM_LOOK);
@@ -208,7 +211,7 @@ static void fill_hello(void *ctx, request *q)
     q->args.hello.caller.incarnation = h->c.incarnation;
 }
 
-static int accept_hello(void *ctx, request *q)
+static int complete_accept_hello(void *ctx, request *q)
 {
     inheriting *h = ctx;
     const wire_hello_reply *m = q->reply.message;
@@ -231,10 +234,13 @@ static int accept_hello(void *ctx, request *q)
 
 /* Says Hello to all servers with the stream: to look (incarnation 0), or to
  * claim it. */
-static int greet_with(inheriting *h, uint64_t incarnation)
+static int complete_greet_with(inheriting *h, uint64_t incarnation)
 {
-    fan f = {.method = WIRE_HELLO, .fill = fill_hello,
-             .accept = accept_hello, .ctx = h, .fresh = 1};
+    fan f = {.method = WIRE_HELLO,
+             .fill = complete_fill_hello,
+             .accept = complete_accept_hello,
+             .ctx = h,
+             .fresh = 1};
     h->c.incarnation = incarnation;
     h->c.last = 0;
     int rc = fan_prepare(h->c.k, NULL, h->c.r->servers_n);
@@ -242,14 +248,14 @@ static int greet_with(inheriting *h, uint64_t incarnation)
 }
 
 /* PERSIA_ESTALE: a server was started again, or has other rows, since. */
-static int inherit(inheriting *h, uint32_t rank)
+static int complete_inherit(inheriting *h, uint32_t rank)
 {
     ps_client *r = h->c.r;
-    int rc = greet_with(h, 0);
+    int rc = complete_greet_with(h, 0);
     if (rc || !h->c.last)
         return rc;
-    rc = greet_with(h, h->highest + 1);
-    const uint64_t missing = rc ? 0 : count(r, h->c.at, h->c.last);
+    rc = complete_greet_with(h, h->highest + 1);
+    const uint64_t missing = rc ? 0 : complete_count(r, h->c.at, h->c.last);
     if (!missing)
         return rc;
     rc = complete_all(&h->c);
@@ -257,7 +263,7 @@ static int inherit(inheriting *h, uint32_t rank)
         char whose[64];
         snprintf(whose, sizeof whose, "rank %u, which this job has no longer,",
                  rank);
-        note_missing(r, whose, missing, h->c.sent);
+        complete_note_missing(r, whose, missing, h->c.sent);
     }
     return rc;
 }
@@ -287,7 +293,7 @@ int persia_client_inherit(ps_client *r, uint64_t stream, uint32_t rank,
         rc = PERSIA_ENOMEM;
     if (!rc)
         do
-            rc = inherit(&h, rank);
+            rc = complete_inherit(&h, rank);
         while (rc == PERSIA_ESTALE && persia_clock_ns() < h.c.deadline);
     *known = !rc && h.c.last > 0;
     /* The requests of a call that was given up are not filled again. */

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-static void job_ended(void *ctx)
+static void embedded_job_ended(void *ctx)
 {
     persia_job_ends_add(&((embedded *)ctx)->ends);
 }
@@ -16,10 +16,10 @@ int embedded_create(tables *tables, embedded **out)
         return persia_err_set(PERSIA_ENOMEM, "no memory for a store");
     persia_job_ends_init(&e->ends);
     shard_config config = {.shards = 1,
-                                 .message_limit = UINT64_MAX,
-                                 .env = {.ctx = e,
-                                         .files = persia_ckpt_descriptors,
-                                         .ended = job_ended}};
+                           .message_limit = UINT64_MAX,
+                           .env = {.ctx = e,
+                                   .files = persia_ckpt_descriptors,
+                                   .ended = embedded_job_ended}};
     int rc = persia_random_id(&config.boot);
     if (!rc)
         rc = persia_random_id(&config.lineage);

@@ -199,7 +199,7 @@ static uint64_t request_start(const fan *f, request *q, uint64_t deadline)
 }
 
 /* Seconds that a request has. */
-static double limit_of(const fan *f, const ps_client *r)
+static double fan_limit_of(const fan *f, const ps_client *r)
 {
     return (double)(f->limit_ns ? f->limit_ns : r->timeout_ns) * 1e-9;
 }
@@ -240,7 +240,7 @@ static int request_pause(const fan *f, request *q, uint64_t *deadline)
     char text[FAN_TEXT];
     snprintf(text, sizeof text, "%s", q->text);
     snprintf(q->text, sizeof q->text, "%.500s (tried %u times in %.3g s)",
-             text, q->tries, limit_of(f, r));
+             text, q->tries, fan_limit_of(f, r));
     return 0;
 }
 
@@ -281,7 +281,7 @@ static enum request_event request_judge(const fan *f, request *q,
 /* ---- all of them ---- */
 
 /* The answer is the caller's until the request is sent again. */
-static void judge_all(call *k, const fan *f, uint64_t *deadline)
+static void fan_judge_all(call *k, const fan *f, uint64_t *deadline)
 {
     for (size_t i = 0; i < k->requests_n; i++) {
         pthread_mutex_lock(&k->errand.lock);
@@ -297,7 +297,7 @@ static void judge_all(call *k, const fan *f, uint64_t *deadline)
  * very thread.  Requests to shards of one server leave together, up to
  * TOGETHER_BYTES of replies: the first of them are put in their places while
  * others are on their way. */
-static void start_due(call *k, const fan *f, uint64_t deadline)
+static void fan_start_due(call *k, const fan *f, uint64_t deadline)
 {
     uint64_t now = persia_clock_ns(), expected = 0;
     for (int direct = 0; direct < 2; direct++) {
@@ -327,7 +327,7 @@ typedef struct fan_state {
     const request *failed; /* for good; the first, or one interrupted */
 } fan_state;
 
-static fan_state look(call *k)
+static fan_state fan_look(call *k)
 {
     fan_state s = {.next = UINT64_MAX};
     for (size_t i = 0; i < k->requests_n; i++) {
@@ -347,7 +347,7 @@ static fan_state look(call *k)
 
 /* Those that wait for another try have failed, too; those that were about to
  * be sent again have no error of their own. */
-static void stop_paused(call *k)
+static void fan_stop_paused(call *k)
 {
     for (size_t i = 0; i < k->requests_n; i++) {
         request *q = &k->requests[i];
@@ -356,7 +356,7 @@ static void stop_paused(call *k)
     }
 }
 
-static int late(call *k, const fan *f)
+static int fan_late(call *k, const fan *f)
 {
     const char *name = "";
     size_t n = 0;
@@ -370,11 +370,12 @@ static int late(call *k, const fan *f)
     if (!n) /* the last one was answered just now */
         return PERSIA_OK;
     return persia_err_set(PERSIA_ETIMEOUT, "no answer from %s%s within %.3g s",
-                          name, n > 1 ? " and others" : "", limit_of(f, k->r));
+                          name, n > 1 ? " and others" : "",
+                          fan_limit_of(f, k->r));
 }
 
 /* The first error, and who else has the same. */
-static int result(const call *k, const request *failed)
+static int fan_result(const call *k, const request *failed)
 {
     char others[FAN_TEXT] = "";
     size_t n = 0;
@@ -394,7 +395,7 @@ static int result(const call *k, const request *failed)
 }
 
 /* Whether a server had not done it by the deadline. */
-static int has_failed(request *q)
+static int fan_has_failed(request *q)
 {
     pthread_mutex_lock(&q->call->errand.lock);
     int failed = q->state == REQUEST_FLYING || q->rc == PERSIA_EUNAVAILABLE ||
@@ -405,14 +406,14 @@ static int has_failed(request *q)
 
 /* At the end.  Where some have failed, those that have not keep what they
  * had: several requests may be of one server. */
-static void note_failed(call *k)
+static void fan_note_failed(call *k)
 {
     size_t failed = 0;
     for (size_t i = 0; i < k->requests_n; i++)
-        failed += (size_t)has_failed(&k->requests[i]);
+        failed += (size_t)fan_has_failed(&k->requests[i]);
     for (size_t i = 0; i < k->requests_n; i++) {
         server *to = k->requests[i].to;
-        if (failed && !has_failed(&k->requests[i]))
+        if (failed && !fan_has_failed(&k->requests[i]))
             continue;
         pthread_mutex_lock(&to->lock);
         to->failed = failed > 0;
@@ -421,23 +422,23 @@ static void note_failed(call *k)
 }
 
 /* A call that began at `at` waits for long; returns 1. */
-static int hold(ps_client *r, uint64_t at)
+static int fan_hold(ps_client *r, uint64_t at)
 {
     if (!atomic_fetch_add(&r->held, 1))
         atomic_store(&r->held_at, at);
     return 1;
 }
 
-static int run(call *k, const fan *f, uint64_t deadline, int *held)
+static int client_fan_run(call *k, const fan *f, uint64_t deadline, int *held)
 {
     const uint64_t began = persia_clock_ns();
     for (;;) {
         int rc = PERSIA_OK;
         if (!*held && persia_clock_ns() > began + HELD_NS)
-            *held = hold(k->r, began);
-        start_due(k, f, deadline);
+            *held = fan_hold(k->r, began);
+        fan_start_due(k, f, deadline);
         pthread_mutex_lock(&k->errand.lock);
-        fan_state s = look(k);
+        fan_state s = fan_look(k);
         if (!s.came && s.next > persia_clock_ns() &&
             (s.flying || s.next != UINT64_MAX))
             rc = persia_cond_wait_poll(&k->errand.landed, &k->errand.lock,
@@ -445,27 +446,27 @@ static int run(call *k, const fan *f, uint64_t deadline, int *held)
         pthread_mutex_unlock(&k->errand.lock);
         if (rc)
             return persia_err_set(rc, "interrupted while waiting for servers");
-        judge_all(k, f, &deadline);
+        fan_judge_all(k, f, &deadline);
         pthread_mutex_lock(&k->errand.lock);
-        s = look(k);
+        s = fan_look(k);
         if (s.failed) {
-            stop_paused(k);
-            s = look(k);
+            fan_stop_paused(k);
+            s = fan_look(k);
         }
         pthread_mutex_unlock(&k->errand.lock);
         /* The interrupt was taken, in a greeting: it is not raised again. */
         if (s.failed && s.failed->rc == PERSIA_EINTR)
             return persia_err_set(PERSIA_EINTR, "%s", s.failed->text);
         if (!s.flying && !s.came && s.next == UINT64_MAX) {
-            note_failed(k);
-            return result(k, s.failed);
+            fan_note_failed(k);
+            return fan_result(k, s.failed);
         }
         int ends = atomic_load(&k->r->ends);
         if (ends && (f->method == WIRE_PULL ||
                      (ends == END_ALL && f->method != WIRE_LEAVE)))
             return persia_err_set(PERSIA_ECLOSED, "the store was closed");
-        if (persia_clock_ns() > deadline + GRACE_NS && (rc = late(k, f))) {
-            note_failed(k);
+        if (persia_clock_ns() > deadline + GRACE_NS && (rc = fan_late(k, f))) {
+            fan_note_failed(k);
             return rc;
         }
     }
@@ -474,7 +475,7 @@ static int run(call *k, const fan *f, uint64_t deadline, int *held)
 int fan_run(call *k, const fan *f, uint64_t deadline)
 {
     int held = 0;
-    const int rc = run(k, f, deadline, &held);
+    const int rc = client_fan_run(k, f, deadline, &held);
     if (held) {
         (void)PERSIA_HOLDS(atomic_load(&k->r->held));
         atomic_fetch_sub(&k->r->held, 1);

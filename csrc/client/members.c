@@ -19,7 +19,7 @@ typedef struct joining {
     uint64_t step, applied;
 } joining;
 
-static void fill_join(void *ctx, request *q)
+static void members_fill_join(void *ctx, request *q)
 {
     const joining *j = ctx;
     q->args.leave = (wire_leave){.caller = q->caller, .rank = j->r->rank,
@@ -29,7 +29,7 @@ static void fill_join(void *ctx, request *q)
                                  .stream = atomic_load(&j->r->stream)};
 }
 
-static int accept_join(void *ctx, request *q)
+static int members_accept_join(void *ctx, request *q)
 {
     joining *j = ctx;
     const wire_leave_reply *m = q->reply.message;
@@ -38,11 +38,14 @@ static int accept_join(void *ctx, request *q)
     return PERSIA_OK;
 }
 
-static int tell_all(joining *j, uint64_t limit_ns)
+static int members_tell_all(joining *j, uint64_t limit_ns)
 {
     ps_client *r = j->r;
-    fan f = {.method = WIRE_LEAVE, .fill = fill_join,
-             .accept = accept_join, .ctx = j, .limit_ns = limit_ns};
+    fan f = {.method = WIRE_LEAVE,
+             .fill = members_fill_join,
+             .accept = members_accept_join,
+             .ctx = j,
+             .limit_ns = limit_ns};
     uint64_t deadline = limit_ns ? persia_clock_ns() + limit_ns
                                  : client_deadline(r);
     call *k = call_take(r);
@@ -66,14 +69,14 @@ static int tell_all(joining *j, uint64_t limit_ns)
     return rc;
 }
 
-static void fill_pass(void *ctx, request *q)
+static void members_fill_pass(void *ctx, request *q)
 {
     const client_update *u = ctx;
     q->args.leave = (wire_leave){.caller = q->caller, .rank = u->part,
                                  .world = u->parts, .group = u->group};
 }
 
-static int accept_pass(void *ctx, request *q)
+static int members_accept_pass(void *ctx, request *q)
 {
     (void)ctx;
     (void)q;
@@ -83,7 +86,9 @@ static int accept_pass(void *ctx, request *q)
 int persia_client_pass(ps_client *r, const client_update *update)
 {
     client_update u = *update;
-    fan f = {.method = WIRE_LEAVE, .fill = fill_pass, .accept = accept_pass,
+    fan f = {.method = WIRE_LEAVE,
+             .fill = members_fill_pass,
+             .accept = members_accept_pass,
              .ctx = &u};
     call *k = call_take(r);
     if (!k)
@@ -100,7 +105,7 @@ int persia_client_join(ps_client *r, uint64_t step, uint64_t *applied)
     joining j = {.r = r, .joins = 1, .step = step};
     int rc = client_check_mixture(r, 0);
     if (!rc)
-        rc = tell_all(&j, 0);
+        rc = members_tell_all(&j, 0);
     *applied = j.applied;
     return rc;
 }
@@ -115,7 +120,8 @@ int persia_client_leave(ps_client *r, int hurry)
         hurry |= to->failed;
         pthread_mutex_unlock(&to->lock);
     }
-    return tell_all(&j, hurry && r->timeout_ns > HURRY_NS ? HURRY_NS : 0);
+    return members_tell_all(&j,
+                            hurry && r->timeout_ns > HURRY_NS ? HURRY_NS : 0);
 }
 
 void sync_note_left(ps_client *r, uint32_t moves, const wire_push_reply *m)

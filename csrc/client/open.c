@@ -11,7 +11,7 @@
 /* Of two processes of a rank that claim its stream at once servers take the
  * greater: on one machine that is the later one, also where a message of one
  * that is dead arrives last. */
-static int choose_client(uint64_t *out)
+static int open_choose_client(uint64_t *out)
 {
     enum { RANDOM_BITS = 22, TICK_BITS = 16 };
     int rc = persia_random_id(out);
@@ -37,13 +37,13 @@ static void replies_free(wire_hello_reply *replies, size_t n)
     free(replies);
 }
 
-static void fill_hello(void *ctx, request *q)
+static void open_fill_hello(void *ctx, request *q)
 {
     const greeting *g = ctx;
     q->args.hello = make_hello(g->r, g->claim);
 }
 
-static int accept_hello(void *ctx, request *q)
+static int open_accept_hello(void *ctx, request *q)
 {
     greeting *g = ctx;
     const wire_hello_reply *from = q->reply.message;
@@ -62,8 +62,8 @@ static int accept_hello(void *ctx, request *q)
 }
 
 /* The numbers of shards that no server has, as text. */
-static void list_missing(const greeting *g, uint32_t shards, char *out,
-                         size_t room)
+static void open_list_missing(const greeting *g, uint32_t shards, char *out,
+                              size_t room)
 {
     size_t n = 0;
     for (uint32_t s = 0; s < shards && n < room; s++) {
@@ -77,20 +77,20 @@ static void list_missing(const greeting *g, uint32_t shards, char *out,
     }
 }
 
-static int has_moved(const server *s)
+static int open_has_moved(const server *s)
 {
     return strcmp(persia_shard_address(s->ref), s->ref->address) != 0;
 }
 
 /* Addresses that were given, as long as nothing has moved between them. */
-static int check_given(const greeting *g)
+static int open_check_given(const greeting *g)
 {
     const ps_client *r = g->r;
     const wire_hello_reply *m = g->replies;
     for (uint32_t i = 0; i < r->servers_n; i++)
         for (uint32_t k = 0; k < i; k++)
-            if (m[i].shard == m[k].shard && !has_moved(r->servers[i]) &&
-                !has_moved(r->servers[k]))
+            if (m[i].shard == m[k].shard && !open_has_moved(r->servers[i]) &&
+                !open_has_moved(r->servers[k]))
                 return persia_err_set(
                     PERSIA_EMISMATCH,
                     "%s and %s are both shard %u of %u; give each "
@@ -102,7 +102,7 @@ static int check_given(const greeting *g)
 
 /* A shard that has moved was asked for where it was, and where it is: one of
  * both is enough. */
-static int drop_twice(greeting *g)
+static int open_drop_twice(greeting *g)
 {
     ps_client *r = g->r;
     uint32_t n = 0;
@@ -132,7 +132,7 @@ static int drop_twice(greeting *g)
 }
 
 /* The servers must have shards 0 .. N-1 of N. */
-static int check_shards(const greeting *g)
+static int open_check_shards(const greeting *g)
 {
     const ps_client *r = g->r;
     const wire_hello_reply *m = g->replies;
@@ -157,7 +157,7 @@ static int check_shards(const greeting *g)
     if (r->servers_n == m[0].shards)
         return PERSIA_OK;
     char list[256] = "";
-    list_missing(g, m[0].shards, list, sizeof list);
+    open_list_missing(g, m[0].shards, list, sizeof list);
     return persia_err_set(
         PERSIA_EMISMATCH,
         "shards %s of %u are missing: %u addresses were given; "
@@ -166,7 +166,7 @@ static int check_shards(const greeting *g)
 }
 
 /* Puts the servers in the order of their shards. */
-static int arrange(const greeting *g)
+static int open_arrange(const greeting *g)
 {
     ps_client *r = g->r;
     server **by_shard = calloc(r->servers_n, sizeof(server *));
@@ -192,11 +192,14 @@ static int arrange(const greeting *g)
 }
 
 /* Says Hello to all, to look or to claim the stream. */
-static int ask_all(greeting *g, call *k, enum claim claim)
+static int open_ask_all(greeting *g, call *k, enum claim claim)
 {
     ps_client *r = g->r;
-    fan f = {.method = WIRE_HELLO, .fill = fill_hello,
-             .accept = accept_hello, .ctx = g, .fresh = 1};
+    fan f = {.method = WIRE_HELLO,
+             .fill = open_fill_hello,
+             .accept = open_accept_hello,
+             .ctx = g,
+             .fresh = 1};
     g->claim = claim;
     int rc = fan_prepare(k, NULL, r->servers_n);
     return rc ? rc : fan_run(k, &f, client_deadline(r));
@@ -204,7 +207,7 @@ static int ask_all(greeting *g, call *k, enum claim claim)
 
 /* The incarnation is higher than that of any server, so that the owner before
  * has it at none any more. */
-static int claim_all(greeting *g, call *k)
+static int open_claim_all(greeting *g, call *k)
 {
     ps_client *r = g->r;
     uint64_t highest = 0;
@@ -213,14 +216,14 @@ static int claim_all(greeting *g, call *k)
             highest = g->replies[i].ledger.incarnation;
     /* All who share a stream are one owner. */
     atomic_store(&r->incarnation, r->shared ? 1 : highest + 1);
-    return ask_all(g, k, CLAIM_STREAM);
+    return open_ask_all(g, k, CLAIM_STREAM);
 }
 
 /* `ref` is taken over in any case. */
 static int open_server(ps_client *r, const char *address, shard_ref *ref);
 
 /* Shards that addresses have beside the one that has answered. */
-static int more_shards(const greeting *g, size_t *out)
+static int open_more_shards(const greeting *g, size_t *out)
 {
     *out = 0;
     for (uint32_t i = 0; i < g->r->servers_n; i++) {
@@ -268,12 +271,12 @@ static int open_beside_each(const greeting *g)
 }
 
 /* Where servers have several shards, opens and asks all of them. */
-static int greet_beside(greeting *g, call *k)
+static int open_greet_beside(greeting *g, call *k)
 {
     ps_client *r = g->r;
     const uint32_t n = r->servers_n;
     size_t more;
-    int rc = more_shards(g, &more);
+    int rc = open_more_shards(g, &more);
     if (rc || !more)
         return rc ? rc : open_beside_each(g);
     server **servers = realloc(r->servers, (n + more) * sizeof(server *));
@@ -288,10 +291,10 @@ static int greet_beside(greeting *g, call *k)
     replies_free(g->replies, n);
     g->replies = replies;
     g->room = n + more;
-    return rc ? rc : ask_all(g, k, CLAIM_LOOK);
+    return rc ? rc : open_ask_all(g, k, CLAIM_LOOK);
 }
 
-static int greet_all(ps_client *r)
+static int open_greet_all(ps_client *r)
 {
     greeting g = {.r = r, .room = r->servers_n,
                   .replies = calloc(r->servers_n, sizeof *g.replies)};
@@ -299,19 +302,19 @@ static int greet_all(ps_client *r)
     int rc = !k ? PERSIA_ENOMEM
              : !g.replies
                  ? persia_err_set(PERSIA_ENOMEM, "no memory for a store")
-                 : ask_all(&g, k, CLAIM_LOOK);
+                 : open_ask_all(&g, k, CLAIM_LOOK);
     if (!rc)
-        rc = check_given(&g);
+        rc = open_check_given(&g);
     if (!rc)
-        rc = greet_beside(&g, k);
+        rc = open_greet_beside(&g, k);
     if (!rc)
-        rc = drop_twice(&g);
+        rc = open_drop_twice(&g);
     if (!rc)
-        rc = check_shards(&g);
+        rc = open_check_shards(&g);
     if (!rc && atomic_load(&r->stream))
-        rc = claim_all(&g, k);
+        rc = open_claim_all(&g, k);
     if (!rc)
-        rc = arrange(&g);
+        rc = open_arrange(&g);
     /* Callbacks of a Hello that was given up use the call alone. */
     call_give(k);
     replies_free(g.replies, g.room);
@@ -387,7 +390,8 @@ static int check_config(const client_config *config)
 }
 
 /* All but the servers.  own: see ps_client.embedded; taken over with *out. */
-static int make(const client_config *config, embedded *own, ps_client **out)
+static int open_make(const client_config *config, embedded *own,
+                     ps_client **out)
 {
     *out = NULL;
     int rc = persia_fork_check("a new store");
@@ -418,7 +422,7 @@ static int make(const client_config *config, embedded *own, ps_client **out)
     r->shared = config->shared;
     r->client = config->stream;
     if (!r->shared)
-        rc = choose_client(&r->client);
+        rc = open_choose_client(&r->client);
     r->owner = config->owner;
     r->embedded = own;
     if (own)
@@ -431,12 +435,12 @@ static int make(const client_config *config, embedded *own, ps_client **out)
 }
 
 /* own: taken over, also on failure. */
-static int create(const client_config *config, embedded *own,
-                  shard_ref *const *refs, ps_client **out)
+static int open_create(const client_config *config, embedded *own,
+                       shard_ref *const *refs, ps_client **out)
 {
     ps_client *r;
     *out = NULL;
-    int rc = make(config, own, &r);
+    int rc = open_make(config, own, &r);
     if (!r && own)
         embedded_destroy(own);
     size_t n = rc ? 0 : config->addresses_n;
@@ -452,7 +456,7 @@ static int create(const client_config *config, embedded *own,
         for (size_t i = n; i < config->addresses_n; i++)
             close_ref(refs[i]);
     if (!rc)
-        rc = greet_all(r);
+        rc = open_greet_all(r);
     if (rc) {
         persia_client_destroy(r);
         return rc;
@@ -465,12 +469,12 @@ static int create(const client_config *config, embedded *own,
 int client_over(const client_config *config, shard_ref *const *refs,
                 ps_client **out)
 {
-    return create(config, NULL, refs, out);
+    return open_create(config, NULL, refs, out);
 }
 
 int persia_client_create(const client_config *config, ps_client **out)
 {
-    return create(config, NULL, NULL, out);
+    return open_create(config, NULL, NULL, out);
 }
 
 int persia_client_embedded(tables *tables, ps_client **out)
@@ -491,10 +495,10 @@ int persia_client_embedded(tables *tables, ps_client **out)
                                   .stream = stream,
                                   .timeout_ns = UINT64_MAX / 4,
                                   .dtype = WIRE_FP32};
-    return create(&config, e, NULL, out);
+    return open_create(&config, e, NULL, out);
 }
 
-static void release_tables(void *tables)
+static void open_release_tables(void *tables)
 {
     persia_tables_destroy(tables);
 }
@@ -514,7 +518,7 @@ int persia_client_create_embedded(const tables_config *config, ps_client **out)
         return rc;
     }
     (*out)->owner = tables;
-    (*out)->release = release_tables;
+    (*out)->release = open_release_tables;
     return PERSIA_OK;
 }
 

@@ -60,7 +60,7 @@ static void call_fail(peer_call *c, int rc, const char *text)
 
 /* ---- one call ---- */
 
-static void alone_done(void *ctx, int rc, rpc_reply *reply)
+static void peer_alone_done(void *ctx, int rc, rpc_reply *reply)
 {
     peer_call *c = ctx;
     peer_reply out = {0};
@@ -71,7 +71,7 @@ static void alone_done(void *ctx, int rc, rpc_reply *reply)
     c->done(c, rc, &out);
 }
 
-static uint64_t time_left(uint64_t deadline)
+static uint64_t peer_time_left(uint64_t deadline)
 {
     const uint64_t now = persia_clock_ns();
     return deadline > now ? deadline - now : 1;
@@ -81,7 +81,7 @@ void peer_send(peer *p, peer_call *c)
 {
     peer_reply none = {0};
     int rc = persia_rpc_start(p->channel, c->method, &c->out,
-                              time_left(c->deadline), alone_done, c);
+                              peer_time_left(c->deadline), peer_alone_done, c);
     if (rc)
         c->done(c, rc, &none);
 }
@@ -102,8 +102,8 @@ static void batch_fail(batch *b, int rc, const char *text)
 }
 
 /* One result to its call. */
-static void give(const batch *b, size_t i, const wire_result *m,
-                 peer_bytes *bytes)
+static void peer_give(const batch *b, size_t i, const wire_result *m,
+                      peer_bytes *bytes)
 {
     peer_call *c = b->calls[i];
     if (m->error[0]) {
@@ -118,8 +118,8 @@ static void give(const batch *b, size_t i, const wire_result *m,
     c->done(c, PERSIA_OK, &out);
 }
 
-static int read_results(const batch *b, peer_bytes *bytes, wire_memory *memory,
-                        wire_many_reply *out)
+static int peer_read_results(const batch *b, peer_bytes *bytes,
+                             wire_memory *memory, wire_many_reply *out)
 {
     int rc = persia_wire_get_many_reply(bytes->bytes.data, bytes->bytes.n,
                                         memory, out);
@@ -136,7 +136,7 @@ static void batch_answered(batch *b, rpc_reply *reply)
     wire_many_reply m;
     peer_bytes *bytes = bytes_keep(reply, (uint32_t)b->n + 1);
     persia_wire_memory_init(&memory);
-    int rc = bytes ? read_results(b, bytes, &memory, &m) : PERSIA_ENOMEM;
+    int rc = bytes ? peer_read_results(b, bytes, &memory, &m) : PERSIA_ENOMEM;
     if (rc) {
         char text[512];
         snprintf(text, sizeof text, "%s", persia_err_text());
@@ -145,7 +145,7 @@ static void batch_answered(batch *b, rpc_reply *reply)
             atomic_store(&bytes->users, 1);
     }
     for (size_t i = 0; i < b->n && !rc; i++)
-        give(b, i, &m.results[i], bytes);
+        peer_give(b, i, &m.results[i], bytes);
     persia_wire_memory_free(&memory);
     if (bytes)
         bytes_drop(bytes);
@@ -184,7 +184,8 @@ static void batch_send(batch *b)
         persia_wire_out_free(&o);
     else
         rc = persia_rpc_start(b->p->channel, WIRE_MANY, &o,
-                              time_left(b->calls[0]->deadline), batch_done, b);
+                              peer_time_left(b->calls[0]->deadline),
+                              batch_done, b);
     if (!rc)
         return;
     char text[512];
@@ -194,7 +195,7 @@ static void batch_send(batch *b)
 }
 
 /* Sends calls that are not queued any more. */
-static void send_all(peer *p, peer_call *first)
+static void peer_send_all(peer *p, peer_call *first)
 {
     size_t n = 0;
     for (const peer_call *c = first; c; c = c->next)
@@ -214,7 +215,7 @@ static void send_all(peer *p, peer_call *first)
     }
 }
 
-static peer_call *take_locked(peer *p)
+static peer_call *peer_take_locked(peer *p)
 {
     peer_call *first = p->first;
     p->first = NULL;
@@ -231,14 +232,14 @@ void peer_queue(peer *p, peer_call *c, uint64_t most)
     const int closed = p->closed;
     if (p->first && (p->first->deadline != c->deadline ||
                      (most && p->bytes + c->out.bytes > most)))
-        before = take_locked(p);
+        before = peer_take_locked(p);
     if (!closed) {
         p->bytes += c->out.bytes;
         *p->last = c;
         p->last = &c->next;
     }
     pthread_mutex_unlock(&p->lock);
-    send_all(p, before);
+    peer_send_all(p, before);
     if (closed)
         call_fail(c, PERSIA_ECLOSED, "the channel was closed");
 }
@@ -246,9 +247,9 @@ void peer_queue(peer *p, peer_call *c, uint64_t most)
 void peer_flush(peer *p)
 {
     pthread_mutex_lock(&p->lock);
-    peer_call *first = take_locked(p);
+    peer_call *first = peer_take_locked(p);
     pthread_mutex_unlock(&p->lock);
-    send_all(p, first);
+    peer_send_all(p, first);
 }
 
 /* ---- its life ---- */
@@ -278,9 +279,9 @@ void peer_close(peer *p)
     pthread_mutex_lock(&p->lock);
     const int closed = p->closed;
     p->closed = 1;
-    peer_call *first = take_locked(p);
+    peer_call *first = peer_take_locked(p);
     pthread_mutex_unlock(&p->lock);
-    send_all(p, first);
+    peer_send_all(p, first);
     if (!closed)
         persia_rpc_channel_close(p->channel);
 }

@@ -26,7 +26,7 @@ struct peers {
 
 /* ---- its life ---- */
 
-static void destroy(peers *p)
+static void peers_destroy(peers *p)
 {
     while (p->first) {
         known *one = p->first;
@@ -54,7 +54,7 @@ int peers_open(const rpc_channel_config *config, peers **out)
                                  &s->token, &s->admin_token, &s->server_name};
     for (int i = 0; i < TEXTS; i++) {
         if (*texts[i] && !(p->texts[i] = strdup(*texts[i]))) {
-            destroy(p);
+            peers_destroy(p);
             return persia_err_set(PERSIA_ENOMEM, "no memory for servers");
         }
         *texts[i] = p->texts[i];
@@ -72,12 +72,12 @@ peers *peers_get(peers *p)
 void peers_drop(peers *p)
 {
     if (atomic_fetch_sub(&p->users, 1) == 1)
-        destroy(p);
+        peers_destroy(p);
 }
 
 /* ---- servers ---- */
 
-static int add_locked(peers *p, const char *address, peer **out)
+static int peers_add_locked(peers *p, const char *address, peer **out)
 {
     const size_t n = strlen(address) + 1;
     rpc_channel *channel;
@@ -110,13 +110,13 @@ int peers_find(peers *p, const char *address, peer **out)
     if (p->closed)
         rc = persia_err_set(PERSIA_ECLOSED, "the channel was closed");
     else if (!*out)
-        rc = add_locked(p, address, out);
+        rc = peers_add_locked(p, address, out);
     pthread_mutex_unlock(&p->lock);
     return rc;
 }
 
 /* From this one on they do not change. */
-static known *first_of(peers *p, int close)
+static known *peers_first_of(peers *p, int close)
 {
     pthread_mutex_lock(&p->lock);
     known *first = p->first;
@@ -127,12 +127,12 @@ static known *first_of(peers *p, int close)
 
 void peers_flush(peers *p)
 {
-    for (const known *one = first_of(p, 0); one; one = one->next)
+    for (const known *one = peers_first_of(p, 0); one; one = one->next)
         peer_flush(one->peer);
 }
 
 void peers_close(peers *p)
 {
-    for (const known *one = first_of(p, 1); one; one = one->next)
+    for (const known *one = peers_first_of(p, 1); one; one = one->next)
         peer_close(one->peer);
 }

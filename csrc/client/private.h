@@ -214,7 +214,7 @@ struct ps_client {
     index_pool indexes; /* has a lock of its own */
     server **servers; /* [servers_n] by shard */
     uint32_t servers_n;
-    server **twice; /* [twice_n] not used: see drop_twice() */
+    server **twice; /* [twice_n] not used: see open_drop_twice() */
     uint32_t twice_n;
     char name_space[WIRE_NAME];
     uint32_t rank, world;

@@ -47,7 +47,7 @@ typedef struct pulling {
 
 /* ---- pieces ---- */
 
-static uint64_t row_bytes(const pulling *p, uint32_t unit)
+static uint64_t pull_row_bytes(const pulling *p, uint32_t unit)
 {
     return p->dim[unit] * wire_dtype_bytes(p->r->dtype) +
            2 * sizeof(uint32_t);
@@ -60,12 +60,12 @@ static uint64_t shard_bytes(const pulling *p, uint32_t shard)
     uint64_t bytes = 0;
     for (uint32_t u = 0; u < p->units; u++)
         bytes += (index_to(x, u, shard) - index_from(x, u, shard)) *
-                 row_bytes(p, u);
+                 pull_row_bytes(p, u);
     return bytes;
 }
 
 /* Adds the ids of a cell to the last piece. */
-static void ask_cell(pulling *p, uint32_t unit, uint32_t cell)
+static void pull_ask_cell(pulling *p, uint32_t unit, uint32_t cell)
 {
     const batch_index *x = p->k->index;
     piece *last = &p->pieces[p->pieces_n - 1];
@@ -78,11 +78,11 @@ static void ask_cell(pulling *p, uint32_t unit, uint32_t cell)
     }
     p->asked[last->to - 1].n += n;
     p->wanted[last->to - 1].to = cell + 1;
-    last->bytes += n * row_bytes(p, unit);
+    last->bytes += n * pull_row_bytes(p, unit);
 }
 
 /* Cuts what a shard is asked for into pieces of about one size. */
-static int ask_shard(pulling *p, uint32_t shard)
+static int pull_ask_shard(pulling *p, uint32_t shard)
 {
     const batch_index *x = p->k->index;
     const uint64_t bytes = shard_bytes(p, shard);
@@ -100,8 +100,8 @@ static int ask_shard(pulling *p, uint32_t shard)
                                                    0};
                 cuts++;
             }
-            ask_cell(p, u, c);
-            done += (base[1] - base[0]) * row_bytes(p, u);
+            pull_ask_cell(p, u, c);
+            done += (base[1] - base[0]) * pull_row_bytes(p, u);
             uint64_t size = p->pieces[p->pieces_n - 1].bytes;
             if (limit && size > limit)
                 return persia_err_set(
@@ -116,7 +116,7 @@ static int ask_shard(pulling *p, uint32_t shard)
 }
 
 /* What is asked of whom. */
-static int ask_shards(pulling *p)
+static int pull_ask_shards(pulling *p)
 {
     size_t pieces = 0;
     for (uint32_t s = 0; s < p->shards; s++)
@@ -135,14 +135,14 @@ static int ask_shards(pulling *p)
     p->wanted = mem_carve(&at, most * sizeof *p->wanted);
     p->asked = mem_carve(&at, most * sizeof *p->asked);
     for (uint32_t s = 0; s < p->shards && !rc; s++)
-        rc = ask_shard(p, s);
+        rc = pull_ask_shard(p, s);
     return rc;
 }
 
 /* ---- messages ---- */
 
 /* Whether the update is in flight: it may have failed meanwhile. */
-static int waits(const pulling *p)
+static int pull_waits(const pulling *p)
 {
     ps_client *r = p->r;
     if (!p->after)
@@ -165,7 +165,7 @@ static void fill_pull(void *ctx, request *q)
     *m = (wire_pull){.caller = q->caller, .dtype = p->r->dtype,
                      .want_rows = p->want_rows, .tables = p->asked + one->from,
                      .tables_n = one->to - one->from};
-    if (waits(p)) {
+    if (pull_waits(p)) {
         m->stream = atomic_load(&p->r->stream);
         m->after = p->after;
     }
@@ -203,7 +203,7 @@ typedef struct putting {
     const piece *piece;
 } putting;
 
-static int widen_values(void *ctx, size_t i)
+static int pull_widen_values(void *ctx, size_t i)
 {
     const putting *c = ctx;
     pulling *p = c->p;
@@ -219,7 +219,8 @@ static int widen_values(void *ctx, size_t i)
     return PERSIA_OK;
 }
 
-INLINE_HOT void row_fetch(const float *from, const float *to, uint32_t dim)
+INLINE_HOT void pull_row_fetch(const float *from, const float *to,
+                               uint32_t dim)
 {
     for (uint32_t j = 0; j < dim; j += 16) {
         __builtin_prefetch(from + j);
@@ -228,19 +229,20 @@ INLINE_HOT void row_fetch(const float *from, const float *to, uint32_t dim)
 }
 
 /* Vectors of one cell of a chunk to the rows of the job. */
-INLINE_HOT void scatter(const float *restrict from, const uint32_t *place,
-                        const uint16_t *order, uint32_t n,
-                        float *restrict out, size_t stride, uint32_t dim)
+INLINE_HOT void pull_scatter(const float *restrict from, const uint32_t *place,
+                             const uint16_t *order, uint32_t n,
+                             float *restrict out, size_t stride, uint32_t dim)
 {
     const uint32_t ahead = rows_ahead(dim);
 
     for (uint32_t i = 0; i < n && i < ahead; i++)
-        row_fetch(from + (size_t)(place[i] & ~INDEX_FIRST) * dim,
-                  out + order[i] * stride, dim);
+        pull_row_fetch(from + (size_t)(place[i] & ~INDEX_FIRST) * dim,
+                       out + order[i] * stride, dim);
     for (uint32_t i = 0; i < n; i++) {
         if (i + ahead < n)
-            row_fetch(from + (size_t)(place[i + ahead] & ~INDEX_FIRST) * dim,
-                      out + order[i + ahead] * stride, dim);
+            pull_row_fetch(from +
+                               (size_t)(place[i + ahead] & ~INDEX_FIRST) * dim,
+                           out + order[i + ahead] * stride, dim);
         memcpy(out + order[i] * stride,
                from + (size_t)(place[i] & ~INDEX_FIRST) * dim,
                dim * sizeof *out);
@@ -253,20 +255,21 @@ INLINE_HOT void scatter(const float *restrict from, const uint32_t *place,
                          size_t stride, uint32_t dim)                         \
     {                                                                         \
         (void)dim;                                                            \
-        scatter(from, place, order, n, out, stride, width);                   \
+        pull_scatter(from, place, order, n, out, stride, width);              \
     }
 SCATTER(scatter_16, 16)
 SCATTER(scatter_64, 64)
 SCATTER(scatter_any, dim)
 
-static void scatter_rows(const uint32_t *from, const uint32_t *place,
-                         const uint16_t *order, uint32_t n, uint32_t *rows)
+static void pull_scatter_rows(const uint32_t *from, const uint32_t *place,
+                              const uint16_t *order, uint32_t n,
+                              uint32_t *rows)
 {
     for (uint32_t i = 0; i < n; i++)
         rows[order[i]] = from[place[i] & ~INDEX_FIRST];
 }
 
-static int scatter_chunk(void *ctx, size_t index)
+static int pull_scatter_chunk(void *ctx, size_t index)
 {
     const putting *t = ctx;
     const pulling *p = t->p;
@@ -299,8 +302,8 @@ static int scatter_chunk(void *ctx, size_t index)
                                     c->place + from, c->order + from, n, out,
                                     job->stride, dim);
         if (job->rows)
-            scatter_rows(w->got.rows + first, c->place + from,
-                         c->order + from, n, job->rows + c->first);
+            pull_scatter_rows(w->got.rows + first, c->place + from,
+                              c->order + from, n, job->rows + c->first);
     }
     return PERSIA_OK;
 }
@@ -323,14 +326,14 @@ static int put_piece(pulling *p, const piece *one)
     int rc = PERSIA_OK;
     if (p->r->dtype != WIRE_FP32)
         rc = persia_sched_for_rows(p->r->s, one->to - one->from, x->ids_n,
-                                   widen_values, &t);
+                                   pull_widen_values, &t);
     return rc ? rc
               : persia_sched_for_rows(p->r->s, chunks, x->ids_n,
-                                      scatter_chunk, &t);
+                                      pull_scatter_chunk, &t);
 }
 
 /* Room for vectors that are narrower than fp32. */
-static int make_wide(pulling *p)
+static int pull_make_wide(pulling *p)
 {
     const batch_index *x = p->k->index;
     size_t floats = 0;
@@ -350,8 +353,8 @@ static int make_wide(pulling *p)
 
 /* Tables in the order of their numbers (as in updates) and jobs as units and
  * segments; a table may have many jobs. */
-static int make_units(pulling *p, const uint32_t *tables, size_t jobs_n,
-                      index_batch *out)
+static int pull_make_units(pulling *p, const uint32_t *tables, size_t jobs_n,
+                           index_batch *out)
 {
     ps_client *r = p->r;
     uint32_t known = r->tables_n;
@@ -407,13 +410,13 @@ static int make_units(pulling *p, const uint32_t *tables, size_t jobs_n,
     return PERSIA_OK;
 }
 
-static int pull(pulling *p, const uint32_t *tables, size_t jobs_n,
-                uint64_t deadline, batch_index **index)
+static int pull_pull(pulling *p, const uint32_t *tables, size_t jobs_n,
+                     uint64_t deadline, batch_index **index)
 {
     ps_client *r = p->r;
     call *k = p->k;
     index_batch batch;
-    int rc = make_units(p, tables, jobs_n, &batch);
+    int rc = pull_make_units(p, tables, jobs_n, &batch);
     if (rc || batch.segments_n == 0)
         return rc;
     k->index = persia_index_pool_new(&r->indexes);
@@ -424,9 +427,9 @@ static int pull(pulling *p, const uint32_t *tables, size_t jobs_n,
         rc = persia_batch_index_hint(k->index);
     p->want_rows |= index != NULL;
     if (!rc)
-        rc = ask_shards(p);
+        rc = pull_ask_shards(p);
     if (!rc)
-        rc = make_wide(p);
+        rc = pull_make_wide(p);
     if (!rc)
         rc = fan_prepare(k, p->to, p->pieces_n);
     fan f = {.method = WIRE_PULL, .fill = fill_pull,
@@ -446,7 +449,7 @@ static int pull(pulling *p, const uint32_t *tables, size_t jobs_n,
 
 /* The shard is given the jobs as they are: to find the distinct ids would
  * cost more than to read some rows twice. */
-static void fill_jobs(void *ctx, request *q)
+static void pull_fill_jobs(void *ctx, request *q)
 {
     const pulling *p = ctx;
     wire_pull *m = &q->args.pull.m;
@@ -455,7 +458,7 @@ static void fill_jobs(void *ctx, request *q)
     q->args.pull.args = (shard_pull){.m = m, .jobs = p->jobs};
 }
 
-static int accept_jobs(void *ctx, request *q)
+static int pull_accept_jobs(void *ctx, request *q)
 {
     (void)ctx;
     (void)q;
@@ -466,7 +469,9 @@ static int pull_jobs(pulling *p, const uint32_t *tables, size_t jobs_n,
                      uint64_t deadline)
 {
     const table_config *config;
-    fan f = {.method = WIRE_PULL, .fill = fill_jobs, .accept = accept_jobs,
+    fan f = {.method = WIRE_PULL,
+             .fill = pull_fill_jobs,
+             .accept = pull_accept_jobs,
              .ctx = p};
     int rc = persia_mem_buffer_need(&p->k->messages,
                                     jobs_n * sizeof *p->asked);
@@ -502,7 +507,7 @@ int persia_client_pull_indexed(ps_client *r, uint64_t after,
     if (after)
         deadline += r->timeout_ns;
     rc = r->embedded ? pull_jobs(&p, tables, jobs_n, deadline)
-                     : pull(&p, tables, jobs_n, deadline, index);
+                     : pull_pull(&p, tables, jobs_n, deadline, index);
     call_give(k);
     return rc ? rc : persia_client_tell_lost(r);
 }

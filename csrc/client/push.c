@@ -45,7 +45,7 @@ static int sum_cell(void *ctx, size_t index)
     return PERSIA_OK;
 }
 
-static int make_sums(pushing *p)
+static int push_make_sums(pushing *p)
 {
     sums *m = &p->sums;
     call *k = p->k;
@@ -73,7 +73,7 @@ static int make_sums(pushing *p)
 /* ---- messages ---- */
 
 /* What each shard is sent of each table; maybe nothing. */
-static void list_tables(pushing *p)
+static void push_list_tables(pushing *p)
 {
     const sums *m = &p->sums;
     const batch_index *x = m->index;
@@ -136,7 +136,7 @@ static void fill_push(void *ctx, request *q)
 }
 
 /* More bytes than the message to a shard has. */
-static size_t message_most(const pushing *p, uint32_t shard)
+static size_t push_message_most(const pushing *p, uint32_t shard)
 {
     enum { FIXED = 1024, A_TABLE = 512, AN_ID = 8 + 4 + 4 };
     const wire_push_table *m = p->tables + (size_t)shard * p->units;
@@ -149,12 +149,12 @@ static size_t message_most(const pushing *p, uint32_t shard)
 
 /* Whether all servers take their messages.  It is tried only where the limit
  * is near. */
-static int check_sizes(pushing *p)
+static int push_check_sizes(pushing *p)
 {
     int rc = PERSIA_OK;
     for (uint32_t s = 0; s < p->shards && !rc; s++) {
         server *to = p->r->servers[s];
-        if (shard_check_size(to->ref, message_most(p, s)) == PERSIA_OK)
+        if (shard_check_size(to->ref, push_message_most(p, s)) == PERSIA_OK)
             continue;
         request q = {.to = to, .caller = server_caller(p->r, to)};
         wire_out o;
@@ -169,14 +169,14 @@ static int check_sizes(pushing *p)
 }
 
 /* With the server's lock held. */
-static void note_step(server *from, uint64_t step)
+static void push_note_step(server *from, uint64_t step)
 {
     if (step > from->step)
         from->step = step;
 }
 
 /* With the server's lock held. */
-static void note_number(server *from, uint64_t number, uint64_t settled)
+static void push_note_number(server *from, uint64_t number, uint64_t settled)
 {
     const uint64_t skipped = from->acked_late.w.skipped;
     if (number > NUMBERS_WINDOW)
@@ -191,7 +191,7 @@ static void note_number(server *from, uint64_t number, uint64_t settled)
 /* PERSIA_ESTALE: the server was started again since it answered, and this
  * life of it has not the update.  PERSIA_EREPLACED: the rows that had it were
  * replaced since. */
-static int note_acked(const request *q)
+static int push_note_acked(const request *q)
 {
     ps_client *r = q->call->r;
     server *from = q->to;
@@ -203,8 +203,8 @@ static int note_acked(const request *q)
     const int same_life = from->boot == q->caller.boot;
     int there = same_life && from->lineage == q->caller.lineage;
     if (there) {
-        note_number(from, number, settled);
-        note_step(from, q->call->step);
+        push_note_number(from, number, settled);
+        push_note_step(from, q->call->step);
     } else {
         there = window_has(&from->acked.w, number);
     }
@@ -219,16 +219,16 @@ static int note_acked(const request *q)
                                 from->address, (unsigned long long)number);
 }
 
-/* Notes what a reply acknowledges; see note_acked(). */
-static int read_reply(const request *q)
+/* Notes what a reply acknowledges; see push_note_acked(). */
+static int push_read_reply(const request *q)
 {
     const wire_push_reply *m = q->reply.message;
     return m->status == PUSH_APPLIED || m->status == PUSH_DUPLICATE
-               ? note_acked(q)
+               ? push_note_acked(q)
                : PERSIA_OK;
 }
 
-static void note_updates(ps_client *r, uint64_t updates)
+static void push_note_updates(ps_client *r, uint64_t updates)
 {
     uint64_t had = atomic_load(&r->updates);
     while (had < updates &&
@@ -241,7 +241,7 @@ static int accept_push(void *ctx, request *q)
     pushing *p = ctx;
     ps_client *r = p->r;
     const wire_push_reply *m = q->reply.message;
-    int rc = read_reply(q);
+    int rc = push_read_reply(q);
     if (rc == PERSIA_EREPLACED) { /* dropped, as where that was sooner */
         r->counts.stale++;
         return PERSIA_OK;
@@ -261,7 +261,7 @@ static int accept_push(void *ctx, request *q)
         return server_repair(r, q->to, q->caller.boot, p->deadline);
     case PUSH_LOST:
         pthread_mutex_lock(&q->to->lock);
-        note_step(q->to, p->update.step);
+        push_note_step(q->to, p->update.step);
         pthread_mutex_unlock(&q->to->lock);
         client_note_lost(r, q->to, 1);
         return PERSIA_OK;
@@ -274,13 +274,13 @@ static int accept_push(void *ctx, request *q)
         return server_bad_reply(q->to, "its answer to a push is none");
     }
     if (q->to == r->servers[0])
-        note_updates(r, m->updates);
+        push_note_updates(r, m->updates);
     if (p->units && !r->embedded) /* servers do not count by table */
         UPDATE_COUNTS_ADD(&p->jobs[0], m);
     return PERSIA_OK;
 }
 
-static void settle(ps_client *r, uint64_t number)
+static void push_settle(ps_client *r, uint64_t number)
 {
     pthread_mutex_lock(&r->lock);
     numbers_add(&r->settled, number);
@@ -297,19 +297,19 @@ static void push_ended(call *k)
         request *q = &k->requests[i];
         if (q->state != REQUEST_CAME || q->rc)
             continue;
-        const int rc = read_reply(q);
+        const int rc = push_read_reply(q);
         if (rc == PERSIA_ESTALE) /* no server has it any more */
             client_note_lost(r, q->to, 1);
         r->counts.stale += rc == PERSIA_EREPLACED;
     }
     if (!r->shared || persia_client_has(r, k->number))
-        settle(r, k->number);
+        push_settle(r, k->number);
 }
 
 /* ---- the call ---- */
 
 /* Checks the jobs, and lists their tables. */
-static int check_jobs(pushing *p)
+static int push_check_jobs(pushing *p)
 {
     uint64_t seen[TABLES_MAX / 64] = {0};
     int rc = persia_mem_buffer_need(
@@ -343,7 +343,7 @@ static int check_jobs(pushing *p)
 }
 
 /* The shard of an embedded client is given the jobs as they are. */
-static int prepare_jobs(pushing *p)
+static int push_prepare_jobs(pushing *p)
 {
     const table_config *config;
     int rc = persia_mem_buffer_need(
@@ -364,20 +364,20 @@ static int prepare_jobs(pushing *p)
 }
 
 /* All that can fail before the update is sent. */
-static int prepare(pushing *p)
+static int push_prepare(pushing *p)
 {
     if (p->r->embedded)
-        return prepare_jobs(p);
-    int rc = check_jobs(p);
+        return push_prepare_jobs(p);
+    int rc = push_check_jobs(p);
     if (!rc)
-        rc = make_sums(p);
+        rc = push_make_sums(p);
     if (rc)
         return rc;
-    list_tables(p);
-    return check_sizes(p);
+    push_list_tables(p);
+    return push_check_sizes(p);
 }
 
-static int send_all(pushing *p)
+static int push_send_all(pushing *p)
 {
     fan f = {.method = WIRE_PUSH, .fill = fill_push,
              .accept = accept_push, .ctx = p};
@@ -387,25 +387,25 @@ static int send_all(pushing *p)
 
 /* An update that will not be made.  Other ranks may wait for its part of the
  * step: they are sent an empty one. */
-static int send_empty(pushing *p)
+static int push_send_empty(pushing *p)
 {
     p->empty = 1;
     p->units = 0;
-    return p->update.parts > 1 ? send_all(p) : PERSIA_OK;
+    return p->update.parts > 1 ? push_send_all(p) : PERSIA_OK;
 }
 
 /* The same because of an error. */
-static int refuse(pushing *p, int rc)
+static int push_refuse(pushing *p, int rc)
 {
     err_kept error;
     persia_err_keep(&error, rc);
-    (void)send_empty(p);
+    (void)push_send_empty(p);
     return persia_err_again(&error);
 }
 
 /* The t of an update; the lock is held.  Numbers that are sent again, before
  * the base, get those that they had. */
-static uint64_t t_of(ps_client *r, const client_update *update)
+static uint64_t push_t_of(ps_client *r, const client_update *update)
 {
     if (update->t)
         return update->t;
@@ -423,14 +423,14 @@ static uint64_t t_of(ps_client *r, const client_update *update)
 uint64_t persia_client_t_of(ps_client *r, const client_update *update)
 {
     pthread_mutex_lock(&r->lock);
-    const uint64_t t = t_of(r, update);
+    const uint64_t t = push_t_of(r, update);
     pthread_mutex_unlock(&r->lock);
     return t;
 }
 
 /* Numbers that were passed over so long ago, or before a loss that was
  * counted, are through; r->lock is held. */
-static void pass_over(ps_client *r, const client_update *update)
+static void push_pass_over(ps_client *r, const client_update *update)
 {
     uint64_t to = update->number > CLIENT_LAG + 1
                       ? update->number - CLIENT_LAG - 1 : 0;
@@ -451,7 +451,7 @@ static int name_update(pushing *p, const client_update *update)
     if (r->embedded) /* there are no other ranks */
         *out = (client_update){.number = out->number, .parts = 1};
     pthread_mutex_lock(&r->lock);
-    pass_over(r, out);
+    push_pass_over(r, out);
     uint64_t settled = r->settled.w.watermark;
     if (!out->number)
         out->number = r->next_number + 1;
@@ -464,7 +464,7 @@ static int name_update(pushing *p, const client_update *update)
             NUMBERS_WINDOW);
     else if (out->number > r->next_number) /* a refused one takes none */
         r->next_number = out->number;
-    p->t = t_of(r, out);
+    p->t = push_t_of(r, out);
     p->moves = r->moves;
     if (!rc && r->joined && out->step > r->joined_step + 1)
         r->joined_step = out->step - 1;
@@ -480,12 +480,12 @@ static int push_ready(ps_client *r, const client_update *update)
     if (!rc)
         rc = complete_own(r, client_deadline(r));
     if (rc && update && update->number && !r->shared)
-        settle(r, update->number);
+        push_settle(r, update->number);
     return rc;
 }
 
 /* Begins the call of an update with a number. */
-static int begin(pushing *p, const client_update *update)
+static int push_begin(pushing *p, const client_update *update)
 {
     int rc = persia_fork_check("an update");
     if (!rc && !atomic_load(&p->r->stream))
@@ -502,7 +502,7 @@ static int begin(pushing *p, const client_update *update)
     p->k = call_take(p->r);
     if (!p->k) {
         if (!p->r->shared)
-            settle(p->r, p->update.number);
+            push_settle(p->r, p->update.number);
         return PERSIA_ENOMEM;
     }
     p->k->number = p->update.number;
@@ -519,14 +519,14 @@ int persia_client_push(ps_client *r, const client_update *update,
     for (size_t i = 0; i < jobs_n; i++)
         jobs[i].created = jobs[i].refused = jobs[i].evicted =
             jobs[i].nonfinite = jobs[i].touched = 0;
-    int rc = begin(&p, update);
+    int rc = push_begin(&p, update);
     if (rc)
         return rc;
     r->counts.pushes++;
     rc = jobs_n > TABLES_MAX
              ? persia_err_set(PERSIA_EARG, "%zu tables in one push", jobs_n)
-             : prepare(&p);
-    rc = rc ? refuse(&p, rc) : send_all(&p);
+             : push_prepare(&p);
+    rc = rc ? push_refuse(&p, rc) : push_send_all(&p);
     for (uint32_t u = 0; u < p.units && p.optim; u++)
         jobs[u].optim = p.optim[u]; /* the shard had its own there */
     call_give(p.k);
@@ -548,10 +548,10 @@ int persia_client_has(ps_client *r, uint64_t number)
 int persia_client_skip(ps_client *r, const client_update *update)
 {
     pushing p = {.r = r};
-    int rc = begin(&p, update);
+    int rc = push_begin(&p, update);
     if (rc)
         return rc;
-    rc = send_empty(&p);
+    rc = push_send_empty(&p);
     call_give(p.k);
     return rc;
 }
@@ -559,10 +559,10 @@ int persia_client_skip(ps_client *r, const client_update *update)
 int persia_client_note(ps_client *r, const client_update *update)
 {
     pushing p = {.r = r, .empty = 1, .skips = 1};
-    int rc = begin(&p, update);
+    int rc = push_begin(&p, update);
     if (rc)
         return rc;
-    rc = send_all(&p);
+    rc = push_send_all(&p);
     call_give(p.k);
     return rc;
 }

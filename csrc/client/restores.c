@@ -45,7 +45,7 @@ uint64_t persia_client_restore(ps_client *r)
     return restore_of(r->servers[0]);
 }
 
-static int is_mixed(const ps_client *r)
+static int restores_is_mixed(const ps_client *r)
 {
     for (uint32_t i = 1; i < r->servers_n; i++)
         if (restore_of(r->servers[i]) != restore_of(r->servers[0]))
@@ -55,10 +55,11 @@ static int is_mixed(const ps_client *r)
 
 void client_compare_restores(ps_client *r)
 {
-    atomic_store(&r->restores, is_mixed(r) ? RESTORES_MIXED : RESTORES_ONE);
+    atomic_store(&r->restores,
+                 restores_is_mixed(r) ? RESTORES_MIXED : RESTORES_ONE);
 }
 
-static int refuse(const ps_client *r)
+static int restores_refuse(const ps_client *r)
 {
     char list[FAN_TEXT] = "";
     size_t n = 0;
@@ -94,13 +95,13 @@ int client_check_mixture(ps_client *r, int named)
         return rc;
     const int known = atomic_load(&r->restores);
     if (known == RESTORES_MIXED && named) {
-        rc = refuse(r);
+        rc = restores_refuse(r);
     } else if (known != RESTORES_ONE) {
         uint64_t last = 0;
         rc = client_greet_each(r, known == RESTORES_MIXED ? GREET_NUMBERS
                                                           : GREET_REPAIR,
                                &last);
-        const int mixed = !rc && is_mixed(r);
+        const int mixed = !rc && restores_is_mixed(r);
         if (!rc && !mixed) {
             if (known == RESTORES_MIXED) {
                 persia_client_set_last_number(r, last);
@@ -108,7 +109,7 @@ int client_check_mixture(ps_client *r, int named)
             }
             atomic_store(&r->restores, RESTORES_ONE);
         } else if (mixed) {
-            rc = refuse(r);
+            rc = restores_refuse(r);
         }
     }
     persia_turn_give(&r->comparing);

@@ -44,7 +44,7 @@ static size_t block_rows(const moving *m)
 }
 
 /* Orders the block by shard; equal shards keep the order of the ids. */
-static int split(moving *m)
+static int rows_split(moving *m)
 {
     uint32_t shards = m->r->servers_n;
     size_t floats = m->to == PUT ? m->n * m->dim : 0;
@@ -104,7 +104,7 @@ static void fill_rows(void *ctx, request *q)
     }
 }
 
-static int accept_get(void *ctx, request *q)
+static int rows_accept_get(void *ctx, request *q)
 {
     const moving *m = ctx;
     size_t shard = q->to->shard, at = m->start[shard];
@@ -128,14 +128,14 @@ static int accept_get(void *ctx, request *q)
     return PERSIA_OK;
 }
 
-static int accept_any(void *ctx, request *q)
+static int rows_accept_any(void *ctx, request *q)
 {
     (void)ctx;
     (void)q;
     return PERSIA_OK;
 }
 
-static int accept_erase(void *ctx, request *q)
+static int rows_accept_erase(void *ctx, request *q)
 {
     moving *m = ctx;
     const wire_rows *rows = q->reply.message;
@@ -143,16 +143,16 @@ static int accept_erase(void *ctx, request *q)
     return PERSIA_OK;
 }
 
-static int move_block(moving *m, uint64_t deadline)
+static int rows_move_block(moving *m, uint64_t deadline)
 {
     fan f = {.method = m->to == GET ? WIRE_GET_ROWS : WIRE_PUT_ROWS,
              .fill = fill_rows,
-             .accept = m->to == GET   ? accept_get
-                       : m->to == PUT ? accept_any
-                                      : accept_erase,
+             .accept = m->to == GET   ? rows_accept_get
+                       : m->to == PUT ? rows_accept_any
+                                      : rows_accept_erase,
              .ctx = m};
     size_t n = 0;
-    int rc = split(m);
+    int rc = rows_split(m);
     if (rc)
         return rc;
     server **to = m->k->lists.data;
@@ -163,7 +163,7 @@ static int move_block(moving *m, uint64_t deadline)
     return rc ? rc : fan_run(m->k, &f, deadline);
 }
 
-static int move(moving *m, size_t n, const uint64_t *ids)
+static int rows_move(moving *m, size_t n, const uint64_t *ids)
 {
     ps_client *r = m->r;
     const table_config *t;
@@ -183,7 +183,7 @@ static int move(moving *m, size_t n, const uint64_t *ids)
         m->n = n - i < block ? n - i : block;
         m->ids = ids + i;
         /* Each block has the whole time: a table may be large. */
-        rc = move_block(m, client_deadline(r));
+        rc = rows_move_block(m, client_deadline(r));
         size_t floats = m->n * m->dim, states = m->n * m->state_floats;
         if (m->to == PUT) {
             m->from_vectors += floats;
@@ -204,7 +204,7 @@ int persia_client_get(ps_client *r, uint32_t no, size_t n, const uint64_t *ids,
     moving m = {.r = r, .no = no, .vectors = vectors, .state = state,
                 .found = found};
     int rc = client_check_mixture(r, 0);
-    return rc ? rc : move(&m, n, ids);
+    return rc ? rc : rows_move(&m, n, ids);
 }
 
 int persia_client_set(ps_client *r, uint32_t no, size_t n, const uint64_t *ids,
@@ -213,7 +213,7 @@ int persia_client_set(ps_client *r, uint32_t no, size_t n, const uint64_t *ids,
     moving m = {.r = r, .no = no, .to = PUT, .from_vectors = vectors,
                 .from_state = state};
     int rc = client_check_mixture(r, 0);
-    return rc ? rc : move(&m, n, ids);
+    return rc ? rc : rows_move(&m, n, ids);
 }
 
 int persia_client_erase(ps_client *r, uint32_t no, size_t n,
@@ -222,7 +222,7 @@ int persia_client_erase(ps_client *r, uint32_t no, size_t n,
     moving m = {.r = r, .no = no, .to = ERASE};
     int rc = client_check_mixture(r, 0);
     if (!rc)
-        rc = move(&m, n, ids);
+        rc = rows_move(&m, n, ids);
     *erased = m.erased;
     return rc;
 }
@@ -236,7 +236,7 @@ typedef struct listing {
     size_t n;
 } listing;
 
-static void fill_list(void *ctx, request *q)
+static void rows_fill_list(void *ctx, request *q)
 {
     const listing *l = ctx;
     q->args.rows = (wire_rows){
@@ -246,7 +246,7 @@ static void fill_list(void *ctx, request *q)
         .cursor = l->cursor};
 }
 
-static int accept_list(void *ctx, request *q)
+static int rows_accept_list(void *ctx, request *q)
 {
     listing *l = ctx;
     const wire_rows *m = q->reply.message;
@@ -264,8 +264,10 @@ int persia_client_list(ps_client *r, uint32_t no, uint32_t shard,
 {
     const table_config *t;
     listing l = {.no = no, .room = room, .cursor = *cursor, .ids = ids};
-    fan f = {.method = WIRE_GET_ROWS, .fill = fill_list,
-             .accept = accept_list, .ctx = &l};
+    fan f = {.method = WIRE_GET_ROWS,
+             .fill = rows_fill_list,
+             .accept = rows_accept_list,
+             .ctx = &l};
     int rc = persia_fork_check("ids of a table");
     if (!rc)
         rc = client_check_mixture(r, 0);
@@ -286,7 +288,7 @@ int persia_client_list(ps_client *r, uint32_t no, uint32_t shard,
 
 /* ---- requests without rows, to all shards ---- */
 
-static int ask_all(ps_client *r, fan *f)
+static int rows_ask_all(ps_client *r, fan *f)
 {
     int rc = persia_fork_check("a store");
     call *k = rc ? NULL : call_take(r);
@@ -299,7 +301,7 @@ static int ask_all(ps_client *r, fan *f)
     return rc;
 }
 
-static void fill_clear(void *ctx, request *q)
+static void rows_fill_clear(void *ctx, request *q)
 {
     const uint32_t *no = ctx;
     q->args.rows = (wire_rows){.caller = q->caller,
@@ -309,12 +311,14 @@ static void fill_clear(void *ctx, request *q)
 int persia_client_clear(ps_client *r, uint32_t no)
 {
     const table_config *t;
-    fan f = {.method = WIRE_PUT_ROWS, .fill = fill_clear,
-             .accept = accept_any, .ctx = &no};
+    fan f = {.method = WIRE_PUT_ROWS,
+             .fill = rows_fill_clear,
+             .accept = rows_accept_any,
+             .ctx = &no};
     int rc = client_check_mixture(r, 0);
     if (!rc)
         rc = client_find_table(r, no, &t);
-    return rc ? rc : ask_all(r, &f);
+    return rc ? rc : rows_ask_all(r, &f);
 }
 
 typedef struct adding {
@@ -324,13 +328,13 @@ typedef struct adding {
     int unlimited;    /* a shard has no limit */
 } adding;
 
-static void fill_stats(void *ctx, request *q)
+static void rows_fill_stats(void *ctx, request *q)
 {
     (void)ctx;
     q->args.stats = (wire_stats){.caller = q->caller};
 }
 
-static int accept_stats(void *ctx, request *q)
+static int rows_accept_stats(void *ctx, request *q)
 {
     adding *a = ctx;
     const wire_stats_reply *m = q->reply.message;
@@ -345,11 +349,13 @@ static int accept_stats(void *ctx, request *q)
     return PERSIA_OK;
 }
 
-static int ask_stats(ps_client *r, adding *a)
+static int rows_ask_stats(ps_client *r, adding *a)
 {
-    fan f = {.method = WIRE_STATS, .fill = fill_stats,
-             .accept = accept_stats, .ctx = a};
-    return ask_all(r, &f);
+    fan f = {.method = WIRE_STATS,
+             .fill = rows_fill_stats,
+             .accept = rows_accept_stats,
+             .ctx = a};
+    return rows_ask_all(r, &f);
 }
 
 int persia_client_stats(ps_client *r, uint32_t no, table_stats *out)
@@ -359,7 +365,7 @@ int persia_client_stats(ps_client *r, uint32_t no, table_stats *out)
     int rc = client_find_table(r, no, &t);
     if (!rc) {
         a.name = t->name;
-        rc = ask_stats(r, &a);
+        rc = rows_ask_stats(r, &a);
     }
     if (!rc)
         *out = a.sum;
@@ -369,7 +375,7 @@ int persia_client_stats(ps_client *r, uint32_t no, table_stats *out)
 int persia_client_memory(ps_client *r, uint64_t *used, uint64_t *limit)
 {
     adding a = {0};
-    int rc = ask_stats(r, &a);
+    int rc = rows_ask_stats(r, &a);
     *used = a.used;
     *limit = a.unlimited ? 0 : a.limit;
     return rc;

@@ -79,13 +79,13 @@ static void calling_free(calling *c)
     free(c);
 }
 
-static void release(shard_reply *reply)
+static void rpc_shard_release(shard_reply *reply)
 {
     calling_free(reply->owner);
 }
 
 /* The call has no answer but rc and persia_err_text(). */
-static void fail(calling *c, int rc)
+static void rpc_shard_fail(calling *c, int rc)
 {
     shard_reply none = {0};
     c->done(c->ctx, rc, &none);
@@ -95,7 +95,7 @@ static void fail(calling *c, int rc)
 /* ---- where it is ---- */
 
 /* The shard has moved, as this thread's error says. */
-static int follow(rpc_shard *to)
+static int rpc_shard_follow(rpc_shard *to)
 {
     const char *text = persia_err_text(), *space = strrchr(text, ' ');
     char address[WIRE_NAME];
@@ -111,11 +111,11 @@ static int follow(rpc_shard *to)
     return PERSIA_OK;
 }
 
-static int send(calling *c);
+static int rpc_shard_send(calling *c);
 
 /* Whether the call is sent once more, to where the shard is now.  Else *rc is
  * why it has failed. */
-static int is_sent_again(calling *c, int *rc)
+static int rpc_shard_is_sent_again(calling *c, int *rc)
 {
     rpc_shard *to = c->to;
     int was = c->away;
@@ -127,21 +127,21 @@ static int is_sent_again(calling *c, int *rc)
     persia_err_keep(&moved, PERSIA_EUNAVAILABLE);
     if (c->hops++ >= HOPS)
         *rc = persia_err_again(&moved); /* it moves on and on */
-    else if (!(*rc = follow(to)))
-        *rc = send(c);
+    else if (!(*rc = rpc_shard_follow(to)))
+        *rc = rpc_shard_send(c);
     return !*rc;
 }
 
 /* ---- sending ---- */
 
-static void answered(peer_call *call, int rc, peer_reply *bytes)
+static void rpc_shard_answered(peer_call *call, int rc, peer_reply *bytes)
 {
     calling *c = (calling *)call;
     rpc_shard *to = c->to;
-    if (rc && is_sent_again(c, &rc))
+    if (rc && rpc_shard_is_sent_again(c, &rc))
         return;
     if (rc) {
-        fail(c, rc);
+        rpc_shard_fail(c, rc);
         return;
     }
     c->bytes = *bytes;
@@ -150,7 +150,8 @@ static void answered(peer_call *call, int rc, peer_reply *bytes)
     if (rc) {
         char text[256];
         snprintf(text, sizeof text, "%s", persia_err_text());
-        fail(c, persia_err_set(PERSIA_EPROTOCOL, "%s: %s", to->address, text));
+        rpc_shard_fail(
+            c, persia_err_set(PERSIA_EPROTOCOL, "%s: %s", to->address, text));
         return;
     }
     if (c->call.method == WIRE_HELLO) {
@@ -159,7 +160,7 @@ static void answered(peer_call *call, int rc, peer_reply *bytes)
         if (!atomic_load(&to->named))
             atomic_store(&to->no, m->shard);
     }
-    shard_reply reply = {c->message, release, c};
+    shard_reply reply = {c->message, rpc_shard_release, c};
     c->done(c->ctx, PERSIA_OK, &reply);
 }
 
@@ -176,7 +177,7 @@ int shard_check_size(const shard_ref *to, size_t bytes)
 }
 
 /* After an error the call is still the caller's. */
-static int send(calling *c)
+static int rpc_shard_send(calling *c)
 {
     rpc_shard *to = c->to;
     shard_ref *ref = &to->ref;
@@ -203,8 +204,9 @@ static int send(calling *c)
     return PERSIA_OK;
 }
 
-static void begin(shard_ref *ref, uint32_t method, const void *arguments,
-                  uint64_t deadline, shard_done done, void *ctx)
+static void rpc_shard_begin(shard_ref *ref, uint32_t method,
+                            const void *arguments, uint64_t deadline,
+                            shard_done done, void *ctx)
 {
     rpc_shard *to = (rpc_shard *)ref;
     calling *c = malloc(sizeof *c + methods[method].reply_size);
@@ -214,17 +216,20 @@ static void begin(shard_ref *ref, uint32_t method, const void *arguments,
              &none);
         return;
     }
-    *c = (calling){.call = {.method = method, .deadline = deadline,
-                            .done = answered},
-                   .to = to, .arguments = arguments, .done = done,
+    *c = (calling){.call = {.method = method,
+                            .deadline = deadline,
+                            .done = rpc_shard_answered},
+                   .to = to,
+                   .arguments = arguments,
+                   .done = done,
                    .ctx = ctx};
     persia_wire_memory_init(&c->memory);
-    int rc = send(c);
+    int rc = rpc_shard_send(c);
     if (rc)
-        fail(c, rc);
+        rpc_shard_fail(c, rc);
 }
 
-static void flush(shard_ref *ref)
+static void rpc_shard_flush(shard_ref *ref)
 {
     const rpc_shard *s = (rpc_shard *)ref;
     if (atomic_load(&s->away))
@@ -238,14 +243,14 @@ static void flush(shard_ref *ref)
                              const OP_ARGS(name, message, args) * a,          \
                              uint64_t deadline, shard_done done, void *ctx)   \
     {                                                                         \
-        begin(to, WIRE_##upper, a, deadline, done, ctx);                      \
+        rpc_shard_begin(to, WIRE_##upper, a, deadline, done, ctx);            \
     }
 SHARD_OPS(SHARD_OP)
 #undef SHARD_OP
 
 /* ---- its life ---- */
 
-static void close_(shard_ref *ref)
+static void rpc_shard_close(shard_ref *ref)
 {
     rpc_shard *s = (rpc_shard *)ref;
     if (persia_fork_check("a server"))
@@ -261,12 +266,12 @@ static const shard_ops ops = {
     .name = begin_##name,
     SHARD_OPS(SHARD_OP)
 #undef SHARD_OP
-    .flush = flush,
-    .close = close_,
+        .flush = rpc_shard_flush,
+    .close = rpc_shard_close,
 };
 
 /* `of` is taken over, also on failure. */
-static int make(peers *of, const char *address, shard_ref **out)
+static int rpc_shard_make(peers *of, const char *address, shard_ref **out)
 {
     rpc_shard *s = calloc(1, sizeof *s);
     char *text = strdup(address);
@@ -319,8 +324,9 @@ int persia_shard_beside(shard_ref *ref, uint32_t shard, shard_ref **out)
 {
     const rpc_shard *s = rpc_shard_of(ref);
     *out = NULL;
-    int rc = s ? make(peers_get(s->peers), persia_shard_address(ref), out)
-               : PERSIA_EARG;
+    int rc =
+        s ? rpc_shard_make(peers_get(s->peers), persia_shard_address(ref), out)
+          : PERSIA_EARG;
     return rc ? rc : persia_shard_name(*out, shard);
 }
 
@@ -330,8 +336,8 @@ int persia_shard_connect(const rpc_channel_config *config,
     peers *of;
     *out = NULL;
     if (with && with->ops == &ops)
-        return make(peers_get(((const rpc_shard *)with)->peers),
-                    config->address, out);
+        return rpc_shard_make(peers_get(((const rpc_shard *)with)->peers),
+                              config->address, out);
     int rc = peers_open(config, &of);
-    return rc ? rc : make(of, config->address, out);
+    return rc ? rc : rpc_shard_make(of, config->address, out);
 }

@@ -42,8 +42,8 @@ int server_bad_reply(const server *from, const char *what)
 }
 
 /* Of updates that embedding workers made. */
-static void add_elsewhere(char *text, size_t room, uint64_t lost,
-                          const server *never)
+static void servers_add_elsewhere(char *text, size_t room, uint64_t lost,
+                                  const server *never)
 {
     const size_t n = strlen(text);
     const char *joint = n ? "; " : "";
@@ -73,7 +73,7 @@ int persia_client_tell_lost(ps_client *r)
     r->lost_elsewhere = 0;
     r->never_had = NULL;
     pthread_mutex_unlock(&r->lock);
-    add_elsewhere(text, sizeof text, elsewhere, never);
+    servers_add_elsewhere(text, sizeof text, elsewhere, never);
     return text[0] ? persia_err_set(code, "%s%s", text,
                                     never ? ""
                                           : "; load a checkpoint, or continue "
@@ -100,7 +100,7 @@ wire_hello make_hello(const ps_client *r, enum claim claim)
 }
 
 /* Ids are placed as if no slot had moved: each shard has its own. */
-static int check_slots(const server *from, const wire_hello_reply *m)
+static int servers_check_slots(const server *from, const wire_hello_reply *m)
 {
     const uint32_t first = shard_slot(m->shard, m->shards);
     const uint32_t end = shard_slot(m->shard + 1, m->shards);
@@ -136,7 +136,7 @@ int check_hello(const ps_client *r, const server *from,
             from->address, m->name_space, r->name_space);
     if (m->shards < 1 || m->shards > IDS_SHARDS_MAX || m->shard >= m->shards)
         return server_bad_reply(from, "its Hello names no shard");
-    return check_slots(from, m);
+    return servers_check_slots(from, m);
 }
 
 /* The training continues from these rows; the server's lock is held. */
@@ -210,7 +210,8 @@ static int server_knows(server *one, uint64_t lineage)
 }
 
 /* Rows of another training: a checkpoint has the lineage of shard 0. */
-static int is_other_training(const ps_client *r, server *to, uint64_t lineage)
+static int servers_is_other_training(const ps_client *r, server *to,
+                                     uint64_t lineage)
 {
     return !server_knows(to, lineage) &&
            !server_knows(r->servers[0], lineage);
@@ -218,7 +219,8 @@ static int is_other_training(const ps_client *r, server *to, uint64_t lineage)
 
 /* Of updates in flight one whose number is in `there`; 0: none.  The client's
  * lock is held. */
-static uint64_t number_in_flight(const ps_client *r, const window *there)
+static uint64_t servers_number_in_flight(const ps_client *r,
+                                         const window *there)
 {
     uint64_t n = r->settled.w.watermark;
     while (n < r->next_number)
@@ -231,15 +233,15 @@ static uint64_t number_in_flight(const ps_client *r, const window *there)
  * next ones would be taken for these, and so would one in flight whose number
  * an earlier process had given.  In a stream that is shared others make
  * updates, too, and a number is of one batch. */
-static int check_history(ps_client *r, const server *to,
-                         const wire_hello_reply *m, int other)
+static int servers_check_history(ps_client *r, const server *to,
+                                 const wire_hello_reply *m, int other)
 {
     numbers_set there;
     numbers_from_wire(&there, &m->ledger);
     pthread_mutex_lock(&r->lock);
     const uint64_t last = r->next_number, top = window_top(&there.w);
     /* In the same life of a server it is dropped. */
-    const uint64_t flies = other ? number_in_flight(r, &there.w) : 0;
+    const uint64_t flies = other ? servers_number_in_flight(r, &there.w) : 0;
     pthread_mutex_unlock(&r->lock);
     if (r->shared || (top <= last && !flies))
         return PERSIA_OK;
@@ -309,8 +311,8 @@ int client_ask_ledger(const ps_client *r, server *to, uint64_t stream,
 }
 
 /* Declares all tables at a server of this boot; numbers: [tables]. */
-static int declare_again(ps_client *r, server *to, wire_caller who,
-                         uint64_t deadline, uint32_t *numbers)
+static int servers_declare_again(ps_client *r, server *to, wire_caller who,
+                                 uint64_t deadline, uint32_t *numbers)
 {
     pthread_mutex_lock(&r->lock);
     uint32_t n = r->tables_declared;
@@ -360,7 +362,7 @@ void client_note_lost(ps_client *r, const server *to, uint64_t lost)
     if (lost == 0)
         return;
     pthread_mutex_lock(&r->lock);
-    if (!r->shared) /* see forget_settled() */
+    if (!r->shared) /* see servers_forget_settled() */
         r->told = r->next_number;
     pthread_mutex_unlock(&r->lock);
     snprintf(text, sizeof text, "%s was started again and has lost %llu "
@@ -371,8 +373,9 @@ void client_note_lost(ps_client *r, const server *to, uint64_t lost)
 
 /* Whether another client has put other rows there: in one life of it, or
  * before it was started again with these. */
-static int is_replaced(ps_client *r, server *to, const wire_hello_reply *m,
-                       enum greet_reason reason)
+static int servers_is_replaced(ps_client *r, server *to,
+                               const wire_hello_reply *m,
+                               enum greet_reason reason)
 {
     if (reason != GREET_REPAIR || atomic_load(&r->loading))
         return 0;
@@ -385,8 +388,8 @@ static int is_replaced(ps_client *r, server *to, const wire_hello_reply *m,
 
 /* A server that was started again has lost updates, which are counted, but
  * its rows are no other training's: it takes on the restore of the others. */
-static int take_restore(ps_client *r, server *to, uint64_t deadline,
-                        wire_hello_reply *m)
+static int servers_take_restore(ps_client *r, server *to, uint64_t deadline,
+                                wire_hello_reply *m)
 {
     pthread_mutex_lock(&to->lock);
     const uint64_t restore = to->restore;
@@ -403,7 +406,7 @@ static int take_restore(ps_client *r, server *to, uint64_t deadline,
 
 /* A server may lack what was settled with it before: data loaders may send
  * that again, so updates must not settle it there. */
-static void forget_settled(ps_client *r)
+static void servers_forget_settled(ps_client *r)
 {
     pthread_mutex_lock(&r->lock);
     numbers_init(&r->settled, 0);
@@ -412,8 +415,8 @@ static void forget_settled(ps_client *r)
 
 /* Hello, tables and membership; between greeting_begin() and its end.  *top:
  * the largest number that the server has. */
-static int greet(ps_client *r, server *to, uint64_t deadline,
-                 enum greet_reason reason, uint64_t *top)
+static int servers_greet(ps_client *r, server *to, uint64_t deadline,
+                         enum greet_reason reason, uint64_t *top)
 {
     wire_hello_reply m;
     uint32_t shard = to->shard;
@@ -430,21 +433,21 @@ static int greet(ps_client *r, server *to, uint64_t deadline,
             to->address, shard, r->servers_n, m.shard, m.shards);
     /* Another process has loaded them: maybe one of this job, whose lookups
      * continue meanwhile. */
-    const int replaced = !rc && is_replaced(r, to, &m, reason);
+    const int replaced = !rc && servers_is_replaced(r, to, &m, reason);
     const int other = !rc && !replaced && m.boot != to->boot &&
-                      is_other_training(r, to, m.lineage);
+                      servers_is_other_training(r, to, m.lineage);
     if ((other || replaced) && reason == GREET_REPAIR)
-        rc = check_history(r, to, &m, other);
+        rc = servers_check_history(r, to, &m, other);
     wire_caller who = {.client = r->client,
                        .incarnation = atomic_load(&r->incarnation),
                        .boot = m.boot, .lineage = m.lineage,
                        .slots_rev = m.slots_rev};
     if (!rc)
-        rc = declare_again(r, to, who, deadline, numbers);
+        rc = servers_declare_again(r, to, who, deadline, numbers);
     if (!rc && m.boot != to->boot)
         rc = sync_join_again(r, to, who, deadline);
     if (!rc && m.boot != to->boot && reason == GREET_REPAIR)
-        rc = take_restore(r, to, deadline, &m);
+        rc = servers_take_restore(r, to, deadline, &m);
     /* It was started, or restored, once more meanwhile: in a moment, then. */
     if (rc == PERSIA_ESTALE)
         rc = persia_err_set(PERSIA_EUNAVAILABLE,
@@ -467,7 +470,7 @@ static int greet(ps_client *r, server *to, uint64_t deadline,
         memcpy(to->numbers, numbers, TABLES_MAX * sizeof *numbers);
         pthread_mutex_unlock(&to->lock);
         if (changed && r->shared)
-            forget_settled(r);
+            servers_forget_settled(r);
         client_note_lost(r, to, reason == GREET_LOADED ? 0 : lost);
         if (replaced)
             client_note_replaced(r, to, m.restore, gone);
@@ -509,7 +512,7 @@ int server_repair(ps_client *r, server *to, uint64_t boot, uint64_t deadline)
         return rc;
     wire_caller now = server_caller(r, to);
     if (now.boot == boot) {
-        rc = greet(r, to, deadline, GREET_REPAIR, &top);
+        rc = servers_greet(r, to, deadline, GREET_REPAIR, &top);
         if (!rc)
             r->counts.reconnects++;
     }
@@ -527,7 +530,7 @@ int client_greet_each(ps_client *r, enum greet_reason reason, uint64_t *last)
         rc = greeting_begin(to, 1);
         if (rc)
             break;
-        rc = greet(r, to, deadline, reason, &top);
+        rc = servers_greet(r, to, deadline, reason, &top);
         greeting_end(to);
         *last = !rc && top > *last ? top : *last;
     }
@@ -536,7 +539,7 @@ int client_greet_each(ps_client *r, enum greet_reason reason, uint64_t *last)
 
 /* The stream is this client's from now on: its incarnation is higher than
  * that of any server. */
-static int claim_again(ps_client *r)
+static int servers_claim_again(ps_client *r)
 {
     uint64_t deadline = client_deadline(r), highest = 0;
     int rc = PERSIA_OK;
@@ -554,7 +557,7 @@ static int claim_again(ps_client *r)
 int persia_client_greet(ps_client *r, int restored)
 {
     uint64_t last = 0;
-    int rc = restored ? claim_again(r) : PERSIA_OK;
+    int rc = restored ? servers_claim_again(r) : PERSIA_OK;
     if (!rc)
         rc = client_greet_each(r, GREET_NUMBERS, &last);
     if (rc)
@@ -574,7 +577,7 @@ int persia_client_go_on(ps_client *r, uint64_t stream, uint64_t number,
 {
     uint64_t last = 0;
     atomic_store(&r->stream, stream);
-    int rc = claim_again(r);
+    int rc = servers_claim_again(r);
     if (!rc)
         rc = client_greet_each(r, GREET_LOADED, &last);
     if (rc)
@@ -636,7 +639,8 @@ void persia_client_set_t(ps_client *r, uint64_t base)
 }
 
 /* It took on the restore of the others meanwhile: maybe they have, too. */
-static void note_restore(ps_client *r, server *to, const wire_hello_reply *m)
+static void servers_note_restore(ps_client *r, server *to,
+                                 const wire_hello_reply *m)
 {
     int one = RESTORES_ONE;
     pthread_mutex_lock(&to->lock);
@@ -651,7 +655,7 @@ static void note_restore(ps_client *r, server *to, const wire_hello_reply *m)
 }
 
 /* Greets the server if it was started again. */
-static int look_at(ps_client *r, server *to, uint64_t deadline)
+static int servers_look_at(ps_client *r, server *to, uint64_t deadline)
 {
     const wire_caller known = server_caller(r, to);
     const uint64_t boot = known.boot, lineage = known.lineage;
@@ -660,16 +664,16 @@ static int look_at(ps_client *r, server *to, uint64_t deadline)
     if (!rc && (m.boot != boot || m.lineage != lineage))
         rc = server_repair(r, to, boot, deadline);
     else if (!rc)
-        note_restore(r, to, &m);
+        servers_note_restore(r, to, &m);
     return rc;
 }
 
-static int look(ps_client *r, int ledgers)
+static int servers_look(ps_client *r, int ledgers)
 {
     uint64_t deadline = client_deadline(r);
     int rc = client_check_mixture(r, 0);
     for (uint32_t i = 0; i < r->servers_n && !rc; i++)
-        rc = look_at(r, r->servers[i], deadline);
+        rc = servers_look_at(r, r->servers[i], deadline);
     if (!rc && ledgers)
         rc = client_compare_witnesses(r, deadline);
     if (!rc)
@@ -679,12 +683,12 @@ static int look(ps_client *r, int ledgers)
 
 int persia_client_look(ps_client *r)
 {
-    return look(r, 1);
+    return servers_look(r, 1);
 }
 
 int persia_client_look_at_boots(ps_client *r)
 {
-    return look(r, 0);
+    return servers_look(r, 0);
 }
 
 int persia_client_check_lost(ps_client *r)

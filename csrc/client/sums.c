@@ -12,7 +12,7 @@
 /* ---- the index ---- */
 
 /* The part of a job after its i-th one that has ids; parts_n: none. */
-static size_t next_part(const push_job *job, size_t i)
+static size_t sums_next_part(const push_job *job, size_t i)
 {
     while (i < job->parts_n && job->parts[i].n == 0)
         i++;
@@ -20,9 +20,10 @@ static size_t next_part(const push_job *job, size_t i)
 }
 
 /* Whether unit u of the index is made of exactly the job's parts. */
-static int fits_unit(const batch_index *x, uint32_t u, const push_job *job)
+static int sums_fits_unit(const batch_index *x, uint32_t u,
+                          const push_job *job)
 {
-    size_t k = next_part(job, 0);
+    size_t k = sums_next_part(job, 0);
     for (size_t i = 0; i < x->segments_n; i++) {
         const index_segment *s = &x->segments[i];
         if (s->unit != u)
@@ -31,12 +32,12 @@ static int fits_unit(const batch_index *x, uint32_t u, const push_job *job)
         if (k == job->parts_n || part->index != x || part->job != s->job ||
             part->n != s->n)
             return 0;
-        k = next_part(job, k + 1);
+        k = sums_next_part(job, k + 1);
     }
     return k == job->parts_n;
 }
 
-static int fits(const sums *m, const batch_index *x, uint32_t *unit)
+static int sums_fits(const sums *m, const batch_index *x, uint32_t *unit)
 {
     if (x->shards != m->shards)
         return 0;
@@ -44,7 +45,7 @@ static int fits(const sums *m, const batch_index *x, uint32_t *unit)
         uint32_t u = 0;
         while (u < x->units && x->tables[u] != m->tables[j])
             u++;
-        if (u == x->units || !fits_unit(x, u, &m->jobs[j]))
+        if (u == x->units || !sums_fits_unit(x, u, &m->jobs[j]))
             return 0;
         unit[j] = u;
     }
@@ -55,7 +56,7 @@ static int fits(const sums *m, const batch_index *x, uint32_t *unit)
 static batch_index *first_index(const sums *m)
 {
     for (uint32_t j = 0; j < m->jobs_n; j++) {
-        size_t k = next_part(&m->jobs[j], 0);
+        size_t k = sums_next_part(&m->jobs[j], 0);
         if (k < m->jobs[j].parts_n)
             return m->jobs[j].parts[k].index;
     }
@@ -70,8 +71,8 @@ static int make_index(sums *m, index_pool *pool, index_segment *segments,
     for (uint32_t j = 0; j < m->jobs_n; j++) {
         const push_job *job = &m->jobs[j];
         unit[j] = j;
-        for (size_t i = next_part(job, 0); i < job->parts_n;
-             i = next_part(job, i + 1)) {
+        for (size_t i = sums_next_part(job, 0); i < job->parts_n;
+             i = sums_next_part(job, i + 1)) {
             segments[at++] = (index_segment){j, 0, job->parts[i].n,
                                              job->parts[i].ids};
             hints |= job->parts[i].rows != NULL;
@@ -87,7 +88,7 @@ static int make_index(sums *m, index_pool *pool, index_segment *segments,
 }
 
 /* The segments' parts, and where the sums of each job begin. */
-static void list_parts(sums *m)
+static void sums_list_parts(sums *m)
 {
     const batch_index *x = m->index;
     size_t floats = 0;
@@ -95,12 +96,12 @@ static void list_parts(sums *m)
         m->part_of[i] = NULL;
     for (uint32_t j = 0; j < m->jobs_n; j++) {
         const push_job *job = &m->jobs[j];
-        size_t k = next_part(job, 0);
+        size_t k = sums_next_part(job, 0);
         for (size_t i = 0; i < x->segments_n; i++) {
             if (x->segments[i].unit != m->unit[j])
                 continue;
             m->part_of[i] = &job->parts[k];
-            k = next_part(job, k + 1);
+            k = sums_next_part(job, k + 1);
         }
         m->at[j] = floats;
         floats += (sums_to(m, j) - sums_from(m, j)) * m->configs[j]->dim;
@@ -128,18 +129,18 @@ int sums_index(sums *m, index_pool *pool, mem_buffer *lists)
     m->at = mem_carve(&to, (m->jobs_n + 1) * sizeof *m->at);
     m->unit = unit;
     m->own = 0;
-    if (known && fits(m, known, unit))
+    if (known && sums_fits(m, known, unit))
         m->index = persia_batch_index_get(known);
     else
         rc = make_index(m, pool, segments, unit);
     if (!rc)
-        list_parts(m);
+        sums_list_parts(m);
     return rc;
 }
 
 /* ---- sums ---- */
 
-INLINE_HOT void grad_fetch(const push_part *part, size_t i, uint32_t dim)
+INLINE_HOT void sums_grad_fetch(const push_part *part, size_t i, uint32_t dim)
 {
     const float *grad =
         part->grad + (part->bag ? part->bag[i] : i) * part->stride;
@@ -156,12 +157,12 @@ INLINE_HOT uint32_t sum_run(const push_part *part, const index_chunk *c,
     const uint32_t ahead = rows_ahead(dim);
 
     for (uint32_t k = from; k < to && k < from + ahead; k++)
-        grad_fetch(part, c->first + c->order[k], dim);
+        sums_grad_fetch(part, c->first + c->order[k], dim);
     for (uint32_t k = from; k < to; k++) {
         size_t i = c->first + c->order[k], row = part->bag ? part->bag[i] : i;
         uint32_t place = c->place[k] & ~INDEX_FIRST;
         if (k + ahead < to)
-            grad_fetch(part, c->first + c->order[k + ahead], dim);
+            sums_grad_fetch(part, c->first + c->order[k + ahead], dim);
         if (row >= part->bags)
             return k;
         floats_add(out + (size_t)place * dim,
@@ -185,8 +186,8 @@ SUM_RUN(sum_run_64, 64)
 SUM_RUN(sum_run_any, dim)
 
 /* A sum of the cell is NaN or Inf: whose? */
-static int refuse_nonfinite(const sums *m, uint32_t job, uint32_t cell,
-                            const float *out)
+static int sums_refuse_nonfinite(const sums *m, uint32_t job, uint32_t cell,
+                                 const float *out)
 {
     const batch_index *x = m->index;
     const table_config *t = m->configs[job];
@@ -224,9 +225,9 @@ static int refuse_nonfinite(const sums *m, uint32_t job, uint32_t cell,
 }
 
 /* The hints of the ids that occur here first. */
-static void fill_hints(const batch_index *x, size_t first,
-                       const push_part *part, const index_chunk *c,
-                       uint32_t from, uint32_t to)
+static void sums_fill_hints(const batch_index *x, size_t first,
+                            const push_part *part, const index_chunk *c,
+                            uint32_t from, uint32_t to)
 {
     for (uint32_t k = from; k < to && part->rows; k++)
         if (c->place[k] & INDEX_FIRST)
@@ -263,11 +264,11 @@ int sums_cell(const sums *m, size_t item)
                 t->name, part->bag ? part->bag[c->first + c->order[end]] : 0,
                 part->bags);
         if (m->own && x->hints)
-            fill_hints(x, first, part, c, from, to);
+            sums_fill_hints(x, first, part, c, from, to);
     }
     if (t->nonfinite == NONFINITE_RAISE &&
         !persia_floats_finite(out, n * t->dim))
-        return refuse_nonfinite(m, job, cell, out);
+        return sums_refuse_nonfinite(m, job, cell, out);
     return PERSIA_OK;
 }
 

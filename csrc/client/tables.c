@@ -11,14 +11,14 @@ typedef struct declaring {
     uint32_t created;
 } declaring;
 
-static void fill_declare(void *ctx, request *q)
+static void tables_fill_declare(void *ctx, request *q)
 {
     const declaring *d = ctx;
     q->args.declare = (wire_declare){.caller = q->caller,
                                      .table = d->config->spec};
 }
 
-static int accept_declare(void *ctx, request *q)
+static int tables_accept_declare(void *ctx, request *q)
 {
     declaring *d = ctx;
     const wire_declare_reply *m = q->reply.message;
@@ -32,12 +32,14 @@ static int accept_declare(void *ctx, request *q)
 }
 
 /* Declares table `no` everywhere. */
-static int declare_all(ps_client *r, const table_config *config, uint32_t no,
-                       int *created)
+static int tables_declare_all(ps_client *r, const table_config *config,
+                              uint32_t no, int *created)
 {
     declaring d = {.r = r, .config = config, .no = no};
-    fan f = {.method = WIRE_DECLARE, .fill = fill_declare,
-             .accept = accept_declare, .ctx = &d};
+    fan f = {.method = WIRE_DECLARE,
+             .fill = tables_fill_declare,
+             .accept = tables_accept_declare,
+             .ctx = &d};
     call *k = call_take(r);
     if (!k)
         return PERSIA_ENOMEM;
@@ -51,8 +53,8 @@ static int declare_all(ps_client *r, const table_config *config, uint32_t no,
 
 /* A name that is not known here yet: the slot is shown to server_repair()
  * first, so that a server that starts again meanwhile gets the table. */
-static int declare_new(ps_client *r, const table_config *config, uint32_t no,
-                       int *created)
+static int tables_declare_new(ps_client *r, const table_config *config,
+                              uint32_t no, int *created)
 {
     if (no == TABLES_MAX)
         return persia_err_set(PERSIA_ELIMIT,
@@ -68,7 +70,7 @@ static int declare_new(ps_client *r, const table_config *config, uint32_t no,
     r->tables[no] = own;
     r->tables_declared = no + 1;
     pthread_mutex_unlock(&r->lock);
-    int rc = declare_all(r, own, no, created);
+    int rc = tables_declare_all(r, own, no, created);
     if (!rc) {
         atomic_store_explicit(&r->tables_n, no + 1, memory_order_release);
         return PERSIA_OK;
@@ -98,8 +100,8 @@ int persia_client_declare(ps_client *r, const table_config *config,
     while (i < n && (r->dropped[i] ||
                      strcmp(r->tables[i]->name, config->name) != 0))
         i++;
-    rc = i < n ? declare_all(r, config, i, created)
-               : declare_new(r, config, i, created);
+    rc = i < n ? tables_declare_all(r, config, i, created)
+               : tables_declare_new(r, config, i, created);
     persia_turn_give(&r->declaring);
     *no = i;
     return rc;
@@ -107,24 +109,26 @@ int persia_client_declare(ps_client *r, const table_config *config,
 
 /* ---- and away again ----------------------------------------------------- */
 
-static void fill_drop(void *ctx, request *q)
+static void tables_fill_drop(void *ctx, request *q)
 {
     const uint32_t *no = ctx;
     q->args.rows = (wire_rows){.caller = q->caller,
                                .no = server_table(q->to, *no), .drop = 1};
 }
 
-static int accept_drop(void *ctx, request *q)
+static int tables_accept_drop(void *ctx, request *q)
 {
     (void)ctx;
     (void)q;
     return PERSIA_OK;
 }
 
-static int drop_all(ps_client *r, uint32_t no)
+static int tables_drop_all(ps_client *r, uint32_t no)
 {
-    fan f = {.method = WIRE_PUT_ROWS, .fill = fill_drop,
-             .accept = accept_drop, .ctx = &no};
+    fan f = {.method = WIRE_PUT_ROWS,
+             .fill = tables_fill_drop,
+             .accept = tables_accept_drop,
+             .ctx = &no};
     call *k = call_take(r);
     if (!k)
         return PERSIA_ENOMEM;
@@ -147,7 +151,7 @@ int persia_client_drop(ps_client *r, uint32_t no)
         rc = persia_turn_take(&r->declaring);
     if (rc)
         return rc;
-    rc = drop_all(r, no);
+    rc = tables_drop_all(r, no);
     /* A server that starts from now on gets no Declare of it. */
     if (!rc)
         atomic_store(&r->dropped[no], 1);

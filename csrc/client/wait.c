@@ -52,13 +52,14 @@ static void waiting_free(waiting *w)
     free(w);
 }
 
-static void copy_release(shard_reply *reply)
+static void wait_copy_release(shard_reply *reply)
 {
     free(reply->owner);
 }
 
 /* A reply that ends with done() is copied. */
-static int keep(uint32_t method, const shard_reply *reply, shard_reply *out)
+static int wait_keep(uint32_t method, const shard_reply *reply,
+                     shard_reply *out)
 {
     *out = *reply;
     if (reply->release)
@@ -68,7 +69,7 @@ static int keep(uint32_t method, const shard_reply *reply, shard_reply *out)
     if (!copy)
         return persia_err_set(PERSIA_ENOMEM, "no memory for a reply");
     memcpy(copy, reply->message, bytes);
-    *out = (shard_reply){copy, copy_release, copy};
+    *out = (shard_reply){copy, wait_copy_release, copy};
     return PERSIA_OK;
 }
 
@@ -77,7 +78,7 @@ static void waiting_done(void *ctx, int rc, shard_reply *reply)
     waiting *w = ctx;
     shard_reply kept = {0};
     if (!rc)
-        rc = keep(w->method, reply, &kept);
+        rc = wait_keep(w->method, reply, &kept);
     pthread_mutex_lock(&w->errand.lock);
     persia_err_keep(&w->error, rc);
     w->reply = kept;

@@ -29,7 +29,7 @@ static void witness_free(witness *w)
     free(w);
 }
 
-static witness *find_locked(const ps_client *r, uint64_t stream)
+static witness *witness_find_locked(const ps_client *r, uint64_t stream)
 {
     witness *w = r->witnesses;
     while (w && w->stream != stream)
@@ -38,7 +38,7 @@ static witness *find_locked(const ps_client *r, uint64_t stream)
 }
 
 /* NULL: no memory. */
-static witness *add_locked(ps_client *r, uint64_t stream)
+static witness *witness_add_locked(ps_client *r, uint64_t stream)
 {
     witness *w = calloc(1, sizeof *w), **at = &r->witnesses;
     for (size_t n = 1; *at && n < STREAMS_MAX; n++)
@@ -58,9 +58,9 @@ static witness *add_locked(ps_client *r, uint64_t stream)
 int persia_client_witness(ps_client *r, uint64_t stream, uint64_t number)
 {
     pthread_mutex_lock(&r->lock);
-    witness *w = find_locked(r, stream);
+    witness *w = witness_find_locked(r, stream);
     if (!w)
-        w = add_locked(r, stream);
+        w = witness_add_locked(r, stream);
     int rc = w ? acks_add(&w->acked, number)
                : persia_err_set(PERSIA_ENOMEM,
                                 "no memory for the updates of a data loader");
@@ -84,7 +84,7 @@ void client_witnesses_end(ps_client *r)
 /* ---- comparing ---- */
 
 /* What is known of a stream before servers are asked.  *any: there is one. */
-static int copy_of(ps_client *r, size_t index, witness *out, int *any)
+static int witness_copy_of(ps_client *r, size_t index, witness *out, int *any)
 {
     int rc = PERSIA_OK;
     pthread_mutex_lock(&r->lock);
@@ -111,8 +111,9 @@ static int count_locked(const ps_client *r, witness *w, uint32_t shard,
 }
 
 /* never: see client_note_elsewhere(). */
-static int compare_with(ps_client *r, const witness *w, uint32_t shard,
-                        uint64_t deadline, uint64_t *n, const server **never)
+static int witness_compare_with(ps_client *r, const witness *w, uint32_t shard,
+                                uint64_t deadline, uint64_t *n,
+                                const server **never)
 {
     server *to = r->servers[shard];
     const uint64_t before = *n;
@@ -125,7 +126,7 @@ static int compare_with(ps_client *r, const witness *w, uint32_t shard,
         return rc;
     acks_lacking(&w->acked, &reply.ledger, &lost);
     pthread_mutex_lock(&r->lock);
-    witness *now = find_locked(r, w->stream);
+    witness *now = witness_find_locked(r, w->stream);
     if (now)
         rc = count_locked(r, now, shard, &lost, n);
     pthread_mutex_unlock(&r->lock);
@@ -137,12 +138,12 @@ static int compare_with(ps_client *r, const witness *w, uint32_t shard,
     return rc;
 }
 
-static int compare(ps_client *r, const witness *w, uint64_t deadline,
-                   uint64_t *n, const server **never)
+static int witness_compare(ps_client *r, const witness *w, uint64_t deadline,
+                           uint64_t *n, const server **never)
 {
     int rc = PERSIA_OK;
     for (uint32_t i = 0; i < r->servers_n && !rc; i++)
-        rc = compare_with(r, w, i, deadline, n, never);
+        rc = witness_compare_with(r, w, i, deadline, n, never);
     return rc;
 }
 
@@ -153,9 +154,9 @@ int client_compare_witnesses(ps_client *r, uint64_t deadline)
     int rc = PERSIA_OK, any = 1;
     for (size_t i = 0; !rc && any; i++) {
         witness w = {0};
-        rc = copy_of(r, i, &w, &any);
+        rc = witness_copy_of(r, i, &w, &any);
         if (!rc && any)
-            rc = compare(r, &w, deadline, &lost, &never);
+            rc = witness_compare(r, &w, deadline, &lost, &never);
         acks_free(&w.acked);
     }
     client_note_elsewhere(r, lost, never);

@@ -3,7 +3,7 @@
 
 #include "cuda/kernels.h"
 
-static void run_pool(const void *args)
+static void host_run_pool(const void *args)
 {
     const cuda_pool *a = args;
     for (size_t x = 0; x < a->of.features_n * a->of.bags; x++)
@@ -11,7 +11,7 @@ static void run_pool(const void *args)
             kernel_pool(a, x, j);
 }
 
-static void run_sum(const void *args)
+static void host_run_sum(const void *args)
 {
     const cuda_sum *a = args;
     for (size_t r = 0; r < a->rows; r++)
@@ -19,7 +19,7 @@ static void run_sum(const void *args)
             kernel_sum(a, r, j);
 }
 
-static void run_convert(const void *args)
+static void host_run_convert(const void *args)
 {
     const cuda_convert *a = args;
     for (size_t i = 0; i < a->n; i++)
@@ -28,17 +28,17 @@ static void run_convert(const void *args)
 
 static int host_pool(void *stream, const cuda_pool *args)
 {
-    return persia_mem_host_run(stream, run_pool, args, sizeof *args);
+    return persia_mem_host_run(stream, host_run_pool, args, sizeof *args);
 }
 
 static int host_sum(void *stream, const cuda_sum *args)
 {
-    return persia_mem_host_run(stream, run_sum, args, sizeof *args);
+    return persia_mem_host_run(stream, host_run_sum, args, sizeof *args);
 }
 
 static int host_convert(void *stream, const cuda_convert *args)
 {
-    return persia_mem_host_run(stream, run_convert, args, sizeof *args);
+    return persia_mem_host_run(stream, host_run_convert, args, sizeof *args);
 }
 
 void host_kernels(cuda_device *d)

@@ -27,7 +27,7 @@ static struct {
     uint32_t n;
 } registry = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static int check(const device_link *l, int code, const char *what)
+static int link_check(const device_link *l, int code, const char *what)
 {
     return persia_mem_device_check(&l->d->mem, code, what);
 }
@@ -40,7 +40,7 @@ static int link_make(const cuda_device *d, int index, void *in, void *out,
     *l = (device_link){.d = d, .index = index, .in = in, .out = out};
     int code = d->mem.context(index, &l->context);
     if (code)
-        return check(l, code, "opening it");
+        return link_check(l, code, "opening it");
     const int entered = d->mem.enter(l->context);
     code = entered;
     if (!code && !in)
@@ -51,7 +51,7 @@ static int link_make(const cuda_device *d, int index, void *in, void *out,
         d->mem.stream_free(l->in);
     d->mem.leave(entered);
     if (code)
-        return check(l, code, "making a stream");
+        return link_check(l, code, "making a stream");
     pthread_mutex_init(&l->lock, NULL);
     l->last = &l->first;
     return PERSIA_OK;
@@ -114,7 +114,7 @@ static void buffer_free(link_buffer *b)
 
 /* Sizes are a power of two or half-way to the next: batches of nearly one
  * size share their buffers. */
-static size_t rounded(size_t bytes)
+static size_t link_rounded(size_t bytes)
 {
     size_t room = 4096;
     while (room < bytes && room + room / 2 < bytes)
@@ -139,7 +139,7 @@ static int buffer_make(device_link *l, size_t room, link_buffer **out)
     m->leave(entered);
     if (code) {
         buffer_free(b);
-        return check(l, code, "pinning a buffer");
+        return link_check(l, code, "pinning a buffer");
     }
     pthread_mutex_lock(&l->lock);
     l->buffers++;
@@ -150,7 +150,7 @@ static int buffer_make(device_link *l, size_t room, link_buffer **out)
 }
 
 /* Whether a free buffer has this room, and its copy is done. */
-static int fits(const device_link *l, const link_buffer *b, size_t room)
+static int link_fits(const device_link *l, const link_buffer *b, size_t room)
 {
     int done = 0;
     return b->room == room && !l->d->mem.event_done(b->event, &done) && done;
@@ -158,13 +158,13 @@ static int fits(const device_link *l, const link_buffer *b, size_t room)
 
 int persia_link_take(device_link *l, size_t bytes, link_buffer **out)
 {
-    const size_t room = rounded(bytes);
+    const size_t room = link_rounded(bytes);
     link_buffer *b = NULL;
     const int entered = l->d->mem.enter(l->context);
     pthread_mutex_lock(&l->lock);
     l->takes++;
     link_buffer **at = &l->first;
-    while (*at && !fits(l, *at, room))
+    while (*at && !link_fits(l, *at, room))
         at = &(*at)->next;
     if (*at) {
         b = *at;
@@ -238,7 +238,7 @@ void persia_link_pinned(device_link *l, size_t *buffers, size_t *bytes)
 /* ---- copies ---- */
 
 /* What is read lies at or behind what is written, and is read before. */
-HOT static void narrow(void *data, size_t n, uint32_t dtype)
+HOT static void link_narrow(void *data, size_t n, uint32_t dtype)
 {
     for (size_t i = 0; i < n; i++) {
         float value;
@@ -250,7 +250,7 @@ HOT static void narrow(void *data, size_t n, uint32_t dtype)
 }
 
 /* From the end: what is read lies before what is written. */
-HOT static void widen(void *data, size_t n, uint32_t dtype)
+HOT static void link_widen(void *data, size_t n, uint32_t dtype)
 {
     for (size_t i = n; i-- > 0;) {
         uint16_t half;
@@ -266,7 +266,7 @@ int persia_link_send(link_buffer *b, void *to, size_t n, uint32_t dtype)
     const device_link *l = b->link;
     const mem_device *m = &l->d->mem;
     if (dtype != CUDA_F32)
-        narrow(b->data, n, dtype);
+        link_narrow(b->data, n, dtype);
     const int entered = m->enter(l->context);
     int code = entered;
     if (!code)
@@ -274,7 +274,7 @@ int persia_link_send(link_buffer *b, void *to, size_t n, uint32_t dtype)
     if (!code)
         code = m->event_record(b->event, l->in);
     m->leave(entered);
-    return check(l, code, "a copy to the device");
+    return link_check(l, code, "a copy to the device");
 }
 
 int persia_link_await(link_buffer *b, void *stream)
@@ -284,7 +284,7 @@ int persia_link_await(link_buffer *b, void *stream)
     const int code = entered ? entered
                              : l->d->mem.event_await(b->event, stream);
     l->d->mem.leave(entered);
-    return check(l, code, "waiting for a copy");
+    return link_check(l, code, "waiting for a copy");
 }
 
 int persia_link_fetch(link_buffer *b, const void *from, size_t n,
@@ -303,7 +303,7 @@ int persia_link_fetch(link_buffer *b, const void *from, size_t n,
     m->leave(entered);
     b->dtype = dtype;
     b->n = n;
-    return check(l, code, "a copy from the device");
+    return link_check(l, code, "a copy from the device");
 }
 
 int persia_link_wait(link_buffer *b)
@@ -312,14 +312,14 @@ int persia_link_wait(link_buffer *b)
     const int entered = l->d->mem.enter(l->context);
     const int code = entered ? entered : l->d->mem.event_wait(b->event);
     l->d->mem.leave(entered);
-    return check(l, code, "a copy");
+    return link_check(l, code, "a copy");
 }
 
 int persia_link_floats(link_buffer *b, const float **out)
 {
     int rc = persia_link_wait(b);
     if (!rc && b->dtype != CUDA_F32) {
-        widen(b->data, b->n, b->dtype);
+        link_widen(b->data, b->n, b->dtype);
         b->dtype = CUDA_F32;
     }
     *out = b->data;

@@ -15,7 +15,7 @@ static const cuda_device *cuda;
 static char why_not[512]; /* cuda is NULL */
 
 /* The path of a library in the folder of this one. */
-static int beside(const char *name, char *out, size_t room)
+static int cuda_open_beside(const char *name, char *out, size_t room)
 {
     Dl_info here;
     if (!dladdr((const void *)&once, &here) || !here.dli_fname)
@@ -31,7 +31,7 @@ static void open_library(void)
     char path[4096];
     void *library = NULL;
     cuda_library_fn get = NULL;
-    if (beside("libpersia_cuda.so", path, sizeof path))
+    if (cuda_open_beside("libpersia_cuda.so", path, sizeof path))
         library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library) {
         snprintf(why_not, sizeof why_not, "%s", dlerror());

@@ -17,7 +17,7 @@ enum { BLOCK = 64 };
 #ifdef __SSE2__
 
 /* Bit i tells whether p[i] is `a` or `b`. */
-static inline uint64_t block_bits(const char *p, char a, char b)
+static inline uint64_t criteo_block_bits(const char *p, char a, char b)
 {
     __m128i va = _mm_set1_epi8(a), vb = _mm_set1_epi8(b);
     uint64_t bits = 0;
@@ -34,20 +34,20 @@ static inline uint64_t block_bits(const char *p, char a, char b)
 #else
 
 /* The top bit of each byte tells whether the byte of x is 0. */
-static inline uint64_t zero_bytes(uint64_t x)
+static inline uint64_t criteo_zero_bytes(uint64_t x)
 {
     const uint64_t low = 0x7F7F7F7F7F7F7F7Fu;
     return ~(((x & low) + low) | x | low);
 }
 
-static inline uint64_t block_bits(const char *p, char a, char b)
+static inline uint64_t criteo_block_bits(const char *p, char a, char b)
 {
     const uint64_t ones = 0x0101010101010101u;
     uint64_t bits = 0;
     for (int i = 0; i < BLOCK / 8; i++) {
         uint64_t x = load64((const unsigned char *)p + 8 * i);
-        uint64_t is = zero_bytes(x ^ ones * (unsigned char)a) |
-                      zero_bytes(x ^ ones * (unsigned char)b);
+        uint64_t is = criteo_zero_bytes(x ^ ones * (unsigned char)a) |
+                      criteo_zero_bytes(x ^ ones * (unsigned char)b);
         /* Gathers the eight top bits into one byte. */
         bits |= ((is >> 7) * 0x0102040810204080u >> 56) << (8 * i);
     }
@@ -56,17 +56,18 @@ static inline uint64_t block_bits(const char *p, char a, char b)
 
 #endif
 
-/* As block_bits(), of a block that may be cut off by the end of the text. */
-static inline uint64_t edge_bits(const char *p, const char *end, char a,
-                                 char b)
+/* As criteo_block_bits(), of a block that may be cut off by the end of the
+ * text. */
+static inline uint64_t criteo_edge_bits(const char *p, const char *end, char a,
+                                        char b)
 {
     if (end - p >= BLOCK)
-        return block_bits(p, a, b);
+        return criteo_block_bits(p, a, b);
     char copy[BLOCK] = {0};
     size_t n = (size_t)(end - p);
     memcpy(copy, p, n);
     /* The bits beyond the text: zeros are neither \t nor \n. */
-    return block_bits(copy, a, b);
+    return criteo_block_bits(copy, a, b);
 }
 
 /* A walk over the ends of fields. */
@@ -80,7 +81,7 @@ static inline scan scan_begin(const char *text, size_t size)
 {
     scan s = {text, text + size, 0};
     if (size)
-        s.bits = edge_bits(text, s.end, '\t', '\n');
+        s.bits = criteo_edge_bits(text, s.end, '\t', '\n');
     return s;
 }
 
@@ -91,7 +92,7 @@ static inline const char *scan_next(scan *s)
         if (s->end - s->block <= BLOCK)
             return NULL;
         s->block += BLOCK;
-        s->bits = edge_bits(s->block, s->end, '\t', '\n');
+        s->bits = criteo_edge_bits(s->block, s->end, '\t', '\n');
     }
     const char *at = s->block + __builtin_ctzll(s->bits);
     s->bits &= s->bits - 1;
@@ -100,7 +101,7 @@ static inline const char *scan_next(scan *s)
 
 /* A number of more than 8 digits, or near the begin of the text: digit by
  * digit. */
-static int integer_slow(const char *p, const char *stop, float *out)
+static int criteo_integer_slow(const char *p, const char *stop, float *out)
 {
     int negative = p < stop && *p == '-';
     p += negative;
@@ -120,8 +121,8 @@ static int integer_slow(const char *p, const char *stop, float *out)
 
 /* Reads [p, stop) as an integer, 0 if it is empty; the text begins at
  * `text`.  Returns 0 if it is none. */
-static inline int integer_read(const char *text, const char *p,
-                               const char *stop, float *out)
+static inline int criteo_integer_read(const char *text, const char *p,
+                                      const char *stop, float *out)
 {
     size_t n = (size_t)(stop - p);
     if (n == 0) {
@@ -131,7 +132,7 @@ static inline int integer_read(const char *text, const char *p,
     int negative = *p == '-';
     size_t digits = n - (size_t)negative;
     if (digits - 1 > 7 || stop - text < 8)
-        return integer_slow(p, stop, out);
+        return criteo_integer_slow(p, stop, out);
     /* The 8 bytes up to `stop`, those before the number turned to '0'. */
     uint64_t x = load64((const unsigned char *)stop - 8);
     uint64_t before = digits == 8 ? 0 : UINT64_MAX >> (8 * digits);
@@ -156,8 +157,8 @@ static void fault_add(criteo_reader *r, uint32_t kind, uint32_t column)
             (line_fault){.line = r->line, .kind = kind, .column = column};
 }
 
-static inline uint64_t category_id(const char *p, const char *stop,
-                                   uint64_t salt)
+static inline uint64_t criteo_category_id(const char *p, const char *stop,
+                                          uint64_t salt)
 {
     size_t n = (size_t)(stop - p);
     if (n < 32)
@@ -185,7 +186,7 @@ static inline int row_read(criteo_reader *r, const char *text,
     float *integers = rows->integers + row * CRITEO_INTEGERS;
     for (int i = 0; i < CRITEO_INTEGERS; i++) {
         const char *end = stop[column++];
-        if (!integer_read(text, p, end, integers + i)) {
+        if (!criteo_integer_read(text, p, end, integers + i)) {
             fault_add(r, FAULT_INTEGER, column);
             return 0;
         }
@@ -194,7 +195,7 @@ static inline int row_read(criteo_reader *r, const char *text,
     uint64_t *id = rows->ids + row;
     for (int i = 0; i < CRITEO_CATEGORIES; i++) {
         const char *end = stop[column++];
-        *id = category_id(p, end, r->salts[i]);
+        *id = criteo_category_id(p, end, r->salts[i]);
         id += rows->room;
         p = end + 1;
     }
@@ -243,7 +244,7 @@ size_t persia_lines_skip(const char *text, size_t size, int final,
     const char *p = text, *end = text + size;
     uint64_t n = 0;
     while (n < *lines && end - p >= BLOCK) {
-        uint64_t bits = block_bits(p, '\n', '\n');
+        uint64_t bits = criteo_block_bits(p, '\n', '\n');
         uint64_t here = (uint64_t)__builtin_popcountll(bits);
         if (n + here >= *lines)
             break; /* the last line ends in this block */

@@ -3,7 +3,7 @@
 
 #include "data/data.h"
 
-static uint64_t merge(uint64_t h, uint64_t lane)
+static uint64_t hash_merge(uint64_t h, uint64_t lane)
 {
     return (h ^ xxh_round(0, lane)) * XXH_P1 + XXH_P4;
 }
@@ -24,6 +24,6 @@ uint64_t persia_value_hash(const void *bytes, size_t n, uint64_t salt)
     }
     uint64_t h = rotate_left(a, 1) + rotate_left(b, 7) + rotate_left(c, 12) +
                  rotate_left(d, 18);
-    h = merge(merge(merge(merge(h, a), b), c), d);
+    h = hash_merge(hash_merge(hash_merge(hash_merge(h, a), b), c), d);
     return xxh_tail(h + n, p, left);
 }

@@ -7,7 +7,7 @@
 /* '[' and '{' differ from each other in one bit, as do ']' and '}'. */
 enum { CASE = 0x20, OPENING = '{', CLOSING = '}' };
 
-static size_t count_opening(const char *p, const char *end)
+static size_t json_lines_count_opening(const char *p, const char *end)
 {
     size_t n = 0;
     for (; p < end; p++)
@@ -16,7 +16,7 @@ static size_t count_opening(const char *p, const char *end)
 }
 
 /* Whether more than `most` brackets of a line are within each other. */
-static int is_deep(const char *p, const char *end, size_t most)
+static int json_lines_is_deep(const char *p, const char *end, size_t most)
 {
     size_t depth = 0;
     int quoted = 0;
@@ -33,18 +33,18 @@ static int is_deep(const char *p, const char *end, size_t most)
     return 0;
 }
 
-static int is_blank(char c)
+static int json_lines_is_blank(char c)
 {
     return c == ' ' || c == '\t' || c == '\r';
 }
 
 /* Whether a line begins and ends as an object does.  Between lines that do,
  * a parser is at depth 0 or has failed. */
-static int is_object(const char *p, const char *end)
+static int json_lines_is_object(const char *p, const char *end)
 {
-    while (p < end && is_blank(*p))
+    while (p < end && json_lines_is_blank(*p))
         p++;
-    while (p < end && is_blank(end[-1]))
+    while (p < end && json_lines_is_blank(end[-1]))
         end--;
     return p < end && *p == OPENING && end[-1] == CLOSING;
 }
@@ -58,9 +58,10 @@ uint64_t persia_json_lines(const char *text, size_t size, size_t most,
         const char *begin = text + at;
         const char *stop = memchr(begin, '\n', size - at);
         const char *end = stop ? stop : text + size;
-        if ((size_t)(end - begin) > most && count_opening(begin, end) > most)
-            *deep += (uint64_t)is_deep(begin, end, most);
-        *odd += (uint64_t)!is_object(begin, end);
+        if ((size_t)(end - begin) > most &&
+            json_lines_count_opening(begin, end) > most)
+            *deep += (uint64_t)json_lines_is_deep(begin, end, most);
+        *odd += (uint64_t)!json_lines_is_object(begin, end);
         at = (size_t)(end - text) + 1;
     }
     return lines;

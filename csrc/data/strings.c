@@ -8,16 +8,16 @@ typedef struct value {
     const char *begin, *end;
 } value;
 
-static int is_space(char c)
+static int strings_is_space(char c)
 {
     return c == ' ' || c == '\t';
 }
 
 static value value_strip(value v)
 {
-    while (v.begin < v.end && is_space(*v.begin))
+    while (v.begin < v.end && strings_is_space(*v.begin))
         v.begin++;
-    while (v.begin < v.end && is_space(v.end[-1]))
+    while (v.begin < v.end && strings_is_space(v.end[-1]))
         v.end--;
     return v;
 }

@@ -118,7 +118,7 @@ static int config_check(const synth_config *c)
 }
 
 /* Murmur3's finaliser: a bijection. */
-static inline uint64_t mix(uint64_t x)
+static inline uint64_t synth_mix(uint64_t x)
 {
     x = (x ^ (x >> 33)) * 0xFF51AFD7ED558CCDu;
     x = (x ^ (x >> 33)) * 0xC4CEB9FE1A85EC53u;
@@ -126,25 +126,26 @@ static inline uint64_t mix(uint64_t x)
 }
 
 /* Different ranks of a feature have different ids. */
-static inline uint64_t rank_id(const feature *f, uint32_t rank)
+static inline uint64_t synth_rank_id(const feature *f, uint32_t rank)
 {
-    return mix(f->id_key + rank);
+    return synth_mix(f->id_key + rank);
 }
 
 /* The raw effects of a rank, in [-1, 1). */
-static inline void rank_effects(const feature *f, uint32_t rank, float fade,
-                                float out[EFFECTS])
+static inline void synth_rank_effects(const feature *f, uint32_t rank,
+                                      float fade, float out[EFFECTS])
 {
-    uint64_t bits = mix(f->effect_key + rank);
+    uint64_t bits = synth_mix(f->effect_key + rank);
     for (int e = 0; e < EFFECTS; e++)
         out[e] = (float)(int16_t)(bits >> (16 * e)) * 0x1p-15f * fade;
 }
 
-/* As rank_effects(), of mean 0 and variance 1 over the draws of an id. */
-static inline void unit_effects(const feature *f, uint32_t rank, float fade,
-                                float out[EFFECTS])
+/* As synth_rank_effects(), of mean 0 and variance 1 over the draws of an id.
+ * */
+static inline void synth_unit_effects(const feature *f, uint32_t rank,
+                                      float fade, float out[EFFECTS])
 {
-    rank_effects(f, rank, fade, out);
+    synth_rank_effects(f, rank, fade, out);
     for (int e = 0; e < EFFECTS; e++)
         out[e] = (out[e] - f->mean[e]) * f->scale[e];
 }
@@ -217,7 +218,7 @@ static void feature_centre(feature *f, const zipf_table *z,
     double mean[EFFECTS] = {0}, square[EFFECTS] = {0};
     for (uint32_t k = 0; k < z->n; k++) {
         float x[EFFECTS];
-        rank_effects(f, k, fade[k], x);
+        synth_rank_effects(f, k, fade[k], x);
         for (int e = 0; e < EFFECTS; e++) {
             mean[e] += z->p[k] * x[e];
             square[e] += z->p[k] * x[e] * x[e];
@@ -238,7 +239,7 @@ static double feature_strength(uint32_t f)
 }
 
 /* Turns the shares into weights of the parts, for the features there are. */
-static void weights_set(synth *s)
+static void synth_weights_set(synth *s)
 {
     const synth_config *c = &s->c;
     double pairs = 0.5 * c->singles * (c->singles - 1.0) * RANK;
@@ -284,17 +285,18 @@ static int tables_fill(synth *s)
         s->fade[k] = (float)sqrt(COMMON_IDS / (double)(COMMON_IDS + k));
     for (uint32_t f = 0; f < c->singles + c->multis; f++) {
         feature *feat = &s->features[f];
-        feat->id_key = mix(c->seed ^ 0x1D5u) + ((uint64_t)f << 32);
-        feat->effect_key = mix(c->seed ^ 0xEFFEC7u) + ((uint64_t)f << 32);
+        feat->id_key = synth_mix(c->seed ^ 0x1D5u) + ((uint64_t)f << 32);
+        feat->effect_key =
+            synth_mix(c->seed ^ 0xEFFEC7u) + ((uint64_t)f << 32);
         feature_centre(feat, f < c->singles ? &s->singles : &s->multis,
                        s->fade);
     }
     for (uint32_t j = 0; j < c->dense; j++) {
-        uint64_t bits = mix(mix(c->seed ^ 0xDE5Eu) + j);
+        uint64_t bits = synth_mix(synth_mix(c->seed ^ 0xDE5Eu) + j);
         float x = (float)(int32_t)(bits >> 32) * 0x1p-31f;
         s->w_dense[j] = x < 0 ? x - 0.25f : x + 0.25f; /* none is near 0 */
     }
-    weights_set(s);
+    synth_weights_set(s);
     rc = zipf_finish(&s->singles);
     return rc ? rc : zipf_finish(&s->multis);
 }
@@ -372,7 +374,8 @@ static inline void row_words(const synth *s, uint64_t row, size_t blocks,
     }
 }
 
-static inline uint32_t rank_draw(const zipf_table *z, const uint32_t *words)
+static inline uint32_t synth_rank_draw(const zipf_table *z,
+                                       const uint32_t *words)
 {
     uint32_t k = (uint32_t)(((uint64_t)words[0] * z->n) >> 32);
     alias_slot slot = z->slots[k];
@@ -380,7 +383,7 @@ static inline uint32_t rank_draw(const zipf_table *z, const uint32_t *words)
 }
 
 /* About normal: the sum of four uniform numbers, centred and scaled. */
-static inline float normal_draw(const uint32_t *words)
+static inline float synth_normal_draw(const uint32_t *words)
 {
     uint32_t sum = (words[0] & 0xFFFF) + (words[0] >> 16) +
                    (words[1] & 0xFFFF) + (words[1] >> 16);
@@ -388,16 +391,16 @@ static inline float normal_draw(const uint32_t *words)
 }
 
 /* The parts of singles; writes their ids, `room` apart. */
-static inline double singles_draw(const synth *s, const uint32_t *words,
-                                  uint64_t *ids, size_t room)
+static inline double synth_singles_draw(const synth *s, const uint32_t *words,
+                                        uint64_t *ids, size_t room)
 {
     float sum[EFFECTS] = {0}, squares[EFFECTS] = {0};
     for (uint32_t f = 0; f < s->c.singles; f++) {
         const feature *feat = &s->features[f];
-        uint32_t rank = rank_draw(&s->singles, words + 2 * f);
+        uint32_t rank = synth_rank_draw(&s->singles, words + 2 * f);
         float x[EFFECTS];
-        ids[f * room] = rank_id(feat, rank);
-        unit_effects(feat, rank, s->fade[rank], x);
+        ids[f * room] = synth_rank_id(feat, rank);
+        synth_unit_effects(feat, rank, s->fade[rank], x);
         for (int e = 0; e < EFFECTS; e++) {
             sum[e] += x[e];
             squares[e] += x[e] * x[e];
@@ -411,9 +414,10 @@ static inline double singles_draw(const synth *s, const uint32_t *words,
 
 /* The part of multis; the ids of bag m go to ids + m * bag_room, where
  * used[m] are there already. */
-static inline double multis_draw(const synth *s, const uint32_t *words,
-                                 uint64_t *ids, size_t bag_room, size_t *used,
-                                 int64_t *lengths, size_t room)
+static inline double synth_multis_draw(const synth *s, const uint32_t *words,
+                                       uint64_t *ids, size_t bag_room,
+                                       size_t *used, int64_t *lengths,
+                                       size_t room)
 {
     double sum = 0;
     for (uint32_t m = 0; m < s->c.multis; m++) {
@@ -422,10 +426,10 @@ static inline double multis_draw(const synth *s, const uint32_t *words,
             (uint32_t)(((uint64_t)words[0] * (s->c.max_length + 1)) >> 32);
         words += 2;
         for (uint32_t i = 0; i < length; i++) {
-            uint32_t rank = rank_draw(&s->multis, words + 2 * i);
+            uint32_t rank = synth_rank_draw(&s->multis, words + 2 * i);
             float x[EFFECTS];
-            ids[m * bag_room + used[m]++] = rank_id(feat, rank);
-            unit_effects(feat, rank, s->fade[rank], x);
+            ids[m * bag_room + used[m]++] = synth_rank_id(feat, rank);
+            synth_unit_effects(feat, rank, s->fade[rank], x);
             sum += x[0];
         }
         words += 2 * s->c.max_length;
@@ -434,12 +438,12 @@ static inline double multis_draw(const synth *s, const uint32_t *words,
     return s->w_multis * sum;
 }
 
-static inline double dense_draw(const synth *s, const uint32_t *words,
-                                float *dense)
+static inline double synth_dense_draw(const synth *s, const uint32_t *words,
+                                      float *dense)
 {
     double sum = 0;
     for (uint32_t j = 0; j < s->c.dense; j++) {
-        dense[j] = normal_draw(words + 2 * j);
+        dense[j] = synth_normal_draw(words + 2 * j);
         sum += (double)s->w_dense[j] * dense[j];
     }
     if (s->c.dense > 1)
@@ -457,10 +461,11 @@ HOT size_t persia_synth_read(const synth *s, uint64_t first, size_t n,
     for (size_t i = 0; i < n; i++) {
         row_words(s, first + i, s->blocks, words);
         float *dense = out->dense + i * c->dense;
-        double z = s->bias + singles_draw(s, words, out->ids + i, n) +
-                   multis_draw(s, words + s->word_bag, bags + 0, bag_room,
-                               used, out->lengths + c->singles * n + i, n) +
-                   dense_draw(s, words + s->word_dense, dense);
+        double z =
+            s->bias + synth_singles_draw(s, words, out->ids + i, n) +
+            synth_multis_draw(s, words + s->word_bag, bags + 0, bag_room, used,
+                              out->lengths + c->singles * n + i, n) +
+            synth_dense_draw(s, words + s->word_dense, dense);
         const uint32_t *word = words + s->word_label;
         double u = ((double)word[0] + word[1] * 0x1p-32) * 0x1p-32;
         out->label[i] = u < 1 / (1 + exp(-z));

@@ -50,8 +50,8 @@ uint64_t stream_epoch_now(const worker_stream *t)
 }
 
 /* Loaders that have ended it. */
-static uint64_t ended(const embedding_worker *s, const worker_job *j,
-                      uint64_t epoch)
+static uint64_t epochs_ended(const embedding_worker *s, const worker_job *j,
+                             uint64_t epoch)
 {
     uint64_t n = 0;
     for (const worker_stream *t = of_job(s->streams, j); t;
@@ -61,7 +61,7 @@ static uint64_t ended(const embedding_worker *s, const worker_job *j,
 }
 
 /* Whether a loader is there that claims what no other one has. */
-static int one_shares(const embedding_worker *s, const worker_job *j)
+static int epochs_one_shares(const embedding_worker *s, const worker_job *j)
 {
     const worker_stream *t = of_job(s->streams, j);
     while (t && (!t->shared || t->state != STREAM_THERE))
@@ -70,10 +70,11 @@ static int one_shares(const embedding_worker *s, const worker_job *j)
 }
 
 /* Whether it counts as having ended all epochs. */
-static int is_given_up(const embedding_worker *s, const worker_stream *t)
+static int epochs_is_given_up(const embedding_worker *s,
+                              const worker_stream *t)
 {
     return t->state == STREAM_GONE &&
-           !(t->shared && one_shares(s, t->job));
+           !(t->shared && epochs_one_shares(s, t->job));
 }
 
 uint64_t epoch_silent(const embedding_worker *s, const worker_job *j,
@@ -82,16 +83,16 @@ uint64_t epoch_silent(const embedding_worker *s, const worker_job *j,
     uint64_t n = 0;
     for (const worker_stream *t = of_job(s->streams, j); t;
          t = of_job(t->next, j))
-        n += is_given_up(s, t) && stream_epoch_now(t) <= epoch;
+        n += epochs_is_given_up(s, t) && stream_epoch_now(t) <= epoch;
     return n;
 }
 
 /* So many loaders are known, and all that are left have ended it. */
-static int all_ended(const embedding_worker *s, const worker_job *j,
-                     uint64_t epoch)
+static int epochs_all_ended(const embedding_worker *s, const worker_job *j,
+                            uint64_t epoch)
 {
     const worker_stream *t = of_job(s->streams, j);
-    while (t && (is_given_up(s, t) || t->state == STREAM_LEFT ||
+    while (t && (epochs_is_given_up(s, t) || t->state == STREAM_LEFT ||
                  stream_epoch_now(t) > epoch))
         t = of_job(t->next, j);
     return !t && j->streams_ever >= s->config.loaders;
@@ -100,13 +101,14 @@ static int all_ended(const embedding_worker *s, const worker_job *j,
 int epoch_is_over(const embedding_worker *s, const worker_job *j,
                   uint64_t epoch, int begun)
 {
-    uint64_t n = ended(s, j, epoch) + epoch_silent(s, j, epoch);
+    uint64_t n = epochs_ended(s, j, epoch) + epoch_silent(s, j, epoch);
     /* Loaders that ended before this worker was started again. */
-    if (begun && j->streams_ever < s->config.loaders && !one_shares(s, j) &&
+    if (begun && j->streams_ever < s->config.loaders &&
+        !epochs_one_shares(s, j) &&
         persia_clock_ns() - j->began > s->config.silence_ns)
         n += s->config.loaders - j->streams_ever;
     return n >= s->config.loaders ||
-           ((begun || epoch <= j->over) && all_ended(s, j, epoch));
+           ((begun || epoch <= j->over) && epochs_all_ended(s, j, epoch));
 }
 
 uint64_t epoch_first(const embedding_worker *s, const worker_job *j)
@@ -115,7 +117,8 @@ uint64_t epoch_first(const embedding_worker *s, const worker_job *j)
     for (const worker_stream *t = of_job(s->streams, j); t;
          t = of_job(t->next, j)) {
         const uint64_t epoch = stream_epoch_now(t);
-        if (epoch > first && ended(s, j, epoch - 1) >= s->config.loaders)
+        if (epoch > first &&
+            epochs_ended(s, j, epoch - 1) >= s->config.loaders)
             first = epoch;
     }
     return first;
@@ -145,7 +148,7 @@ uint64_t epoch_of_loaders(const embedding_worker *s, const worker_job *j)
 
 /* The last batch of an epoch that the loader has ended, or one before it that
  * is settled as well. */
-static uint64_t last_of(const worker_stream *t, uint64_t epoch)
+static uint64_t epochs_last_of(const worker_stream *t, uint64_t epoch)
 {
     const uint64_t later = stream_epoch_now(t) - 1 - epoch;
     return later < t->ends_n ? t->ends[t->ends_n - 1 - later] : 0;
@@ -158,7 +161,7 @@ static uint64_t epoch_left(const worker_stream *t)
     if (!t->done.watermark)
         return t->first;
     while (epoch < stream_epoch_now(t) &&
-           last_of(t, epoch) <= t->done.watermark)
+           epochs_last_of(t, epoch) <= t->done.watermark)
         epoch++;
     return epoch;
 }
@@ -171,8 +174,8 @@ int stream_is_there(const worker_stream *t)
 /* Whether a rank without an epoch is to take this one even if nothing of it is
  * to be had: it continues, or ranks hold its batches.  Else it may be that all
  * of it is done, and the loader does not know that yet. */
-static int is_sure(const embedding_worker *s, const worker_job *j,
-                   uint64_t epoch)
+static int epochs_is_sure(const embedding_worker *s, const worker_job *j,
+                          uint64_t epoch)
 {
     for (const worker_stream *t = of_job(s->streams, j); t;
          t = of_job(t->next, j))
@@ -203,7 +206,7 @@ uint64_t epoch_next(const embedding_worker *s, const worker_job *j, int *sure)
             epoch = offer_epoch(o);
     if (epoch == UINT64_MAX)
         epoch = 0;
-    *sure = epoch && is_sure(s, j, epoch);
+    *sure = epoch && epochs_is_sure(s, j, epoch);
     return epoch;
 }
 
@@ -220,15 +223,15 @@ int epoch_is_idle(const embedding_worker *s, const worker_job *j, int none)
 
 /* Whether the rank whose Take got it is there, and has it: its process may
  * have died, or not have had the answer. */
-static int has_taker(const embedding_worker *s, const worker_rank *asks,
-                     const offer *o)
+static int epochs_has_taker(const embedding_worker *s, const worker_rank *asks,
+                            const offer *o)
 {
     return o->client == asks->client ? rank_has(asks, o)
                                      : rank_find(s, o->client) != NULL;
 }
 
 /* Whether it is a batch of the steps of all ranks, of another one's. */
-static int is_of_other(const worker_rank *asks, const offer *o)
+static int epochs_is_of_other(const worker_rank *asks, const offer *o)
 {
     return o->m.place && (o->m.place - 1) % asks->world != asks->rank;
 }
@@ -240,7 +243,7 @@ static void part_of(const embedding_worker *s, const worker_stream *t,
     const worker_rank *r = rank_find(s, m->caller.client);
     *out = (wire_loader_part){.stream = t->name,
                               .settled = t->done.watermark,
-                              .last = last_of(t, epoch)};
+                              .last = epochs_last_of(t, epoch)};
     for (uint64_t i = 0; i < WIRE_BATCHES_MAX; i++)
         if (window_has(&t->came, out->settled + 1 + i))
             out->window[i / 64] |= (uint64_t)1 << i % 64;
@@ -248,8 +251,9 @@ static void part_of(const embedding_worker *s, const worker_stream *t,
     for (size_t k = 0; k < 2; k++)
         for (const offer *o = lists[k]; o; o = o->next) {
             const uint64_t i = o->m.number - out->settled - 1;
-            const int had = (k ? has_taker(s, r, o) : job_has(s, r, o)) ||
-                            (m->place && is_of_other(r, o));
+            const int had =
+                (k ? epochs_has_taker(s, r, o) : job_has(s, r, o)) ||
+                (m->place && epochs_is_of_other(r, o));
             if (o->stream == t && i < WIRE_BATCHES_MAX && !had)
                 out->window[i / 64] &= ~((uint64_t)1 << i % 64);
         }

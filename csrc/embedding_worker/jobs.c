@@ -47,7 +47,7 @@ int job_is_fed(const embedding_worker *s, const worker_job *j)
     return t != NULL;
 }
 
-static int has_queued(const embedding_worker *s, const worker_job *j)
+static int jobs_has_queued(const embedding_worker *s, const worker_job *j)
 {
     const offer *o = s->queue;
     while (o && o->stream->job != j)
@@ -56,7 +56,7 @@ static int has_queued(const embedding_worker *s, const worker_job *j)
 }
 
 /* Those of streams that have ended are looked up with its plan, too. */
-static int has_leased(const embedding_worker *s, const worker_job *j)
+static int jobs_has_leased(const embedding_worker *s, const worker_job *j)
 {
     const offer *o = s->leased;
     while (o && o->stream->job != j)
@@ -66,7 +66,7 @@ static int has_leased(const embedding_worker *s, const worker_job *j)
 
 /* What loaders left behind that were there before the others, where the ranks
  * of that time are not there any more either: it is of a job before. */
-static void drop_generations(embedding_worker *s, const worker_job *j)
+static void jobs_drop_generations(embedding_worker *s, const worker_job *j)
 {
     for (const worker_rank *r = s->ranks; r; r = r->next)
         if (r->job == j && r->generation != j->generation)
@@ -84,9 +84,9 @@ void job_join(embedding_worker *s, worker_job *j, worker_stream *t)
     if (!job_is_fed(s, j)) { /* those that begin now are others */
         j->generation++;
         j->streams_ever = 0;
-        if (!has_queued(s, j) && !has_leased(s, j))
+        if (!jobs_has_queued(s, j) && !jobs_has_leased(s, j))
             j->plan = NULL; /* there may be another model */
-        drop_generations(s, j);
+        jobs_drop_generations(s, j);
     }
     t->job = j;
     t->generation = j->generation;
@@ -95,21 +95,21 @@ void job_join(embedding_worker *s, worker_job *j, worker_stream *t)
 }
 
 /* That a loader joined last.  NULL: none has loaders, nor batches. */
-static worker_job *newest(const embedding_worker *s)
+static worker_job *jobs_newest(const embedding_worker *s)
 {
     worker_job *fed = NULL, *left = NULL;
     for (worker_job *j = s->job_list; j; j = j->next) {
         if (job_is_fed(s, j) && (!fed || j->joined > fed->joined))
             fed = j;
-        if (has_queued(s, j) && (!left || j->joined > left->joined))
+        if (jobs_has_queued(s, j) && (!left || j->joined > left->joined))
             left = j;
     }
     return fed ? fed : left;
 }
 
 /* Whether a rank has asked for its batches within that time. */
-static int has_ranks(const embedding_worker *s, const worker_job *j,
-                     uint64_t ns)
+static int jobs_has_ranks(const embedding_worker *s, const worker_job *j,
+                          uint64_t ns)
 {
     const uint64_t now = persia_clock_ns();
     const worker_rank *r = s->ranks;
@@ -122,7 +122,7 @@ int jobs_drop(embedding_worker *s)
 {
     int dropped = 0;
     for (const worker_job *j = s->job_list; j; j = j->next) {
-        if (job_is_fed(s, j) || has_ranks(s, j, s->config.silence_ns))
+        if (job_is_fed(s, j) || jobs_has_ranks(s, j, s->config.silence_ns))
             continue;
         for (worker_stream *t = s->streams, *next; t; t = next) {
             next = t->next;
@@ -146,7 +146,7 @@ static void rank_drop(embedding_worker *s, worker_rank **at)
     s->stats.ranks--;
 }
 
-static void forget_ranks(embedding_worker *s, const worker_job *j)
+static void jobs_forget_ranks(embedding_worker *s, const worker_job *j)
 {
     for (worker_rank **at = &s->ranks; *at;) {
         if ((*at)->job == j)
@@ -157,7 +157,7 @@ static void forget_ranks(embedding_worker *s, const worker_job *j)
 }
 
 /* Its streams are dropped first.  Whether there is one left. */
-static int drop_streams(embedding_worker *s, const worker_job *j)
+static int jobs_drop_streams(embedding_worker *s, const worker_job *j)
 {
     int left = 0;
     for (worker_stream **at = &s->streams, *t; (t = *at);) {
@@ -186,11 +186,11 @@ void worker_jobs_tick(embedding_worker *s, uint64_t now)
         const int fed = job_is_fed(s, j);
         s->stats.jobs += (uint64_t)fed;
         if (fed || now - j->began < s->config.lease_ns ||
-            has_ranks(s, j, silence) || drop_streams(s, j)) {
+            jobs_has_ranks(s, j, silence) || jobs_drop_streams(s, j)) {
             at = &j->next;
             continue;
         }
-        forget_ranks(s, j);
+        jobs_forget_ranks(s, j);
         *at = j->next;
         free(j);
     }
@@ -242,7 +242,7 @@ static int copy_plan(worker_plan *to, const wire_plan *m)
     return row_plan_make(p, &to->memory, &to->rows);
 }
 
-static int is_used(const embedding_worker *s, const worker_plan *p)
+static int jobs_is_used(const embedding_worker *s, const worker_plan *p)
 {
     int used = 0;
     for (const worker_job *j = s->job_list; j; j = j->next)
@@ -259,7 +259,7 @@ static int plans_have_room(embedding_worker *s)
     for (const worker_plan *p = s->plans; p; p = p->next)
         n++;
     for (worker_plan **at = &s->plans, *p; n >= WORKER_PLANS && (p = *at);) {
-        if (is_used(s, p)) {
+        if (jobs_is_used(s, p)) {
             at = &p->next;
             continue;
         }
@@ -300,7 +300,7 @@ static int plan_keep(embedding_worker *s, const wire_plan *m,
 }
 
 /* What other models looked up for is not looked up again. */
-static void reopen_streams(embedding_worker *s, const worker_job *j)
+static void jobs_reopen_streams(embedding_worker *s, const worker_job *j)
 {
     for (worker_stream *t = s->streams; t; t = t->next) {
         if (t->job != j)
@@ -314,7 +314,7 @@ static void reopen_streams(embedding_worker *s, const worker_job *j)
 }
 
 /* Batches that arrived before the plan. */
-static void check_queued(embedding_worker *s, const worker_job *j)
+static void jobs_check_queued(embedding_worker *s, const worker_job *j)
 {
     for (offer *o = s->queue, *next; o; o = next) {
         next = o->next;
@@ -326,12 +326,13 @@ static void check_queued(embedding_worker *s, const worker_job *j)
 }
 
 /* The job's batches are looked up as this rank wants it. */
-static int adopt(embedding_worker *s, const worker_rank *by, worker_job *j)
+static int jobs_adopt(embedding_worker *s, const worker_rank *by,
+                      worker_job *j)
 {
     if (j->plan == by->plan)
         return PERSIA_OK;
     const uint64_t now = persia_clock_ns();
-    int used = j->plan && has_leased(s, j);
+    int used = j->plan && jobs_has_leased(s, j);
     for (const worker_rank *r = s->ranks; j->plan && r; r = r->next)
         used |= r != by && r->job == j && r->plan == j->plan &&
                 now - r->seen <= s->config.silence_ns;
@@ -340,9 +341,9 @@ static int adopt(embedding_worker *s, const worker_rank *by, worker_job *j)
                               "the ranks of this job look up other features "
                               "or tables; give each model a job of its own "
                               "(job=)");
-    reopen_streams(s, j);
+    jobs_reopen_streams(s, j);
     j->plan = by->plan;
-    check_queued(s, j);
+    jobs_check_queued(s, j);
     return PERSIA_OK;
 }
 
@@ -352,7 +353,7 @@ void job_expect(embedding_worker *s, worker_job *j)
     while (r && (!r->plan || (r->named ? r->named != j->id : r->job != NULL)))
         r = r->next;
     if (!j->plan && r)
-        (void)adopt(s, r, j);
+        (void)jobs_adopt(s, r, j);
 }
 
 /* ---- ranks ---- */
@@ -374,7 +375,7 @@ int rank_is_replaced(const embedding_worker *s, uint64_t client)
 }
 
 /* What an earlier process of a rank had is offered again. */
-static void give_back(embedding_worker *s, uint64_t client)
+static void jobs_give_back(embedding_worker *s, uint64_t client)
 {
     for (offer *o = s->leased, *next; o; o = next) {
         next = o->next;
@@ -388,7 +389,7 @@ static void give_back(embedding_worker *s, uint64_t client)
 }
 
 /* The job has fewer ranks now. */
-static void drop_beyond(embedding_worker *s, const wire_hello *m)
+static void jobs_drop_beyond(embedding_worker *s, const wire_hello *m)
 {
     for (worker_rank **at = &s->ranks; *at;) {
         worker_rank *r = *at;
@@ -396,7 +397,7 @@ static void drop_beyond(embedding_worker *s, const wire_hello *m)
             at = &r->next;
             continue;
         }
-        give_back(s, r->client);
+        jobs_give_back(s, r->client);
         rank_drop(s, at);
     }
 }
@@ -411,9 +412,9 @@ int rank_hello(embedding_worker *s, const wire_hello *m)
         r = r->next;
     if (r && (r->client == m->caller.client || m->stays))
         return PERSIA_OK;
-    drop_beyond(s, m);
+    jobs_drop_beyond(s, m);
     if (r) {
-        give_back(s, r->client);
+        jobs_give_back(s, r->client);
         r->former = r->client;
     } else {
         if (!(r = calloc(1, sizeof *r)))
@@ -432,7 +433,7 @@ int rank_hello(embedding_worker *s, const wire_hello *m)
     const worker_job *before = r->job;
     r->job = NULL;
     if (before)
-        drop_generations(s, before);
+        jobs_drop_generations(s, before);
     return PERSIA_OK;
 }
 
@@ -533,8 +534,8 @@ int is_passed(const embedding_worker *s, const offer *o, const wire_take *m,
 }
 
 /* Another rank of the same world, which is there. */
-static const worker_rank *fellow(const embedding_worker *s,
-                                 const worker_rank *of)
+static const worker_rank *jobs_fellow(const embedding_worker *s,
+                                      const worker_rank *of)
 {
     const uint64_t now = persia_clock_ns();
     const worker_rank *r = s->ranks;
@@ -548,7 +549,7 @@ int rank_declare(embedding_worker *s, const wire_plan *m, uint32_t *created)
 {
     worker_plan *plan;
     worker_rank *r = rank_find(s, m->caller.client);
-    const worker_rank *other = r ? fellow(s, r) : NULL;
+    const worker_rank *other = r ? jobs_fellow(s, r) : NULL;
     if (!r)
         return persia_err_set(PERSIA_ESTALE, "a rank has not said Hello");
     if (other && !same_plan(&other->plan->plan, m))
@@ -568,7 +569,7 @@ int rank_declare(embedding_worker *s, const wire_plan *m, uint32_t *created)
 static const worker_plan *plan_of_rank(const embedding_worker *s,
                                        const worker_rank *r)
 {
-    const worker_rank *other = r->plan ? r : fellow(s, r);
+    const worker_rank *other = r->plan ? r : jobs_fellow(s, r);
     return other ? other->plan : s->plans && !s->plans->next ? s->plans : NULL;
 }
 
@@ -584,14 +585,14 @@ uint64_t rank_epoch(const embedding_worker *s, const worker_rank *of)
 }
 
 /* The job that a rank without a name takes batches of. */
-static uint64_t choose(const embedding_worker *s, uint64_t id, int begun)
+static uint64_t jobs_choose(const embedding_worker *s, uint64_t id, int begun)
 {
     const worker_job *j = id ? job_named(s, id) : NULL, *other;
-    const int over = !j || (!job_is_fed(s, j) && !has_queued(s, j) &&
-                            !has_leased(s, j));
+    const int over = !j || (!job_is_fed(s, j) && !jobs_has_queued(s, j) &&
+                            !jobs_has_leased(s, j));
     if (begun || !over)
         return id;
-    other = newest(s);
+    other = jobs_newest(s);
     return other ? other->id : id;
 }
 
@@ -607,13 +608,13 @@ int job_of_rank(embedding_worker *s, worker_rank *r, uint64_t id, int begun,
                               r->rank);
     if (!id && r->job) /* a stock client need not say it */
         id = r->job->id;
-    id = r->named ? r->named : choose(s, id, begun);
+    id = r->named ? r->named : jobs_choose(s, id, begun);
     if (!id)
         return PERSIA_OK;
     worker_job *j = job_find(s, id);
     if (!j)
         return PERSIA_ENOMEM;
-    int rc = adopt(s, r, j);
+    int rc = jobs_adopt(s, r, j);
     if (rc)
         return rc;
     j->world = r->world;

@@ -6,8 +6,8 @@
 #include "embedding_worker/private.h"
 
 /* The ledger of a stream at one server. */
-static int ask_server(embedding_worker *s, uint32_t shard, uint64_t stream,
-                      wire_ledger *out)
+static int ledgers_ask_server(embedding_worker *s, uint32_t shard,
+                              uint64_t stream, wire_ledger *out)
 {
     wire_hello m = {.caller = {.client = s->boot},
                     .version = WIRE_VERSION,
@@ -25,12 +25,13 @@ static int ask_server(embedding_worker *s, uint32_t shard, uint64_t stream,
 }
 
 /* What all servers have of a stream. */
-static int ask_servers(embedding_worker *s, uint64_t stream, wire_ledger *out)
+static int ledgers_ask_servers(embedding_worker *s, uint64_t stream,
+                               wire_ledger *out)
 {
-    int rc = ask_server(s, 0, stream, out);
+    int rc = ledgers_ask_server(s, 0, stream, out);
     for (uint32_t i = 1; i < persia_client_shards(s->look) && !rc; i++) {
         wire_ledger own, both = {.stream = stream};
-        rc = ask_server(s, i, stream, &own);
+        rc = ledgers_ask_server(s, i, stream, &own);
         if (rc)
             break;
         both.watermark = own.watermark < out->watermark ? own.watermark
@@ -56,9 +57,9 @@ void work_hello(void *ctx)
     a->lineage = a->s->lineage;
     service_leave(a->s);
     a->ledger = persia_wire_memory_take(&a->memory, sizeof *a->ledger);
-    asking_answer(a, a->ledger ? ask_servers(a->s, a->m.hello.stream,
-                                             a->ledger)
-                               : PERSIA_ENOMEM);
+    asking_answer(
+        a, a->ledger ? ledgers_ask_servers(a->s, a->m.hello.stream, a->ledger)
+                     : PERSIA_ENOMEM);
 }
 
 void work_unknown(void *ctx)
@@ -66,7 +67,7 @@ void work_unknown(void *ctx)
     asking *a = ctx;
     const wire_return *m = &a->m.back;
     wire_ledger ledger;
-    int rc = ask_servers(a->s, m->stream, &ledger);
+    int rc = ledgers_ask_servers(a->s, m->stream, &ledger);
     a->status = !rc && ledger_lists(&ledger, m->number) ? RETURNED_BEFORE
                                                       : RETURNED_WAIT;
     asking_answer(a, rc);
@@ -82,7 +83,7 @@ int ledger_has_offer(embedding_worker *s, const offer *o, int *have)
     *have |= persia_client_has(o->stream->c, o->m.number);
     int rc = PERSIA_OK;
     if (!*have && doubted &&
-        !(rc = ask_servers(s, o->m.stream, &ledger)))
+        !(rc = ledgers_ask_servers(s, o->m.stream, &ledger)))
         *have = ledger_lists(&ledger, o->m.number);
     return rc;
 }
@@ -122,14 +123,14 @@ typedef struct settling {
     worker_stream *stream;
 } settling;
 
-static void work_settle(void *ctx)
+static void ledgers_work_settle(void *ctx)
 {
     const settling k = *(settling *)ctx;
     embedding_worker *s = k.s;
     const uint64_t began = persia_clock_ns();
     wire_ledger ledger;
     free(ctx);
-    int rc = ask_servers(s, k.stream->name, &ledger);
+    int rc = ledgers_ask_servers(s, k.stream->name, &ledger);
     service_enter(s);
     for (offer *o = s->queue, *next; o && !rc; o = next) {
         next = o->next;
@@ -164,7 +165,7 @@ void ledger_settle(embedding_worker *s)
         *k = (settling){s, t};
         t->settling = 1;
         t->offers++; /* it is not freed meanwhile */
-        if (persia_sched_submit(s->jobs, work_settle, k)) {
+        if (persia_sched_submit(s->jobs, ledgers_work_settle, k)) {
             t->settling = 0;
             t->offers--;
             free(k);

@@ -13,7 +13,8 @@
 /* A server's answer to an update may be read after its next life was seen. */
 enum { COMPARES = 2 };
 
-static void begin_again(embedding_worker *s, uint64_t lineage, uint64_t boot)
+static void lineage_begin_again(embedding_worker *s, uint64_t lineage,
+                                uint64_t boot)
 {
     while (s->streams)
         stream_end(s, s->streams);
@@ -31,7 +32,7 @@ static void begin_again(embedding_worker *s, uint64_t lineage, uint64_t boot)
 }
 
 /* Of the lives of all servers, as they last said. */
-static uint64_t servers_now(const embedding_worker *s)
+static uint64_t lineage_servers_now(const embedding_worker *s)
 {
     uint64_t all = 1;
     for (uint32_t i = 0; i < persia_client_shards(s->look); i++)
@@ -39,7 +40,7 @@ static uint64_t servers_now(const embedding_worker *s)
     return all ? all : 1;
 }
 
-static int look(embedding_worker *s)
+static int embedding_worker_lineage_look(embedding_worker *s)
 {
     uint64_t boot;
     int rc = persia_client_look_at_boots(s->look);
@@ -48,20 +49,20 @@ static int look(embedding_worker *s)
     if (rc)
         return rc;
     const uint64_t lineage = persia_client_restore(s->look);
-    const uint64_t servers = servers_now(s);
+    const uint64_t servers = lineage_servers_now(s);
     service_enter(s);
     if (s->servers != servers)
         s->compares = COMPARES;
     s->servers = servers;
     if (lineage != s->lineage)
-        begin_again(s, lineage, boot);
+        lineage_begin_again(s, lineage, boot);
     service_leave(s);
     return PERSIA_OK;
 }
 
 /* Ranks and loaders find out what servers have lost as well.  This is for
  * updates of those that are not there any more. */
-static void compare(embedding_worker *s)
+static void lineage_compare(embedding_worker *s)
 {
     client_counts counts;
     service_enter(s);
@@ -84,7 +85,7 @@ static void compare(embedding_worker *s)
 int lineage_look(embedding_worker *s)
 {
     pthread_mutex_lock(&s->looking);
-    int rc = look(s);
+    int rc = embedding_worker_lineage_look(s);
     pthread_mutex_unlock(&s->looking);
     return rc;
 }
@@ -99,11 +100,11 @@ int lineage_settle(embedding_worker *s)
     return rc;
 }
 
-static void work_look(void *service)
+static void lineage_work_look(void *service)
 {
     embedding_worker *s = service;
     if (!lineage_look(s)) /* or a later one */
-        compare(s);
+        lineage_compare(s);
     service_enter(s);
     s->looks = 0;
     s->looked = persia_clock_ns();
@@ -122,5 +123,5 @@ void lineage_tick(embedding_worker *s, uint64_t now)
     }
     if (s->looks || now - s->looked < WORKER_LOOK_NS)
         return;
-    s->looks = !persia_sched_submit(s->jobs, work_look, s);
+    s->looks = !persia_sched_submit(s->jobs, lineage_work_look, s);
 }

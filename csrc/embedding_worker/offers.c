@@ -129,7 +129,7 @@ int offer_check(const offer *o, const worker_plan *p)
 }
 
 /* What its lookup has left; its stream is open. */
-static void drop_index(offer *o)
+static void offers_drop_index(offer *o)
 {
     persia_batch_index_put(o->index);
     o->index = NULL;
@@ -145,7 +145,7 @@ void offer_release(embedding_worker *s, offer *o)
         offer_free(s, o);
 }
 
-static void end(embedding_worker *s, offer *o)
+static void offers_end(embedding_worker *s, offer *o)
 {
     const int queued = o->state == OFFER_QUEUED;
     offer_event(o, OFFER_END);
@@ -154,7 +154,7 @@ static void end(embedding_worker *s, offer *o)
     s->stats.queued -= (uint64_t)queued;
     s->stats.leased -= (uint64_t)!queued;
     (void)window_add(&o->stream->done, o->m.number);
-    drop_index(o);
+    offers_drop_index(o);
     if (!o->users)
         offer_free(s, o);
 }
@@ -163,13 +163,13 @@ void offer_end(embedding_worker *s, offer *o)
 {
     if (o->state != OFFER_QUEUED)
         (void)window_add(&s->leases, o->lease);
-    end(s, o);
+    offers_end(s, o);
 }
 
 /* The loader learns of all that are kept: few fail without an error that ends
  * its run. */
-static void keep_failure(worker_stream *t, uint64_t number, int code,
-                         const char *text)
+static void offers_keep_failure(worker_stream *t, uint64_t number, int code,
+                                const char *text)
 {
     if (!t->failed)
         t->failed = calloc(WORKER_FAILED, sizeof *t->failed);
@@ -184,8 +184,8 @@ void offer_fail(embedding_worker *s, offer *o, int code, const char *text)
 {
     s->stats.failed++;
     o->stream->job->failed++;
-    keep_failure(o->stream, o->m.number, code, text);
-    end(s, o);
+    offers_keep_failure(o->stream, o->m.number, code, text);
+    offers_end(s, o);
 }
 
 int offer_found(embedding_worker *s, offer *o)
@@ -218,5 +218,5 @@ void offer_again(embedding_worker *s, offer *o, int failed)
     s->stats.leased--;
     s->stats.queued++;
     s->stats.again++;
-    drop_index(o);
+    offers_drop_index(o);
 }

@@ -31,7 +31,7 @@ void service_leave(embedding_worker *s)
     }
 }
 
-static void ready(asking *a)
+static void queue_ready(asking *a)
 {
     asking **end = &a->s->ready;
     while (*end)
@@ -41,24 +41,24 @@ static void ready(asking *a)
 }
 
 /* With this thread's text. */
-static void ready_error(asking *a, int rc)
+static void queue_ready_error(asking *a, int rc)
 {
     persia_err_keep(&a->error, rc);
-    ready(a);
+    queue_ready(a);
 }
 
-static void ready_status(asking *a, uint32_t status)
+static void queue_ready_status(asking *a, uint32_t status)
 {
     a->status = status;
-    ready(a);
+    queue_ready(a);
 }
 
-static int stopping(void)
+static int queue_stopping(void)
 {
     return persia_err_set(PERSIA_EUNAVAILABLE, "the worker is stopping");
 }
 
-static void wait_in(asking **list, asking *a)
+static void queue_wait_in(asking **list, asking *a)
 {
     while (*list)
         list = &(*list)->next;
@@ -70,7 +70,8 @@ static void wait_in(asking **list, asking *a)
 /* ---- Submit ---- */
 
 /* Those of the done batches that have no update. */
-static int list_failed(asking *a, const worker_stream *t, uint64_t settled)
+static int queue_list_failed(asking *a, const worker_stream *t,
+                             uint64_t settled)
 {
     const size_t n = t->failed_n < WORKER_FAILED ? t->failed_n : WORKER_FAILED;
     a->failed_n = 0;
@@ -92,7 +93,7 @@ static int list_failed(asking *a, const worker_stream *t, uint64_t settled)
 }
 
 /* What the loader need not keep any more, behind what it knows. */
-static int list_done(asking *a, const worker_stream *t, uint64_t settled)
+static int queue_list_done(asking *a, const worker_stream *t, uint64_t settled)
 {
     a->done_n = 0;
     a->first = t->first;
@@ -103,22 +104,22 @@ static int list_done(asking *a, const worker_stream *t, uint64_t settled)
     for (uint64_t i = 1; i <= WIRE_BATCHES_MAX; i++)
         if (window_has(&t->done, settled + i))
             a->done[a->done_n++] = settled + i;
-    return list_failed(a, t, settled);
+    return queue_list_failed(a, t, settled);
 }
 
-static void submit_done(asking *a, worker_stream *t, uint32_t status)
+static void queue_submit_done(asking *a, worker_stream *t, uint32_t status)
 {
-    int rc = list_done(a, t, a->o->m.settled);
+    int rc = queue_list_done(a, t, a->o->m.settled);
     if (!a->o->stream) /* it is not in the queue */
         offer_free(a->s, a->o);
     a->o = NULL;
     if (rc)
-        ready_error(a, rc);
+        queue_ready_error(a, rc);
     else
-        ready_status(a, status);
+        queue_ready_status(a, status);
 }
 
-static int fits(const embedding_worker *s, const offer *o)
+static int queue_fits(const embedding_worker *s, const offer *o)
 {
     return !s->stats.bytes ||
            s->stats.bytes + o->bytes_n <= s->config.queue_limit;
@@ -127,11 +128,11 @@ static int fits(const embedding_worker *s, const offer *o)
 /* Also where nothing else that ranks of its job may ask for is in the queue:
  * what is of later epochs, or of other jobs, leaves it only when this one has
  * been there. */
-static int has_room(embedding_worker *s, const worker_stream *t,
-                    const offer *o)
+static int queue_has_room(embedding_worker *s, const worker_stream *t,
+                          const offer *o)
 {
     const uint64_t epoch = stream_epoch(t, o->m.epoch);
-    if (fits(s, o) || (jobs_drop(s) && fits(s, o)))
+    if (queue_fits(s, o) || (jobs_drop(s) && queue_fits(s, o)))
         return 1;
     const offer *first = s->queue;
     while (first && (first->stream->job != t->job ||
@@ -140,7 +141,7 @@ static int has_room(embedding_worker *s, const worker_stream *t,
     return epoch && s->queue && !first;
 }
 
-static void enqueue(embedding_worker *s, worker_stream *t, offer *o)
+static void queue_enqueue(embedding_worker *s, worker_stream *t, offer *o)
 {
     assert(!o->stream && o->state == OFFER_QUEUED && t->state != STREAM_OLD);
     (void)window_add(&t->came, o->m.number);
@@ -157,14 +158,14 @@ static void enqueue(embedding_worker *s, worker_stream *t, offer *o)
 }
 
 /* Takes a batch into the queue; 0: there is no room. */
-static int submit_enter(asking *a)
+static int queue_submit_enter(asking *a)
 {
     embedding_worker *s = a->s;
     offer *o = a->o;
     worker_stream *t;
     int rc = stream_find(s, o->m.stream, o->m.job, &t);
     if (rc) {
-        ready_error(a, rc);
+        queue_ready_error(a, rc);
         return 1;
     }
     if (stream_is_of(s, t, o->m.caller.client, o->m.settled))
@@ -174,30 +175,30 @@ static int submit_enter(asking *a)
     if (o->m.number > t->settled + WIRE_BATCHES_MAX)
         return 0;
     if (window_has(&t->came, o->m.number)) {
-        submit_done(a, t, SUBMIT_QUEUED);
+        queue_submit_done(a, t, SUBMIT_QUEUED);
         return 1;
     }
     job_expect(s, t->job);
     rc = offer_check(o, t->job->plan);
     if (rc) {
-        ready_error(a, rc);
+        queue_ready_error(a, rc);
         return 1;
     }
-    if (!has_room(s, t, o))
+    if (!queue_has_room(s, t, o))
         return 0;
-    enqueue(s, t, o);
-    submit_done(a, t, SUBMIT_QUEUED);
+    queue_enqueue(s, t, o);
+    queue_submit_done(a, t, SUBMIT_QUEUED);
     return 1;
 }
 
-static void submit_full(asking *a)
+static void queue_submit_full(asking *a)
 {
     worker_stream *t;
     int rc = stream_find(a->s, a->o->m.stream, a->o->m.job, &t);
     if (rc)
-        ready_error(a, rc);
+        queue_ready_error(a, rc);
     else
-        submit_done(a, t, SUBMIT_FULL);
+        queue_submit_done(a, t, SUBMIT_FULL);
 }
 
 void service_heartbeat(asking *a)
@@ -210,12 +211,12 @@ void service_heartbeat(asking *a)
                        : stream_find(s, m->stream, m->job, &t);
     if (!rc && !m->claims) {
         stream_learn(s, t, m);
-        rc = list_done(a, t, m->settled);
+        rc = queue_list_done(a, t, m->settled);
     }
     if (rc)
-        ready_error(a, rc);
+        queue_ready_error(a, rc);
     else
-        ready_status(a, status);
+        queue_ready_status(a, status);
     service_match(s);
 }
 
@@ -223,22 +224,22 @@ void service_submit(asking *a)
 {
     embedding_worker *s = a->s;
     if (a->o->bytes_n > s->config.queue_limit)
-        ready_error(a, persia_err_set(
-                           PERSIA_ELIMIT,
-                           "a batch of %zu bytes is over the worker's queue "
-                           "of %llu bytes; make it smaller, or the queue "
-                           "larger",
-                           a->o->bytes_n,
-                           (unsigned long long)s->config.queue_limit));
+        queue_ready_error(
+            a, persia_err_set(
+                   PERSIA_ELIMIT,
+                   "a batch of %zu bytes is over the worker's queue "
+                   "of %llu bytes; make it smaller, or the queue "
+                   "larger",
+                   a->o->bytes_n, (unsigned long long)s->config.queue_limit));
     else
-        wait_in(&s->submits, a);
+        queue_wait_in(&s->submits, a);
     service_match(s);
 }
 
 void service_declare(asking *a)
 {
     a->job = work_declare;
-    ready(a);
+    queue_ready(a);
 }
 
 /* ---- ranks ---- */
@@ -253,9 +254,9 @@ void service_hello(asking *a)
     if (!m->world && m->stream)
         a->job = work_hello;
     if (rc)
-        ready_error(a, rc);
+        queue_ready_error(a, rc);
     else
-        ready(a);
+        queue_ready(a);
     service_match(a->s);
 }
 
@@ -263,8 +264,8 @@ void service_hello(asking *a)
 
 /* The epoch that is asked for; 0: it is not known.  *sure: see
  * epoch_next(). */
-static uint64_t epoch_of(const embedding_worker *s, const worker_rank *r,
-                         const wire_take *m, int *sure)
+static uint64_t queue_epoch_of(const embedding_worker *s, const worker_rank *r,
+                               const wire_take *m, int *sure)
 {
     const worker_job *j = r->job;
     *sure = 1;
@@ -278,14 +279,15 @@ static uint64_t epoch_of(const embedding_worker *s, const worker_rank *r,
 }
 
 /* Whether the rank may have a batch whose lease is over. */
-static int may_have(const worker_rank *r, const offer *o)
+static int queue_may_have(const worker_rank *r, const offer *o)
 {
     return rank_has(r, o) || (o->expired && o->client == r->client &&
                               r->heard <= o->expired);
 }
 
 /* A job has the batch, for a Take or a Return. */
-static void lease_to(asking *a, offer *o, uint64_t client, uint64_t request)
+static void queue_lease_to(asking *a, offer *o, uint64_t client,
+                           uint64_t request)
 {
     embedding_worker *s = a->s;
     assert(o->state == OFFER_QUEUED || o->state == OFFER_LEASED);
@@ -304,46 +306,46 @@ static void lease_to(asking *a, offer *o, uint64_t client, uint64_t request)
     o->expires = persia_clock_ns() + s->config.lease_ns;
     o->users++;
     a->o = o;
-    ready(a);
+    queue_ready(a);
 }
 
-static void lease(asking *a, offer *o)
+static void queue_lease(asking *a, offer *o)
 {
     a->s->stats.taken++;
     a->job = work_take;
     a->epoch = offer_epoch(o);
-    lease_to(a, o, a->m.take.caller.client, a->m.take.number);
+    queue_lease_to(a, o, a->m.take.caller.client, a->m.take.number);
     offer_event(o, OFFER_TAKE);
 }
 
 /* A batch of this epoch, or nothing of it. */
-static void take_nothing(asking *a, uint32_t status, uint64_t epoch)
+static void queue_take_nothing(asking *a, uint32_t status, uint64_t epoch)
 {
     a->epoch = epoch;
-    ready_status(a, status);
+    queue_ready_status(a, status);
 }
 
 /* With what is known of the batches of the epoch: see pass_is_over(). */
-static void take_none(asking *a, const worker_job *j, uint32_t status,
-                      uint64_t epoch)
+static void queue_take_none(asking *a, const worker_job *j, uint32_t status,
+                            uint64_t epoch)
 {
     embedding_worker *s = a->s;
     a->parts = persia_wire_memory_take(&a->memory,
                                        WIRE_LOADERS_MAX * sizeof *a->parts);
     if (!a->parts) {
-        ready_error(a, PERSIA_ENOMEM);
+        queue_ready_error(a, PERSIA_ENOMEM);
         return;
     }
     if (epoch)
         a->parts_n = epoch_parts(s, j, epoch, &a->m.take, a->parts);
-    take_nothing(a, status, epoch);
+    queue_take_nothing(a, status, epoch);
 }
 
-static void take_end(asking *a, worker_job *j, uint64_t epoch)
+static void queue_take_end(asking *a, worker_job *j, uint64_t epoch)
 {
     epochs_count(a->s, j, epoch, 0);
     a->loaders_silent = epoch_silent(a->s, j, epoch);
-    take_none(a, j, TAKE_END, epoch);
+    queue_take_none(a, j, TAKE_END, epoch);
 }
 
 /* ---- Take by place ---- */
@@ -380,8 +382,8 @@ static void look_for_place(const worker_job *j, const wire_take *m,
 }
 
 /* They were given up, or another worker had them.  Servers know. */
-static void give_up_earlier(embedding_worker *s, const worker_job *j,
-                            const wire_take *m, uint64_t epoch)
+static void queue_give_up_earlier(embedding_worker *s, const worker_job *j,
+                                  const wire_take *m, uint64_t epoch)
 {
     for (offer *o = s->queue, *next; o; o = next) {
         next = o->next;
@@ -401,7 +403,7 @@ static void give_up_earlier(embedding_worker *s, const worker_job *j,
     }
 }
 
-static int check_loaders(const embedding_worker *s)
+static int queue_check_loaders(const embedding_worker *s)
 {
     return s->config.loaders == 1
                ? PERSIA_OK
@@ -413,7 +415,7 @@ static int check_loaders(const embedding_worker *s)
                                 s->config.loaders);
 }
 
-static int check_placed(const places *p)
+static int queue_check_placed(const places *p)
 {
     return p->unplaced
                ? persia_err_set(PERSIA_EARG,
@@ -429,62 +431,62 @@ static int take_place(asking *a, const worker_rank *r, worker_job *j)
     embedding_worker *s = a->s;
     const wire_take *m = &a->m.take;
     int sure;
-    const uint64_t epoch = epoch_of(s, r, m, &sure);
+    const uint64_t epoch = queue_epoch_of(s, r, m, &sure);
     places p = {0};
     if (!epoch && !m->look)
         return 0;
-    give_up_earlier(s, j, m, epoch);
+    queue_give_up_earlier(s, j, m, epoch);
     look_for_place(j, m, epoch, s->queue, &p);
     look_for_place(j, m, epoch, s->leased, &p);
-    if (check_placed(&p))
-        ready_error(a, PERSIA_EARG);
-    else if (p.queued && !may_have(r, p.queued))
-        lease(a, p.queued);
+    if (queue_check_placed(&p))
+        queue_ready_error(a, PERSIA_EARG);
+    else if (p.queued && !queue_may_have(r, p.queued))
+        queue_lease(a, p.queued);
     else if (!p.queued && !p.leased && p.is_done)
-        take_nothing(a, TAKE_DONE, epoch);
+        queue_take_nothing(a, TAKE_DONE, epoch);
     else if (sure && !p.queued && !p.leased && !p.later &&
              epoch_is_over(s, j, epoch, (int)m->begun))
-        take_end(a, j, epoch);
+        queue_take_end(a, j, epoch);
     else if (m->look || (sure && !m->epoch))
-        take_nothing(a, TAKE_EMPTY, sure ? epoch : 0);
+        queue_take_nothing(a, TAKE_EMPTY, sure ? epoch : 0);
     else
         return 0;
     return 1;
 }
 
 /* 0: it has to wait. */
-static int take_any(asking *a, const worker_rank *r, worker_job *j)
+static int queue_take_any(asking *a, const worker_rank *r, worker_job *j)
 {
     embedding_worker *s = a->s;
     const wire_take *m = &a->m.take;
     const uint64_t now = persia_clock_ns();
     int sure, left = 0;
-    const uint64_t epoch = epoch_of(s, r, m, &sure);
+    const uint64_t epoch = queue_epoch_of(s, r, m, &sure);
     const int idle = epoch_is_idle(s, j, 1), waits = epoch_is_idle(s, j, 0);
     offer *o = s->queue;
     while (o && (o->stream->job != j || offer_epoch(o) > epoch ||
-                 may_have(r, o) || is_withheld(s, o, now))) {
+                 queue_may_have(r, o) || is_withheld(s, o, now))) {
         left |= o->stream->job == j && offer_epoch(o) <= epoch &&
                 !job_has(s, r, o);
         o = o->next;
     }
     if (o && (idle || !m->look || !m->epoch))
-        lease(a, o);
+        queue_lease(a, o);
     else if (!o && epoch && sure && !left &&
              epoch_is_over(s, j, epoch, (int)m->begun))
-        take_end(a, j, epoch);
+        queue_take_end(a, j, epoch);
     else if (!o && idle && (m->look || waits))
-        take_none(a, j, TAKE_IDLE, sure ? epoch : 0);
+        queue_take_none(a, j, TAKE_IDLE, sure ? epoch : 0);
     else if (m->look || (!o && waits))
-        take_nothing(a, TAKE_EMPTY, sure ? epoch : 0);
+        queue_take_nothing(a, TAKE_EMPTY, sure ? epoch : 0);
     else if (epoch && sure && !m->epoch)
-        take_nothing(a, TAKE_EMPTY, epoch);
+        queue_take_nothing(a, TAKE_EMPTY, epoch);
     else
         return 0;
     return 1;
 }
 
-static void take_note(asking *a, const worker_job *j)
+static void queue_take_note(asking *a, const worker_job *j)
 {
     a->job_id = j->id;
     a->job_failed = j->failed;
@@ -508,28 +510,28 @@ static int take_job(asking *a, worker_rank **r, worker_job **j, int *rc)
                  1);
     if (m->epoch && (!m->job || m->job == (*j)->id))
         (*r)->epoch = m->epoch;
-    take_note(a, *j);
+    queue_take_note(a, *j);
     return 1;
 }
 
-static int take_enter(asking *a)
+static int queue_take_enter(asking *a)
 {
     worker_rank *r;
     worker_job *j;
     int rc;
     const int found = take_job(a, &r, &j, &rc);
     if (rc)
-        ready_error(a, rc);
+        queue_ready_error(a, rc);
     else if (!found && a->m.take.look)
-        take_nothing(a, TAKE_EMPTY, 0);
+        queue_take_nothing(a, TAKE_EMPTY, 0);
     if (!found)
         return rc || a->m.take.look;
-    return a->m.take.place ? take_place(a, r, j) : take_any(a, r, j);
+    return a->m.take.place ? take_place(a, r, j) : queue_take_any(a, r, j);
 }
 
 /* Whether the process is that of its rank. */
-static int check_rank(const embedding_worker *s, uint64_t client,
-                      uint32_t rank)
+static int queue_check_rank(const embedding_worker *s, uint64_t client,
+                            uint32_t rank)
 {
     if (rank_find(s, client))
         return PERSIA_OK;
@@ -546,36 +548,37 @@ void service_take(asking *a)
     embedding_worker *s = a->s;
     const wire_take *m = &a->m.take;
     worker_rank *r = rank_find(s, m->caller.client);
-    int rc = check_rank(s, m->caller.client, m->rank);
+    int rc = queue_check_rank(s, m->caller.client, m->rank);
     if (!rc && m->place)
-        rc = check_loaders(s);
+        rc = queue_check_loaders(s);
     offer *o = s->leased;
     if (r)
         rank_asks(s, r, m);
     while (o && (o->client != m->caller.client || o->request != m->number))
         o = o->next;
     if (o)
-        take_note(a, o->stream->job);
+        queue_take_note(a, o->stream->job);
     if (rc)
-        ready_error(a, rc);
+        queue_ready_error(a, rc);
     else if (o && o->state == OFFER_LEASED)
-        lease(a, o);
+        queue_lease(a, o);
     else if (o)
-        take_nothing(a, TAKE_EMPTY, m->epoch); /* its Return has not ended */
+        queue_take_nothing(a, TAKE_EMPTY,
+                           m->epoch); /* its Return has not ended */
     else
-        wait_in(&s->takes, a);
+        queue_wait_in(&s->takes, a);
     service_match(s);
 }
 
 /* ---- Return ---- */
 
 /* Whether it is of a rank's present process. */
-static int is_of_rank(const embedding_worker *s, const wire_return *m)
+static int queue_is_of_rank(const embedding_worker *s, const wire_return *m)
 {
     return rank_find(s, m->caller.client) != NULL;
 }
 
-static offer *leased(embedding_worker *s, const wire_return *m)
+static offer *queue_leased(embedding_worker *s, const wire_return *m)
 {
     offer *o = s->leased;
     while (o && o->lease != m->lease)
@@ -586,7 +589,7 @@ static offer *leased(embedding_worker *s, const wire_return *m)
 }
 
 /* The batch by its name, in one of the lists. */
-static offer *named(offer *o, const wire_return *m)
+static offer *queue_named(offer *o, const wire_return *m)
 {
     while (o && (o->stream->state == STREAM_OLD || o->m.stream != m->stream ||
                  o->m.number != m->number))
@@ -596,23 +599,23 @@ static offer *named(offer *o, const wire_return *m)
 
 /* The batch of gradients whose lease is of another worker, or of an earlier
  * process of this one: it was sent again, and is not offered yet. */
-static offer *returned(embedding_worker *s, const wire_return *m)
+static offer *queue_returned(embedding_worker *s, const wire_return *m)
 {
     worker_rank *r = rank_find(s, m->caller.client);
     worker_job *j = NULL;
     if (m->reason == RETURN_UNUSED || m->caller.lineage != s->lineage)
         return NULL;
-    offer *o = named(s->leased, m); /* its Return has failed before */
+    offer *o = queue_named(s->leased, m); /* its Return has failed before */
     if (o)
         return o->client == m->caller.client && !o->request ? o : NULL;
-    o = named(s->queue, m);
+    o = queue_named(s->queue, m);
     if (!o || !r || job_of_rank(s, r, o->stream->job->id, 1, &j))
         return NULL;
-    o = named(s->queue, m); /* it may be none for this model */
+    o = queue_named(s->queue, m); /* it may be none for this model */
     return o && o->stream->job == j ? o : NULL;
 }
 
-static int is_done(const embedding_worker *s, const wire_return *m)
+static int queue_is_done(const embedding_worker *s, const wire_return *m)
 {
     const worker_stream *t = stream_named(s, m->stream);
     return t && window_has(&t->done, m->number);
@@ -626,39 +629,41 @@ static void returned_late(asking *a)
     const int own = m->caller.boot == s->boot;
     if (own && m->lease > s->leases.watermark &&
         window_has(&s->leases, m->lease)) {
-        ready_status(a, RETURNED_BEFORE);
+        queue_ready_status(a, RETURNED_BEFORE);
     } else if (own || m->caller.lineage != s->lineage ||
                m->reason != RETURN_TRAINED || !m->stream ||
-               !is_of_rank(s, m) || is_done(s, m) || named(s->leased, m)) {
+               !queue_is_of_rank(s, m) || queue_is_done(s, m) ||
+               queue_named(s->leased, m)) {
         s->stats.late += m->reason == RETURN_TRAINED;
-        ready_status(a, RETURNED_GONE);
+        queue_ready_status(a, RETURNED_GONE);
     } else {
         a->job = work_unknown;
-        ready(a);
+        queue_ready(a);
     }
 }
 
-static void return_to(asking *a, offer *o)
+static void queue_return_to(asking *a, offer *o)
 {
     embedding_worker *s = a->s;
     const wire_return *m = &a->m.back;
     if (o->state != OFFER_LEASED && o->state != OFFER_QUEUED) {
-        ready_error(a, persia_err_set(PERSIA_EUNAVAILABLE,
-                                      "an earlier Return of this batch has "
-                                      "not ended"));
+        queue_ready_error(a,
+                          persia_err_set(PERSIA_EUNAVAILABLE,
+                                         "an earlier Return of this batch has "
+                                         "not ended"));
     } else if (m->reason == RETURN_TRAINED) {
         a->job = work_return;
         a->waits = m->parts > 1;
-        lease_to(a, o, m->caller.client,
-                 o->state == OFFER_LEASED ? o->request : 0);
+        queue_lease_to(a, o, m->caller.client,
+                       o->state == OFFER_LEASED ? o->request : 0);
         offer_event(o, OFFER_RETURN);
     } else if (m->reason == RETURN_SKIPPED) {
         a->job = work_skip;
-        lease_to(a, o, m->caller.client, o->request);
+        queue_lease_to(a, o, m->caller.client, o->request);
         offer_event(o, OFFER_RETURN);
     } else {
         offer_again(s, o, 0);
-        ready_status(a, RETURNED_DONE);
+        queue_ready_status(a, RETURNED_DONE);
     }
 }
 
@@ -666,29 +671,31 @@ void service_return(asking *a)
 {
     embedding_worker *s = a->s;
     const wire_return *m = &a->m.back;
-    offer *o = is_of_rank(s, m) ? leased(s, m) : NULL;
-    if (!o && is_of_rank(s, m))
-        o = returned(s, m);
-    if (!o && m->stream && m->reason == RETURN_TRAINED && !is_of_rank(s, m) &&
-        !rank_is_replaced(s, m->caller.client))
-        ready_error(a, persia_err_set(PERSIA_ESTALE,
-                                      "rank %u has not said Hello", m->rank));
+    offer *o = queue_is_of_rank(s, m) ? queue_leased(s, m) : NULL;
+    if (!o && queue_is_of_rank(s, m))
+        o = queue_returned(s, m);
+    if (!o && m->stream && m->reason == RETURN_TRAINED &&
+        !queue_is_of_rank(s, m) && !rank_is_replaced(s, m->caller.client))
+        queue_ready_error(a, persia_err_set(PERSIA_ESTALE,
+                                            "rank %u has not said Hello",
+                                            m->rank));
     else if (!o)
         returned_late(a);
     else
-        return_to(a, o);
+        queue_return_to(a, o);
     service_match(s);
 }
 
 void service_sums(asking *a)
 {
     const wire_return *m = &a->m.back;
-    offer *o = is_of_rank(a->s, m) ? leased(a->s, m) : NULL;
+    offer *o = queue_is_of_rank(a->s, m) ? queue_leased(a->s, m) : NULL;
     a->summed.gone = !o;
     if (o && o->state != OFFER_LEASED) {
-        ready_error(a, persia_err_set(PERSIA_EUNAVAILABLE,
-                                      "an earlier request of this batch has "
-                                      "not ended"));
+        queue_ready_error(
+            a, persia_err_set(PERSIA_EUNAVAILABLE,
+                              "an earlier request of this batch has "
+                              "not ended"));
         return;
     }
     if (o) {
@@ -697,22 +704,22 @@ void service_sums(asking *a)
         a->o = o;
         a->job = work_sums;
     }
-    ready(a);
+    queue_ready(a);
 }
 
 /* ---- what waits ---- */
 
 /* Goes through a list once: `enter` answers, or it waits on; `late` when it
  * has waited long enough.  Whether one was answered by enter. */
-static int match_list(embedding_worker *s, asking **list, uint64_t now,
-                      int (*enter)(asking *a), void (*late)(asking *a))
+static int queue_match_list(embedding_worker *s, asking **list, uint64_t now,
+                            int (*enter)(asking *a), void (*late)(asking *a))
 {
     int moved = 0;
     while (*list) {
         asking *a = *list, *next = a->next;
         int entered = !s->closed && enter(a);
         if (s->closed)
-            ready_error(a, stopping());
+            queue_ready_error(a, queue_stopping());
         else if (!entered && now >= a->until)
             late(a);
         else if (!entered) {
@@ -725,27 +732,29 @@ static int match_list(embedding_worker *s, asking **list, uint64_t now,
     return moved;
 }
 
-static void take_empty(asking *a)
+static void queue_take_empty(asking *a)
 {
     worker_rank *r;
     worker_job *j;
     int sure = 0, rc;
     if (!take_job(a, &r, &j, &rc)) {
-        take_nothing(a, TAKE_EMPTY, 0);
+        queue_take_nothing(a, TAKE_EMPTY, 0);
         return;
     }
-    const uint64_t epoch = epoch_of(a->s, r, &a->m.take, &sure);
+    const uint64_t epoch = queue_epoch_of(a->s, r, &a->m.take, &sure);
     if (epoch_is_idle(a->s, j, 1))
-        take_none(a, j, TAKE_IDLE, sure ? epoch : 0);
+        queue_take_none(a, j, TAKE_IDLE, sure ? epoch : 0);
     else
-        take_nothing(a, TAKE_EMPTY, sure ? epoch : 0);
+        queue_take_nothing(a, TAKE_EMPTY, sure ? epoch : 0);
 }
 
 void service_match(embedding_worker *s)
 {
     const uint64_t now = persia_clock_ns();
-    while (match_list(s, &s->submits, now, submit_enter, submit_full) |
-           match_list(s, &s->takes, now, take_enter, take_empty))
+    while (queue_match_list(s, &s->submits, now, queue_submit_enter,
+                            queue_submit_full) |
+           queue_match_list(s, &s->takes, now, queue_take_enter,
+                            queue_take_empty))
         ;
 }
 
@@ -757,8 +766,9 @@ void waits_end(embedding_worker *s)
         *lists[i] = NULL;
         for (; a; a = next) {
             next = a->next;
-            ready_error(a, persia_err_set(PERSIA_ESTALE,
-                                          "the servers have other rows now"));
+            queue_ready_error(
+                a, persia_err_set(PERSIA_ESTALE,
+                                  "the servers have other rows now"));
         }
     }
 }

@@ -24,7 +24,7 @@ static int check_rows(const wire_plan *p)
 }
 
 /* All of group `from` are of group `to`. */
-static void merge(row_plan *r, uint32_t from, uint32_t to)
+static void rows_merge(row_plan *r, uint32_t from, uint32_t to)
 {
     for (uint32_t i = 0; i < r->tables_n; i++)
         if (r->table_group[i] == from)
@@ -32,14 +32,14 @@ static void merge(row_plan *r, uint32_t from, uint32_t to)
 }
 
 /* The groups are numbered without gaps. */
-static void number_groups(row_plan *r)
+static void rows_number_groups(row_plan *r)
 {
     for (uint32_t i = 0; i < r->tables_n; i++) {
         uint32_t k = 0;
         while (r->table_group[k] != r->table_group[i])
             k++;
         if (k == i)
-            merge(r, r->table_group[i], r->tables_n + r->groups++);
+            rows_merge(r, r->table_group[i], r->tables_n + r->groups++);
     }
     for (uint32_t i = 0; i < r->tables_n; i++)
         r->table_group[i] -= r->tables_n;
@@ -53,7 +53,7 @@ static uint32_t place_of_table(const row_plan *r, uint32_t table)
     return i;
 }
 
-static void list_tables(row_plan *r, const wire_plan *p)
+static void rows_list_tables(row_plan *r, const wire_plan *p)
 {
     for (size_t t = 0; t < p->tables_n; t++) {
         int has = 0;
@@ -80,11 +80,11 @@ static void list_keys(row_plan *r, const wire_plan *p)
         if (k == r->keys_n)
             r->feature[r->keys_n++] = (uint32_t)i;
         else
-            merge(r, mine,
-                  r->table_group[place_of_table(
-                      r, p->features[r->feature[k]].table)]);
+            rows_merge(r, mine,
+                       r->table_group[place_of_table(
+                           r, p->features[r->feature[k]].table)]);
     }
-    number_groups(r);
+    rows_number_groups(r);
     for (uint32_t k = 0; k < r->keys_n; k++)
         r->group[k] = r->table_group[place_of_table(
             r, p->features[r->feature[k]].table)];
@@ -104,7 +104,7 @@ int row_plan_make(const wire_plan *p, wire_memory *memory, row_plan *r)
     r->group = persia_wire_memory_take(memory, features);
     if (!r->table || !r->table_group || !r->feature || !r->group)
         return PERSIA_ENOMEM;
-    list_tables(r, p);
+    rows_list_tables(r, p);
     list_keys(r, p);
     return PERSIA_OK;
 }
@@ -138,8 +138,8 @@ static void list_ids(const worker_plan *p, const offer *o, key_ids *keys)
 }
 
 /* The distinct ids of each group: a unit of the index. */
-static int find_distinct(const worker_plan *p, const offer *o,
-                         const key_ids *keys, batch_index *x)
+static int rows_find_distinct(const worker_plan *p, const offer *o,
+                              const key_ids *keys, batch_index *x)
 {
     const row_plan *r = &p->rows;
     index_segment *segments = calloc(r->keys_n, sizeof *segments);
@@ -184,27 +184,29 @@ static int place_chunk(void *ctx, size_t i)
 }
 
 /* Distinct ids of a table. */
-static size_t count_of(const row_plan *r, const batch_index *x, uint32_t table)
+static size_t rows_count_of(const row_plan *r, const batch_index *x,
+                            uint32_t table)
 {
     return index_to(x, r->table_group[table], 0) -
            index_from(x, r->table_group[table], 0);
 }
 
 /* Copies them, table after table: the index is of this thread alone. */
-static int copy_distinct(const worker_plan *p, const batch_index *x,
-                         row_ids *out)
+static int rows_copy_distinct(const worker_plan *p, const batch_index *x,
+                              row_ids *out)
 {
     const row_plan *r = &p->rows;
     size_t n = 0;
     for (uint32_t t = 0; t < r->tables_n; t++)
-        n += count_of(r, x, t);
+        n += rows_count_of(r, x, t);
     out->ids = malloc((n + 1) * sizeof *out->ids);
     out->offsets = malloc((r->tables_n + (size_t)1) * sizeof *out->offsets);
     if (!out->ids || !out->offsets)
         return persia_err_set(PERSIA_ENOMEM, "no memory for %zu ids", n);
     out->offsets[0] = 0;
     for (uint32_t t = 0; t < r->tables_n; t++) {
-        const size_t from = (size_t)out->offsets[t], more = count_of(r, x, t);
+        const size_t from = (size_t)out->offsets[t],
+                     more = rows_count_of(r, x, t);
         if (more)
             memcpy(out->ids + from,
                    x->ids + index_from(x, r->table_group[t], 0),
@@ -238,8 +240,8 @@ static int put_places(const worker_plan *plan, const offer *o,
 }
 
 /* Nothing, if the batch has one id a bag. */
-static int put_offsets(const worker_plan *p, const offer *o,
-                       const key_ids *keys, row_places *out)
+static int rows_put_offsets(const worker_plan *p, const offer *o,
+                            const key_ids *keys, row_places *out)
 {
     const size_t samples = o->m.samples, bags = p->rows.keys_n * samples;
     if (!o->m.offsets.n)
@@ -269,14 +271,14 @@ int row_ids_find(const worker_plan *p, const offer *o, row_ids *ids,
                : persia_err_set(PERSIA_ENOMEM, "no memory for ids");
     if (!rc) {
         list_ids(p, o, keys);
-        rc = find_distinct(p, o, keys, x);
+        rc = rows_find_distinct(p, o, keys, x);
     }
     if (!rc)
-        rc = copy_distinct(p, x, ids);
+        rc = rows_copy_distinct(p, x, ids);
     if (!rc)
         rc = put_places(p, o, keys, x, places);
     if (!rc)
-        rc = put_offsets(p, o, keys, places);
+        rc = rows_put_offsets(p, o, keys, places);
     persia_batch_index_put(x);
     free(keys);
     return rc;

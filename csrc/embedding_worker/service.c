@@ -37,7 +37,7 @@ static void asking_sent(void *owner)
     asking_free(owner);
 }
 
-static uint64_t boot_now(embedding_worker *s)
+static uint64_t service_boot_now(embedding_worker *s)
 {
     service_enter(s);
     const uint64_t boot = s->boot;
@@ -45,7 +45,7 @@ static uint64_t boot_now(embedding_worker *s)
     return boot;
 }
 
-static uint64_t servers_of(embedding_worker *s)
+static uint64_t service_servers_of(embedding_worker *s)
 {
     service_enter(s);
     const uint64_t servers = s->servers;
@@ -53,7 +53,7 @@ static uint64_t servers_of(embedding_worker *s)
     return servers;
 }
 
-static int put_hello(asking *a, wire_out *o)
+static int service_put_hello(asking *a, wire_out *o)
 {
     embedding_worker *s = a->s;
     wire_hello_reply m = {.version = WIRE_VERSION,
@@ -75,20 +75,21 @@ static int put_hello(asking *a, wire_out *o)
     return persia_wire_put_hello_reply(o, &m);
 }
 
-static int put_declare(asking *a, wire_out *o)
+static int service_put_declare(asking *a, wire_out *o)
 {
     return persia_wire_put_plan_reply(
         o, &(wire_plan_reply){.created = a->status});
 }
 
-static int put_submit(asking *a, wire_out *o)
+static int service_put_submit(asking *a, wire_out *o)
 {
     return persia_wire_put_submit_reply(
         o, &(wire_submit_reply){a->status, a->done, a->done_n, a->first,
-                                a->failed, a->failed_n, servers_of(a->s)});
+                                a->failed, a->failed_n,
+                                service_servers_of(a->s)});
 }
 
-static int put_take(asking *a, wire_out *o)
+static int service_put_take(asking *a, wire_out *o)
 {
     a->taken.status = a->status;
     a->taken.epoch = a->epoch;
@@ -98,25 +99,26 @@ static int put_take(asking *a, wire_out *o)
     a->taken.failed = a->job_failed;
     a->taken.silent = a->loaders_silent;
     a->taken.first = a->loaders_first;
-    a->taken.servers = servers_of(a->s);
+    a->taken.servers = service_servers_of(a->s);
     return persia_wire_put_take_reply(o, &a->taken);
 }
 
-static int put_return(asking *a, wire_out *o)
+static int service_put_return(asking *a, wire_out *o)
 {
-    wire_return_reply m = {.status = a->status, .servers = servers_of(a->s)};
+    wire_return_reply m = {.status = a->status,
+                           .servers = service_servers_of(a->s)};
     UPDATE_COUNTS_ADD(&m, &a->counts);
     return persia_wire_put_return_reply(o, &m);
 }
 
-static int put_sums(asking *a, wire_out *o)
+static int service_put_sums(asking *a, wire_out *o)
 {
     return persia_wire_put_sums_reply(o, &a->summed);
 }
 
-static int put_stats(asking *a, wire_out *o)
+static int service_put_stats(asking *a, wire_out *o)
 {
-    wire_worker_stats_reply m = {.boot = boot_now(a->s)};
+    wire_worker_stats_reply m = {.boot = service_boot_now(a->s)};
     persia_embedding_worker_get_stats(a->s, &m.stats);
     return persia_wire_put_worker_stats_reply(o, &m);
 }
@@ -135,11 +137,10 @@ static int put_stats(asking *a, wire_out *o)
     X(HEARTBEAT, heartbeat, heartbeat, beat)
 
 #define WORKER_OP(upper, name, message, member)                               \
-    static int decode_##name(asking *a)                                       \
+    static int service_decode_##name(asking *a)                               \
     {                                                                         \
-        return persia_wire_get_##message(a->call->request,                    \
-                                         a->call->request_n, &a->memory,      \
-                                         &a->m.member);                       \
+        return persia_wire_get_##message(                                     \
+            a->call->request, a->call->request_n, &a->memory, &a->m.member);  \
     }                                                                         \
     static const wire_caller *caller_##name(const asking *a)                  \
     {                                                                         \
@@ -148,7 +149,7 @@ static int put_stats(asking *a, wire_out *o)
 WORKER_OPS(WORKER_OP)
 #undef WORKER_OP
 
-static int decode_submit(asking *a)
+static int service_decode_submit(asking *a)
 {
     return offer_make(a->call->request, a->call->request_n, &a->o);
 }
@@ -171,15 +172,17 @@ static const struct {
     int flags;
 } methods[WORKER_METHODS_N] = {
 #define ASKED(upper, name, begin, put, flags)                                 \
-    [WORKER_##upper] = {decode_##name, caller_##name, begin, put, flags}
-    ASKED(HELLO, hello, service_hello, put_hello, 0),
-    ASKED(DECLARE, declare, service_declare, put_declare, ASKS_THIS_LIFE),
-    ASKED(SUBMIT, submit, service_submit, put_submit, ASKS_THIS_LIFE),
-    ASKED(TAKE, take, service_take, put_take, ASKS_THIS_LIFE),
-    ASKED(RETURN, return, service_return, put_return, 0),
-    ASKED(SUMS, sums, service_sums, put_sums, 0),
-    ASKED(STATS, stats, NULL, put_stats, ASKS_ALWAYS),
-    ASKED(HEARTBEAT, heartbeat, service_heartbeat, put_submit,
+    [WORKER_##upper] = {service_decode_##name, caller_##name, begin, put,     \
+                        flags}
+    ASKED(HELLO, hello, service_hello, service_put_hello, 0),
+    ASKED(DECLARE, declare, service_declare, service_put_declare,
+          ASKS_THIS_LIFE),
+    ASKED(SUBMIT, submit, service_submit, service_put_submit, ASKS_THIS_LIFE),
+    ASKED(TAKE, take, service_take, service_put_take, ASKS_THIS_LIFE),
+    ASKED(RETURN, return, service_return, service_put_return, 0),
+    ASKED(SUMS, sums, service_sums, service_put_sums, 0),
+    ASKED(STATS, stats, NULL, service_put_stats, ASKS_ALWAYS),
+    ASKED(HEARTBEAT, heartbeat, service_heartbeat, service_put_submit,
           ASKS_THIS_LIFE),
 #undef ASKED
 };
@@ -225,7 +228,7 @@ static int check_hello(const embedding_worker *s, const wire_hello *m)
 }
 
 /* Requests of another life of this worker must say Hello again. */
-static int begin(asking *a)
+static int service_begin(asking *a)
 {
     embedding_worker *s = a->s;
     const uint32_t method = a->call->method;
@@ -246,7 +249,7 @@ static int begin(asking *a)
     return rc;
 }
 
-static int take_in(asking *a)
+static int service_take_in(asking *a)
 {
     int rc = methods[a->call->method].decode(a);
     if (!rc && a->call->method == WORKER_HELLO)
@@ -254,7 +257,7 @@ static int take_in(asking *a)
     if (!rc && methods[a->call->method].flags & ASKS_ALWAYS)
         asking_answer(a, PERSIA_OK);
     else if (!rc)
-        rc = begin(a);
+        rc = service_begin(a);
     return rc;
 }
 
@@ -272,7 +275,7 @@ void persia_embedding_worker_handle(void *service, rpc_call *call)
         rc = PERSIA_ENOMEM;
     if (!rc) {
         *a = (asking){.s = service, .call = call, .memory = memory};
-        rc = take_in(a);
+        rc = service_take_in(a);
     }
     if (!rc)
         return;
@@ -286,7 +289,7 @@ void persia_embedding_worker_handle(void *service, rpc_call *call)
 
 /* ---- life --------------------------------------------------------------- */
 
-static uint64_t tick(void *service)
+static uint64_t embedding_worker_service_tick(void *service)
 {
     embedding_worker *s = service;
     service_enter(s);
@@ -297,7 +300,7 @@ static uint64_t tick(void *service)
     return closed ? PERSIA_FOREVER : persia_clock_ns() + TICK_NS;
 }
 
-static int start(embedding_worker *s)
+static int embedding_worker_service_start(embedding_worker *s)
 {
     client_config look = s->config.servers;
     look.stream = 0;
@@ -312,7 +315,8 @@ static int start(embedding_worker *s)
     if (!rc)
         s->lineage = persia_client_restore(s->look);
     if (!rc)
-        rc = persia_timer_start(&s->timer, tick, s, "persia-worker");
+        rc = persia_timer_start(&s->timer, embedding_worker_service_tick, s,
+                                "persia-worker");
     return rc;
 }
 
@@ -331,7 +335,7 @@ int persia_embedding_worker_create(const embedding_worker_config *config,
     pthread_mutex_init(&s->looking, NULL);
     persia_timer_init(&s->timer);
     window_init(&s->leases, s->ring, WORKER_LEASES / 64);
-    int rc = start(s);
+    int rc = embedding_worker_service_start(s);
     if (rc) {
         persia_embedding_worker_destroy(s);
         return rc;
@@ -369,7 +373,7 @@ static void free_streams(worker_stream *t)
     }
 }
 
-static void free_all(embedding_worker *s)
+static void service_free_all(embedding_worker *s)
 {
     while (s->queue) {
         offer *o = s->queue;
@@ -402,7 +406,7 @@ void persia_embedding_worker_destroy(embedding_worker *s)
     persia_timer_stop(&s->timer);
     persia_sched_destroy(s->waiting);
     persia_sched_destroy(s->jobs);
-    free_all(s);
+    service_free_all(s);
     persia_client_destroy(s->look);
     persia_timer_free(&s->timer);
     pthread_mutex_destroy(&s->declaring);

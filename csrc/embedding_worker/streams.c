@@ -46,7 +46,7 @@ void stream_drop(embedding_worker *s, worker_stream *t)
         stream_free(t);
 }
 
-static void windows_init(worker_stream *t)
+static void streams_windows_init(worker_stream *t)
 {
     memset(t->rings, 0, sizeof t->rings);
     window_init(&t->came, t->rings[0], WORKER_WINDOW / 64);
@@ -74,7 +74,7 @@ static int stream_expire(embedding_worker *s)
 }
 
 /* A new loader takes the place of one that is gone. */
-static void replace_gone(embedding_worker *s, const worker_job *j)
+static void streams_replace_gone(embedding_worker *s, const worker_job *j)
 {
     worker_stream *oldest = NULL;
     for (worker_stream *t = s->streams; t; t = t->next)
@@ -122,11 +122,11 @@ int stream_find(embedding_worker *s, uint64_t name, uint64_t job,
         return rc;
     if (!(t = calloc(1, sizeof *t)))
         return persia_err_set(PERSIA_ENOMEM, "no memory for a data loader");
-    replace_gone(s, j);
+    streams_replace_gone(s, j);
     job_join(s, j, t);
     t->name = name;
     t->used = persia_clock_ns();
-    windows_init(t);
+    streams_windows_init(t);
     pthread_mutex_init(&t->opening, NULL);
     worker_stream **end = &s->streams;
     while (*end)
@@ -175,12 +175,12 @@ void stream_hear(worker_stream *t, uint64_t settled)
 }
 
 /* Whether others may have what was last heard of then. */
-static int is_late(const embedding_worker *s, uint64_t heard)
+static int streams_is_late(const embedding_worker *s, uint64_t heard)
 {
     return persia_clock_ns() - heard > s->config.silence_ns / 3;
 }
 
-static void came_again(worker_stream *t, offer *o)
+static void streams_came_again(worker_stream *t, offer *o)
 {
     for (; o; o = o->next)
         if (o->stream == t)
@@ -189,17 +189,17 @@ static void came_again(worker_stream *t, offer *o)
 
 /* It knows from the servers what is done.  What the one before held for done
  * may be lost since, and its epochs are not those of this one. */
-static void take_over(embedding_worker *s, worker_stream *t, uint64_t client,
-                      uint64_t settled)
+static void streams_take_over(embedding_worker *s, worker_stream *t,
+                              uint64_t client, uint64_t settled)
 {
     t->former = t->client;
     t->client = client;
     t->own = t->ends_n = 0;
     t->waits = 0;
-    windows_init(t);
+    streams_windows_init(t);
     stream_hear(t, settled);
-    came_again(t, s->queue);
-    came_again(t, s->leased);
+    streams_came_again(t, s->queue);
+    streams_came_again(t, s->leased);
 }
 
 int stream_is_of(embedding_worker *s, worker_stream *t, uint64_t client,
@@ -208,12 +208,12 @@ int stream_is_of(embedding_worker *s, worker_stream *t, uint64_t client,
     if (!t->client)
         t->client = client;
     if (t->client != client &&
-        (client != t->former || is_late(s, t->beaten)))
-        take_over(s, t, client, settled);
+        (client != t->former || streams_is_late(s, t->beaten)))
+        streams_take_over(s, t, client, settled);
     return t->client == client;
 }
 
-static void learn_done(worker_stream *t, const wire_heartbeat *m)
+static void streams_learn_done(worker_stream *t, const wire_heartbeat *m)
 {
     stream_hear(t, m->settled);
     for (uint64_t i = 0; i < WIRE_BATCHES_MAX; i++) {
@@ -232,7 +232,7 @@ void stream_learn(embedding_worker *s, worker_stream *t,
     if (!stream_is_of(s, t, m->caller.client, m->settled))
         return;
     t->beaten = persia_clock_ns();
-    learn_done(t, m);
+    streams_learn_done(t, m);
     if (m->first)
         t->first = m->first;
     if (own < t->own)
@@ -250,11 +250,12 @@ void stream_learn(embedding_worker *s, worker_stream *t,
 /* What another loader that asks for it gets.  Where a checkpoint was loaded,
  * servers may lack batches that were done: the loader that had them does not
  * send them again, but one that takes its place does. */
-static uint32_t claim_status(const embedding_worker *s, const worker_stream *t,
-                             const wire_heartbeat *m)
+static uint32_t streams_claim_status(const embedding_worker *s,
+                                     const worker_stream *t,
+                                     const wire_heartbeat *m)
 {
     const uint64_t end = t->ends_n ? t->ends[t->ends_n - 1] : t->settled;
-    const int there = t->state != STREAM_LEFT && !is_late(s, t->used);
+    const int there = t->state != STREAM_LEFT && !streams_is_late(s, t->used);
     if (t->own > m->claims && end <= t->done.watermark &&
         (there || end <= m->settled))
         return SUBMIT_ENDED;
@@ -266,19 +267,20 @@ int stream_claim(embedding_worker *s, const wire_heartbeat *m,
 {
     worker_stream *t = stream_named(s, m->stream);
     /* After a begin others have had no time yet to say what they have. */
-    const int early = s->began != s->born && !is_late(s, s->began);
-    *status = t && t->client != m->caller.client ? claim_status(s, t, m)
-              : !t && early                      ? SUBMIT_HELD
-                                                 : SUBMIT_QUEUED;
+    const int early = s->began != s->born && !streams_is_late(s, s->began);
+    *status = t && t->client != m->caller.client
+                  ? streams_claim_status(s, t, m)
+              : !t && early ? SUBMIT_HELD
+                            : SUBMIT_QUEUED;
     int rc = *status == SUBMIT_QUEUED
                  ? stream_find(s, m->stream, m->job, &t)
                  : PERSIA_OK;
     if (!rc && *status == SUBMIT_QUEUED) {
         if (t->client && t->client != m->caller.client)
-            take_over(s, t, m->caller.client, 0);
+            streams_take_over(s, t, m->caller.client, 0);
         t->client = m->caller.client;
         t->beaten = persia_clock_ns();
-        learn_done(t, m);
+        streams_learn_done(t, m);
         t->shared = 1;
     }
     return rc;

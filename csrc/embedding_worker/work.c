@@ -13,8 +13,8 @@ _Static_assert(POOL_SUM == (int)WORKER_POOL_SUM &&
 
 /* ---- Declare ---- */
 
-static int declare_tables(ps_client *c, const wire_plan *plan,
-                          uint32_t *numbers)
+static int work_declare_tables(ps_client *c, const wire_plan *plan,
+                               uint32_t *numbers)
 {
     int rc = PERSIA_OK, created;
     for (size_t i = 0; i < plan->tables_n && !rc; i++) {
@@ -36,7 +36,7 @@ void work_declare(void *ctx)
     embedding_worker *s = a->s;
     const wire_plan *m = &a->m.plan;
     pthread_mutex_lock(&s->declaring);
-    int rc = declare_tables(s->look, m, NULL);
+    int rc = work_declare_tables(s->look, m, NULL);
     service_enter(s);
     if (!rc)
         rc = rank_declare(s, m, &a->status);
@@ -48,7 +48,7 @@ void work_declare(void *ctx)
 
 /* Whether servers may be there again, and of one restore: the batch is not
  * the cause. */
-static int may_pass(int rc)
+static int work_may_pass(int rc)
 {
     return rc == PERSIA_EUNAVAILABLE || rc == PERSIA_ETIMEOUT ||
            rc == PERSIA_ENOMEM || rc == PERSIA_EINCOMPLETE;
@@ -74,7 +74,7 @@ int stream_open(embedding_worker *s, worker_stream *t)
             rc = persia_err_set(PERSIA_ENOMEM, "no memory for tables");
     }
     if (!rc && !t->open)
-        rc = declare_tables(t->c, plan, t->tables);
+        rc = work_declare_tables(t->c, plan, t->tables);
     t->open |= !rc;
     assert(!t->open || (t->c && t->w && t->tables));
     pthread_mutex_unlock(&t->opening);
@@ -116,7 +116,7 @@ static id_batch batch_of(const offer *o)
 }
 
 /* Columns of all pooled features before one. */
-static size_t column_of(const wire_plan *plan, size_t feature)
+static size_t work_column_of(const wire_plan *plan, size_t feature)
 {
     size_t column = 0;
     for (size_t i = 0; i < feature; i++)
@@ -134,7 +134,7 @@ typedef struct packing {
     const wire_take_reply *m;
 } packing;
 
-static int pack(void *ctx, size_t i)
+static int work_pack(void *ctx, size_t i)
 {
     const packing *p = ctx;
     const wire_take_reply *m = p->m;
@@ -142,7 +142,7 @@ static int pack(void *ctx, size_t i)
     const size_t at = pooled ? i : i - m->values_n;
     const wire_values *v = pooled ? &m->values[at] : &m->rows[at];
     const float *from =
-        pooled ? p->pooled + column_of(&p->plan->plan, v->no)
+        pooled ? p->pooled + work_column_of(&p->plan->plan, v->no)
                : p->rows + (size_t)p->ids->offsets[at] * p->row_width;
     persia_wire_narrow(m->dtype, v->n, v->dim, from,
                        pooled ? p->width : p->row_width,
@@ -151,7 +151,7 @@ static int pack(void *ctx, size_t i)
     return PERSIA_OK;
 }
 
-static int list_values(asking *a)
+static int work_list_values(asking *a)
 {
     const offer *o = a->o;
     const wire_plan *plan = &offer_plan(o)->plan;
@@ -177,7 +177,7 @@ static int list_values(asking *a)
     return PERSIA_OK;
 }
 
-static void give_memory(wire_values *v, uint32_t dtype, char **at)
+static void work_give_memory(wire_values *v, uint32_t dtype, char **at)
 {
     v->values = mem_carve(at, v->n * v->dim * wire_dtype_bytes(dtype));
     if (dtype == WIRE_FP16)
@@ -185,7 +185,7 @@ static void give_memory(wire_values *v, uint32_t dtype, char **at)
 }
 
 /* The answer's values, one feature after the other, then the rows. */
-static int pack_all(asking *a, const float *pooled, const float *rows)
+static int work_pack_all(asking *a, const float *pooled, const float *rows)
 {
     const offer *o = a->o;
     const worker_plan *plan = offer_plan(o);
@@ -202,7 +202,7 @@ static int pack_all(asking *a, const float *pooled, const float *rows)
                                    a->places.weights},
                            .offsets = {a->places.offsets_n,
                                        a->places.offsets}};
-    int rc = list_values(a);
+    int rc = work_list_values(a);
     if (rc)
         return rc;
     for (size_t i = 0; i < m->values_n + m->rows_n; i++) {
@@ -217,20 +217,25 @@ static int pack_all(asking *a, const float *pooled, const float *rows)
         return persia_err_set(PERSIA_ENOMEM, "no memory for embeddings");
     char *at = a->floats;
     for (size_t i = 0; i < m->values_n; i++)
-        give_memory(&m->values[i], m->dtype, &at);
+        work_give_memory(&m->values[i], m->dtype, &at);
     for (size_t i = 0; i < m->rows_n; i++)
-        give_memory(&m->rows[i], m->dtype, &at);
-    packing p = {plan, pooled, rows,
-                 column_of(&plan->plan, plan->plan.features_n),
-                 row_plan_width(plan), &o->rows, m};
+        work_give_memory(&m->rows[i], m->dtype, &at);
+    packing p = {plan,
+                 pooled,
+                 rows,
+                 work_column_of(&plan->plan, plan->plan.features_n),
+                 row_plan_width(plan),
+                 &o->rows,
+                 m};
     return persia_sched_for_rows(persia_client_sched(o->stream->c),
-                                 m->values_n + m->rows_n, n, pack, &p);
+                                 m->values_n + m->rows_n, n, work_pack, &p);
 }
 
 /* A call of the stream ended with rc: whether servers have other rows than it
  * knew, so that it has ended.  An update that they dropped may end without an
  * error, for only one call gets that. */
-static int is_replaced(embedding_worker *s, const worker_stream *t, int rc)
+static int work_is_replaced(embedding_worker *s, const worker_stream *t,
+                            int rc)
 {
     if (rc && rc != PERSIA_EREPLACED && rc != PERSIA_EINCOMPLETE &&
         rc != PERSIA_EMISMATCH)
@@ -249,25 +254,25 @@ static int is_replaced(embedding_worker *s, const worker_stream *t, int rc)
 }
 
 /* persia_batcher_forward(), once more where servers lost updates. */
-static int forward(asking *a, uint32_t plan, const id_batch *b, float *out,
-                   size_t width, batch_index **index)
+static int work_forward(asking *a, uint32_t plan, const id_batch *b,
+                        float *out, size_t width, batch_index **index)
 {
     const offer *o = a->o;
     int rc = persia_batcher_forward(o->stream->w, plan, b, 0, out, width, NULL,
                                     index);
     if (client_is_loss(rc)) { /* ranks and loaders find out what is lost */
-        (void)is_replaced(a->s, o->stream, rc);
+        (void)work_is_replaced(a->s, o->stream, rc);
         rc = persia_batcher_forward(o->stream->w, plan, b, 0, out, width, NULL,
                                     index);
     }
     return rc;
 }
 
-static int make_plans(offer *o, row_places *places)
+static int work_make_plans(offer *o, row_places *places)
 {
     const worker_plan *plan = offer_plan(o);
     int rc = PERSIA_OK;
-    if (column_of(&plan->plan, plan->plan.features_n))
+    if (work_column_of(&plan->plan, plan->plan.features_n))
         rc = plan_of(o, NULL, &o->plan);
     row_ids_free(&o->rows);
     if (!rc && plan->rows.tables_n)
@@ -279,22 +284,22 @@ static int make_plans(offer *o, row_places *places)
 }
 
 /* What is pooled here; *out is the caller's. */
-static int look_up_pooled(asking *a, float **out)
+static int work_look_up_pooled(asking *a, float **out)
 {
     const offer *o = a->o;
     const wire_plan *plan = &offer_plan(o)->plan;
-    const size_t width = column_of(plan, plan->features_n);
+    const size_t width = work_column_of(plan, plan->features_n);
     const id_batch b = batch_of(o);
     *out = NULL;
     if (!width)
         return PERSIA_OK;
     if (!(*out = malloc(b.bags * width * sizeof **out)))
         return persia_err_set(PERSIA_ENOMEM, "no memory for embeddings");
-    return forward(a, o->plan, &b, *out, width, &a->o->index);
+    return work_forward(a, o->plan, &b, *out, width, &a->o->index);
 }
 
 /* The distinct rows of the other tables. */
-static int look_up_rows(asking *a, float **out)
+static int work_look_up_rows(asking *a, float **out)
 {
     offer *o = a->o;
     const worker_plan *plan = offer_plan(o);
@@ -306,12 +311,12 @@ static int look_up_rows(asking *a, float **out)
     *out = malloc((b.n * width + 1) * sizeof **out);
     if (!*out)
         return persia_err_set(PERSIA_ENOMEM, "no memory for embeddings");
-    return b.n ? forward(a, o->rows.plan, &b, *out, width, &o->rows.index)
+    return b.n ? work_forward(a, o->rows.plan, &b, *out, width, &o->rows.index)
                : PERSIA_OK;
 }
 
 /* An answer that ranks would refuse: the batch is too large. */
-static int check_answer(const asking *a)
+static int work_check_answer(const asking *a)
 {
     const uint64_t limit = a->s->config.message_limit;
     wire_out o;
@@ -329,7 +334,7 @@ static int check_answer(const asking *a)
 }
 
 /* *bad: the error is about the batch. */
-static int look_up(asking *a, int *bad)
+static int work_look_up(asking *a, int *bad)
 {
     offer *o = a->o;
     float *pooled = NULL, *rows = NULL;
@@ -345,31 +350,31 @@ static int look_up(asking *a, int *bad)
         return rc;
     persia_batch_index_put(o->index); /* it is looked up again */
     o->index = NULL;
-    rc = make_plans(o, &a->places);
+    rc = work_make_plans(o, &a->places);
     if (!rc)
-        rc = look_up_pooled(a, &pooled);
+        rc = work_look_up_pooled(a, &pooled);
     if (!rc)
-        rc = look_up_rows(a, &rows);
+        rc = work_look_up_rows(a, &rows);
     if (!rc)
-        rc = pack_all(a, pooled, rows);
+        rc = work_pack_all(a, pooled, rows);
     free(pooled);
     free(rows);
     if (!rc) {
-        rc = check_answer(a);
+        rc = work_check_answer(a);
         *bad = rc == PERSIA_ELIMIT;
     }
     return rc;
 }
 
 /* Its lookup has ended with rc.  The lock is held. */
-static void end_lookup(asking *a, int rc, int bad, const char *text)
+static void work_end_lookup(asking *a, int rc, int bad, const char *text)
 {
     embedding_worker *s = a->s;
     offer *o = a->o;
     if (bad) {
         offer_fail(s, o, rc, text);
     } else if (rc) {
-        offer_again(s, o, !may_pass(rc));
+        offer_again(s, o, !work_may_pass(rc));
     } else if (a->status == TAKE_BATCH) {
         a->status = offer_found(s, o) ? TAKE_BATCH : TAKE_EMPTY;
     } else {
@@ -384,12 +389,12 @@ void work_take(void *ctx)
     embedding_worker *s = a->s;
     offer *o = a->o;
     err_kept error;
-    int bad, rc = look_up(a, &bad);
+    int bad, rc = work_look_up(a, &bad);
     persia_err_keep(&error, rc);
-    if (rc && is_replaced(s, o->stream, rc))
+    if (rc && work_is_replaced(s, o->stream, rc))
         rc = PERSIA_EUNAVAILABLE; /* its loader sends it again */
     service_enter(s);
-    end_lookup(a, rc, bad, error.text);
+    work_end_lookup(a, rc, bad, error.text);
     if (bad) { /* the loader's error: the rank asks for another one */
         rc = PERSIA_OK;
         a->status = TAKE_EMPTY;
@@ -416,7 +421,7 @@ typedef struct returned {
     float *floats;
 } returned;
 
-static int check_pooled(const offer *o, const wire_return *m, returned *r)
+static int work_check_pooled(const offer *o, const wire_return *m, returned *r)
 {
     const wire_plan *plan = &offer_plan(o)->plan;
     for (size_t i = 0; i < m->grads_n; i++) {
@@ -440,7 +445,7 @@ static int check_pooled(const offer *o, const wire_return *m, returned *r)
         r->width += r->pooled[i] ? plan->tables[f->table].dim : 0;
     }
     if (r->all)
-        r->width = column_of(plan, plan->features_n);
+        r->width = work_column_of(plan, plan->features_n);
     return PERSIA_OK;
 }
 
@@ -453,7 +458,7 @@ static uint32_t rows_of(const row_plan *r, uint32_t table)
     return t;
 }
 
-static int check_rows(const offer *o, const wire_return *m, returned *r)
+static int work_check_rows(const offer *o, const wire_return *m, returned *r)
 {
     const worker_plan *p = offer_plan(o);
     for (size_t i = 0; i < m->rows_n; i++) {
@@ -477,8 +482,8 @@ static int check_rows(const offer *o, const wire_return *m, returned *r)
 }
 
 /* The gradients as the output of the plan has them. */
-static void widen_pooled(const worker_plan *p, const wire_return *m,
-                         const returned *r, size_t rows)
+static void work_widen_pooled(const worker_plan *p, const wire_return *m,
+                              const returned *r, size_t rows)
 {
     const wire_plan *plan = &p->plan;
     for (size_t i = 0; i < m->grads_n; i++) {
@@ -547,7 +552,7 @@ static void widen_rows(const worker_plan *p, const wire_return *m,
     }
 }
 
-static int push(asking *a, const batcher_grad *g, size_t n)
+static int work_push(asking *a, const batcher_grad *g, size_t n)
 {
     const offer *o = a->o;
     const wire_return *m = &a->m.back;
@@ -585,7 +590,7 @@ static int plan_again(embedding_worker *s, offer *o)
     if (!rc)
         rc = stream_open(s, o->stream);
     if (!rc)
-        rc = make_plans(o, &places);
+        rc = work_make_plans(o, &places);
     row_places_free(&places);
     return rc;
 }
@@ -602,9 +607,9 @@ static int make_grads(asking *a, returned *r, batcher_grad *out, size_t *n)
     *n = 0;
     int rc = o->planned ? PERSIA_OK : plan_again(a->s, o);
     if (!rc)
-        rc = check_pooled(o, m, r);
+        rc = work_check_pooled(o, m, r);
     if (!rc)
-        rc = check_rows(o, m, r);
+        rc = work_check_rows(o, m, r);
     if (!rc && m->rows_n)
         rc = find_rows(o, m, r, &ids);
     if (rc)
@@ -616,7 +621,7 @@ static int make_grads(asking *a, returned *r, batcher_grad *out, size_t *n)
     if (!r->floats)
         return persia_err_set(PERSIA_ENOMEM, "no memory for gradients");
     if (m->grads_n) {
-        widen_pooled(plan, m, r, o->m.samples);
+        work_widen_pooled(plan, m, r, o->m.samples);
         *g = (batcher_grad){.plan = o->plan,
                             .batch = batch_of(o),
                             .index = r->all ? o->index : NULL,
@@ -638,7 +643,7 @@ static int make_grads(asking *a, returned *r, batcher_grad *out, size_t *n)
     return rc;
 }
 
-static int put_sums(asking *a, const batcher_grad *g, size_t n)
+static int work_put_sums(asking *a, const batcher_grad *g, size_t n)
 {
     const worker_stream *t = a->o->stream;
     const wire_plan *plan = &t->job->plan->plan;
@@ -687,9 +692,10 @@ static int with_grads(asking *a,
 /* Its update has ended with rc: it is done only if it is at all servers, or if
  * it can never be.  Else the rank sends these gradients again, or other ones
  * are made.  The lock is held. */
-static void end_update(embedding_worker *s, offer *o, int rc, const char *text)
+static void work_end_update(embedding_worker *s, offer *o, int rc,
+                            const char *text)
 {
-    if (may_pass(rc)) {
+    if (work_may_pass(rc)) {
         (void)offer_found(s, o);
     } else if (rc == PERSIA_ENONFINITE) {
         offer_fail(s, o, rc, text);
@@ -708,10 +714,11 @@ void work_return(void *ctx)
     embedding_worker *s = a->s;
     offer *o = a->o;
     err_kept error;
-    int rc = with_grads(a, push);
+    int rc = with_grads(a, work_push);
     persia_err_keep(&error, rc);
-    const int gone = is_replaced(s, o->stream, rc);
-    if (gone || client_is_loss(rc)) /* of earlier updates: see forward() */
+    const int gone = work_is_replaced(s, o->stream, rc);
+    if (gone ||
+        client_is_loss(rc)) /* of earlier updates: see work_forward() */
         rc = PERSIA_OK;
     if (!rc && !gone) /* see compare(); without memory ranks must do */
         (void)persia_client_witness(s->look, o->m.stream, o->m.number);
@@ -720,7 +727,7 @@ void work_return(void *ctx)
         s->stats.late++;
         offer_end(s, o);
     } else {
-        end_update(s, o, rc, error.text);
+        work_end_update(s, o, rc, error.text);
     }
     a->o = NULL;
     offer_release(s, o);
@@ -735,7 +742,7 @@ void work_sums(void *ctx)
     asking *a = ctx;
     embedding_worker *s = a->s;
     err_kept error;
-    int rc = with_grads(a, put_sums);
+    int rc = with_grads(a, work_put_sums);
     persia_err_keep(&error, rc);
     service_enter(s);
     (void)offer_found(s, a->o);

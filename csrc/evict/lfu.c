@@ -6,7 +6,7 @@
 
 /* count * 2^(-age / half_life), by straight lines between whole powers: the
  * same bits everywhere. */
-static float decayed(float count, float age, float half_life)
+static float lfu_decayed(float count, float age, float half_life)
 {
     const float halves = half_life > 0 && age > 0 ? age / half_life : 0;
 
@@ -33,7 +33,7 @@ static void lfu_touch(const evictor *e, uint32_t now, size_t n,
     (void)now;
     memcpy(count, field, n * sizeof *count);
     for (size_t i = 0; i < n; i++)
-        count[i] = decayed(count[i], age[i], e->updates) + 1;
+        count[i] = lfu_decayed(count[i], age[i], e->updates) + 1;
     memcpy(field, count, n * sizeof *count);
 }
 
@@ -42,7 +42,7 @@ static void lfu_score(const evictor *e, uint32_t now, const evict_rows *rows,
 {
     (void)now;
     for (size_t i = 0; i < rows->n; i++)
-        out[i] = -decayed(rows->count[i], rows->age[i], e->updates);
+        out[i] = -lfu_decayed(rows->count[i], rows->age[i], e->updates);
 }
 
 const evict_policy policy_evict_lfu = { .make = lfu_make,

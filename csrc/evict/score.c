@@ -28,9 +28,9 @@ typedef struct parser {
     uint32_t depth, nested; /* of the program's stack; of factors */
 } parser;
 
-static int parse_sum(parser *p);
+static int score_parse_sum(parser *p);
 
-static int refuse(const parser *p, const char *why)
+static int score_refuse(const parser *p, const char *why)
 {
     return persia_err_set(PERSIA_EARG,
                           "eviction: the score '%.80s' is wrong at column "
@@ -38,37 +38,37 @@ static int refuse(const parser *p, const char *why)
                           p->text, (size_t)(p->at - p->text) + 1, why);
 }
 
-static char peek(parser *p)
+static char score_peek(parser *p)
 {
     while (*p->at == ' ' || *p->at == '\t' || *p->at == '\n')
         p->at++;
     return *p->at;
 }
 
-static int accept(parser *p, char c)
+static int score_accept(parser *p, char c)
 {
-    if (peek(p) != c)
+    if (score_peek(p) != c)
         return 0;
     p->at++;
     return 1;
 }
 
-static int expect(parser *p, char c)
+static int score_expect(parser *p, char c)
 {
     char why[] = "a '?' is needed";
 
-    if (accept(p, c))
+    if (score_accept(p, c))
         return PERSIA_OK;
     why[3] = c;
-    return refuse(p, why);
+    return score_refuse(p, why);
 }
 
-static int emit(parser *p, enum op_code code, float number)
+static int score_emit(parser *p, enum op_code code, float number)
 {
     if (p->out->ops == EVICT_OPS)
-        return refuse(p, "it has more than 64 operations");
+        return score_refuse(p, "it has more than 64 operations");
     if (code <= OP_NORM && ++p->depth > EVICT_STACK)
-        return refuse(p, "it nests more than 16 values");
+        return score_refuse(p, "it nests more than 16 values");
     if (code >= OP_ADD)
         p->depth--;
     p->out->op[p->out->ops++] = (evict_op){ code, number };
@@ -76,20 +76,20 @@ static int emit(parser *p, enum op_code code, float number)
 }
 
 /* The arguments of a function, behind its name. */
-static int parse_call(parser *p, enum op_code code)
+static int score_parse_call(parser *p, enum op_code code)
 {
-    int rc = expect(p, '(');
+    int rc = score_expect(p, '(');
 
-    rc = rc ? rc : parse_sum(p);
+    rc = rc ? rc : score_parse_sum(p);
     if (!rc && code >= OP_ADD) {
-        rc = expect(p, ',');
-        rc = rc ? rc : parse_sum(p);
+        rc = score_expect(p, ',');
+        rc = rc ? rc : score_parse_sum(p);
     }
-    rc = rc ? rc : expect(p, ')');
-    return rc ? rc : emit(p, code, 0);
+    rc = rc ? rc : score_expect(p, ')');
+    return rc ? rc : score_emit(p, code, 0);
 }
 
-static int parse_name(parser *p)
+static int score_parse_name(parser *p)
 {
     static const struct {
         const char *name;
@@ -107,86 +107,88 @@ static int parse_name(parser *p)
             continue;
         p->at += n;
         p->out->reads_norm |= code == OP_NORM;
-        return code <= OP_NORM ? emit(p, code, 0) : parse_call(p, code);
+        return code <= OP_NORM ? score_emit(p, code, 0)
+                               : score_parse_call(p, code);
     }
-    return refuse(p, "need a number, age, count, norm, min, max, sqrt or '('");
+    return score_refuse(
+        p, "need a number, age, count, norm, min, max, sqrt or '('");
 }
 
-static int is_digit(char c)
+static int score_is_digit(char c)
 {
     return c >= '0' && c <= '9';
 }
 
 /* By hand: strtof() depends on the process's locale. */
-static int parse_number(parser *p)
+static int score_parse_number(parser *p)
 {
     double number = 0, unit = 1;
     int exponent = 0, negative;
 
-    if (!is_digit(p->at[p->at[0] == '.']))
-        return refuse(p, "a digit is needed");
-    for (; is_digit(*p->at); p->at++)
+    if (!score_is_digit(p->at[p->at[0] == '.']))
+        return score_refuse(p, "a digit is needed");
+    for (; score_is_digit(*p->at); p->at++)
         number = number * 10 + (*p->at - '0');
-    for (p->at += *p->at == '.'; is_digit(*p->at); p->at++)
+    for (p->at += *p->at == '.'; score_is_digit(*p->at); p->at++)
         number += (unit /= 10) * (*p->at - '0');
     if (*p->at == 'e' || *p->at == 'E') {
         negative = *++p->at == '-';
         p->at += negative || *p->at == '+';
-        if (!is_digit(*p->at))
-            return refuse(p, "an exponent is needed");
-        for (; is_digit(*p->at); p->at++)
+        if (!score_is_digit(*p->at))
+            return score_refuse(p, "an exponent is needed");
+        for (; score_is_digit(*p->at); p->at++)
             exponent = exponent < 100 ? exponent * 10 + (*p->at - '0') : 100;
         for (; exponent; exponent--)
             number = negative ? number / 10 : number * 10;
     }
     if (!(number <= (double)FLT_MAX))
-        return refuse(p, "the number is too large");
-    return emit(p, OP_NUMBER, (float)number);
+        return score_refuse(p, "the number is too large");
+    return score_emit(p, OP_NUMBER, (float)number);
 }
 
-static int parse_factor(parser *p)
+static int score_parse_factor(parser *p)
 {
-    const char c = peek(p);
+    const char c = score_peek(p);
     int rc;
 
     if (p->nested == EVICT_STACK)
-        return refuse(p, "it nests more than 16 values");
+        return score_refuse(p, "it nests more than 16 values");
     p->nested++;
-    if (accept(p, '-')) {
-        rc = parse_factor(p);
-        rc = rc ? rc : emit(p, OP_NEGATE, 0);
-    } else if (accept(p, '(')) {
-        rc = parse_sum(p);
-        rc = rc ? rc : expect(p, ')');
-    } else if (is_digit(c) || c == '.') {
-        rc = parse_number(p);
+    if (score_accept(p, '-')) {
+        rc = score_parse_factor(p);
+        rc = rc ? rc : score_emit(p, OP_NEGATE, 0);
+    } else if (score_accept(p, '(')) {
+        rc = score_parse_sum(p);
+        rc = rc ? rc : score_expect(p, ')');
+    } else if (score_is_digit(c) || c == '.') {
+        rc = score_parse_number(p);
     } else {
-        rc = parse_name(p);
+        rc = score_parse_name(p);
     }
     p->nested--;
     return rc;
 }
 
-static int parse_product(parser *p)
+static int score_parse_product(parser *p)
 {
-    int rc = parse_factor(p);
+    int rc = score_parse_factor(p);
 
-    while (!rc && (peek(p) == '*' || *p->at == '/')) {
+    while (!rc && (score_peek(p) == '*' || *p->at == '/')) {
         const enum op_code code = *p->at++ == '*' ? OP_MULTIPLY : OP_DIVIDE;
-        rc = parse_factor(p);
-        rc = rc ? rc : emit(p, code, 0);
+        rc = score_parse_factor(p);
+        rc = rc ? rc : score_emit(p, code, 0);
     }
     return rc;
 }
 
-static int parse_sum(parser *p)
+static int score_parse_sum(parser *p)
 {
-    int rc = parse_product(p);
+    int rc = score_parse_product(p);
 
-    while (!rc && (peek(p) == '+' || *p->at == '-')) {
+    while (!rc && (score_peek(p) == '+' || *p->at == '-')) {
         const enum op_code code = *p->at++ == '+' ? OP_ADD : OP_SUBTRACT;
-        rc = parse_product(p);
-        rc = rc ? rc : emit(p, code, 0);
+        rc = score_parse_product(p);
+        rc = rc ? rc : score_emit(p, code, 0);
     }
     return rc;
 }
@@ -197,16 +199,16 @@ int persia_evict_compile(const char *text, evictor *out)
 
     out->ops = 0;
     out->reads_norm = 0;
-    int rc = parse_sum(&p);
-    if (!rc && peek(&p))
-        rc = refuse(&p, "an operator is needed");
+    int rc = score_parse_sum(&p);
+    if (!rc && score_peek(&p))
+        rc = score_refuse(&p, "an operator is needed");
     return rc;
 }
 
 /* ---- running ------------------------------------------------------------ */
 
-static void run_binary(enum op_code code, size_t n, float *restrict a,
-                       const float *restrict b)
+static void score_run_binary(enum op_code code, size_t n, float *restrict a,
+                             const float *restrict b)
 {
 #define EACH(value)                                                           \
     for (size_t i = 0; i < n; i++)                                            \
@@ -223,13 +225,14 @@ static void run_binary(enum op_code code, size_t n, float *restrict a,
 #undef EACH
 }
 
-static void run_unary(enum op_code code, size_t n, float *a)
+static void score_run_unary(enum op_code code, size_t n, float *a)
 {
     for (size_t i = 0; i < n; i++)
         a[i] = code == OP_SQRT ? sqrtf(a[i]) : -a[i];
 }
 
-static void run_push(const evict_op *op, const evict_rows *rows, float *out)
+static void score_run_push(const evict_op *op, const evict_rows *rows,
+                           float *out)
 {
     const float *from = op->code == OP_AGE     ? rows->age
                         : op->code == OP_COUNT ? rows->count
@@ -253,11 +256,12 @@ static void score_score(const evictor *e, uint32_t now, const evict_rows *rows,
     for (uint32_t k = 0; k < e->ops; k++) {
         const enum op_code code = e->op[k].code;
         if (code <= OP_NORM)
-            run_push(&e->op[k], rows, stack[top++]);
+            score_run_push(&e->op[k], rows, stack[top++]);
         else if (code < OP_ADD)
-            run_unary(code, rows->n, stack[top - 1]);
+            score_run_unary(code, rows->n, stack[top - 1]);
         else
-            run_binary(code, rows->n, stack[top - 2], stack[top - 1]), top--;
+            score_run_binary(code, rows->n, stack[top - 2], stack[top - 1]),
+                top--;
     }
     memcpy(out, stack[0], rows->n * sizeof *out);
 }

@@ -13,7 +13,7 @@ enum {
 };
 
 /* Memory for all but the hash tables, and the list of chunks. */
-static int make_chunks(batch_index *x, const index_batch *b)
+static int batch_index_make_chunks(batch_index *x, const index_batch *b)
 {
     size_t cells = (size_t)x->units * x->cells, ids = 0, chunks = 0;
     for (size_t i = 0; i < b->segments_n; i++) {
@@ -75,22 +75,24 @@ static int make_chunks(batch_index *x, const index_batch *b)
     return PERSIA_OK;
 }
 
-INLINE_HOT uint32_t cell_of(uint64_t hash, uint32_t shards, uint32_t subs)
+INLINE_HOT uint32_t batch_index_cell_of(uint64_t hash, uint32_t shards,
+                                        uint32_t subs)
 {
     return hash_shard(hash, shards) * subs +
            ((uint32_t)(hash >> 16) & (subs - 1));
 }
 
 /* Orders a chunk by cell. */
-HOT static void split(const uint64_t *ids, size_t n, uint32_t shards,
-                      uint32_t subs, uint16_t *order, uint16_t *start)
+HOT static void batch_index_split(const uint64_t *ids, size_t n,
+                                  uint32_t shards, uint32_t subs,
+                                  uint16_t *order, uint16_t *start)
 {
     uint16_t cell[IDS_CHUNK];
     uint32_t cells = shards * subs, before = 0;
 
     memset(start, 0, (cells + 1) * sizeof *start);
     for (size_t i = 0; i < n; i++)
-        cell[i] = (uint16_t)cell_of(id_hash(ids[i]), shards, subs);
+        cell[i] = (uint16_t)batch_index_cell_of(id_hash(ids[i]), shards, subs);
     for (size_t i = 0; i < n; i++)
         start[cell[i]]++;
     for (uint32_t c = 0; c < cells; c++) {
@@ -104,17 +106,17 @@ HOT static void split(const uint64_t *ids, size_t n, uint32_t shards,
     start[0] = 0;
 }
 
-static int split_chunk(void *ctx, size_t i)
+static int batch_index_split_chunk(void *ctx, size_t i)
 {
     batch_index *x = ctx;
     const index_chunk *c = &x->chunks[i];
-    split(x->segments[c->segment].ids + c->first, c->n, x->shards, x->subs,
-          c->order, c->start);
+    batch_index_split(x->segments[c->segment].ids + c->first, c->n, x->shards,
+                      x->subs, c->order, c->start);
     return PERSIA_OK;
 }
 
 /* Entries of the hash table of a cell with n ids. */
-static size_t table_room(size_t n)
+static size_t batch_index_table_room(size_t n)
 {
     size_t room = 16;
     while (room < 2 * n)
@@ -124,7 +126,7 @@ static size_t table_room(size_t n)
 
 /* How many ids each cell has, so where its distinct ones are put meanwhile;
  * and hash tables for the large cells. */
-static int make_regions(batch_index *x)
+static int batch_index_make_regions(batch_index *x)
 {
     size_t ids = 0, entries = 0;
     for (uint32_t u = 0; u < x->units; u++) {
@@ -137,7 +139,7 @@ static int make_regions(batch_index *x)
                 region[c] += (size_t)(start[c + 1] - start[c]);
         }
         for (uint32_t c = 0; c < x->cells; c++) {
-            size_t n = region[c], room = table_room(n);
+            size_t n = region[c], room = batch_index_table_room(n);
             region[c] = ids;
             table_at[c] = entries;
             ids += n;
@@ -153,9 +155,10 @@ static int make_regions(batch_index *x)
 
 /* Finds the distinct ids of one cell: `found`, by the hash table `entry` of
  * places + 1 (0: empty).  Returns their number. */
-HOT static uint32_t find_distinct(const batch_index *x, uint32_t unit,
-                                  uint32_t cell, uint32_t *entry,
-                                  size_t mask, uint64_t *found)
+HOT static uint32_t batch_index_find_distinct(const batch_index *x,
+                                              uint32_t unit, uint32_t cell,
+                                              uint32_t *entry, size_t mask,
+                                              uint64_t *found)
 {
     uint32_t n = 0;
 
@@ -179,13 +182,13 @@ HOT static uint32_t find_distinct(const batch_index *x, uint32_t unit,
     return n;
 }
 
-static int distinct_cell(void *ctx, size_t index)
+static int batch_index_distinct_cell(void *ctx, size_t index)
 {
     batch_index *x = ctx;
     uint32_t unit = (uint32_t)(index / x->cells);
     uint32_t cell = (uint32_t)(index % x->cells);
     size_t n = x->region[index + 1] - x->region[index];
-    size_t room = table_room(n);
+    size_t room = batch_index_table_room(n);
     uint32_t small[TABLE_ON_STACK];
     uint32_t *entry = small;
 
@@ -195,12 +198,12 @@ static int distinct_cell(void *ctx, size_t index)
     if (room > TABLE_ON_STACK)
         entry = x->entries + x->table_at[index];
     memset(entry, 0, room * sizeof *entry);
-    x->base[index] = find_distinct(x, unit, cell, entry, room - 1,
-                                   x->found + x->region[index]);
+    x->base[index] = batch_index_find_distinct(x, unit, cell, entry, room - 1,
+                                               x->found + x->region[index]);
     return PERSIA_OK;
 }
 
-static int gather_cell(void *ctx, size_t i)
+static int batch_index_gather_cell(void *ctx, size_t i)
 {
     batch_index *x = ctx;
     memcpy(x->ids + x->base[i], x->found + x->region[i],
@@ -219,14 +222,16 @@ int persia_batch_index_make(batch_index *x, sched *s, uint32_t shards,
         x->subs *= 2;
     x->cells = shards * x->subs;
     x->units = b->units;
-    int rc = make_chunks(x, b);
+    int rc = batch_index_make_chunks(x, b);
     if (!rc)
-        rc = persia_sched_for_rows(s, x->chunks_n, x->ids_n, split_chunk, x);
+        rc = persia_sched_for_rows(s, x->chunks_n, x->ids_n,
+                                   batch_index_split_chunk, x);
     if (!rc)
-        rc = make_regions(x);
+        rc = batch_index_make_regions(x);
     size_t cells = (size_t)x->units * x->cells, before = 0;
     if (!rc)
-        rc = persia_sched_for_rows(s, cells, x->ids_n, distinct_cell, x);
+        rc = persia_sched_for_rows(s, cells, x->ids_n,
+                                   batch_index_distinct_cell, x);
     if (rc)
         return rc;
     for (size_t i = 0; i < cells; i++) {
@@ -237,7 +242,8 @@ int persia_batch_index_make(batch_index *x, sched *s, uint32_t shards,
     x->base[cells] = before;
     for (size_t i = 0; i < x->segments_n; i++)
         x->segments[i].ids = NULL; /* the index may outlive them */
-    return persia_sched_for_rows(s, cells, x->ids_n, gather_cell, x);
+    return persia_sched_for_rows(s, cells, x->ids_n, batch_index_gather_cell,
+                                 x);
 }
 
 int persia_batch_index_hint(batch_index *x)

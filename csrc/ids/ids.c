@@ -13,8 +13,8 @@ uint64_t persia_ids_key(void)
     return key | 1;
 }
 
-HOT static void hash_all(const uint64_t *restrict ids, size_t n, uint64_t key,
-                         uint64_t *restrict hash)
+HOT static void ids_hash_all(const uint64_t *restrict ids, size_t n,
+                             uint64_t key, uint64_t *restrict hash)
 {
     for (size_t i = 0; i < n; i++)
         hash[i] = id_place(ids[i], key);
@@ -28,7 +28,7 @@ void persia_ids_split_chunk(const uint64_t *ids, size_t n, uint64_t key,
     uint16_t next[IDS_STRIPES_MAX];
     const uint32_t mask = stripes - 1;
 
-    hash_all(ids, n, key, unordered);
+    ids_hash_all(ids, n, key, unordered);
     memset(start, 0, (stripes + 1) * sizeof start[0]);
     for (size_t i = 0; i < n; i++)
         start[hash_stripe(unordered[i], mask) + 1]++;

@@ -11,22 +11,22 @@ void persia_index_pool_init(index_pool *p, size_t most)
     pthread_mutex_init(&p->lock, NULL);
 }
 
-static size_t bytes_of(const batch_index *x)
+static size_t index_pool_bytes_of(const batch_index *x)
 {
     return sizeof *x + x->memory.size + x->table_memory.size +
            x->hint_memory.size;
 }
 
 /* Charges what the index has by now; the lock is held. */
-static void charge(index_pool *p, batch_index *x)
+static void index_pool_charge(index_pool *p, batch_index *x)
 {
-    size_t bytes = bytes_of(x);
+    size_t bytes = index_pool_bytes_of(x);
     p->bytes += bytes - x->charged;
     x->charged = bytes;
 }
 
 /* The lock is held. */
-static void destroy(index_pool *p, batch_index *x)
+static void index_pool_destroy(index_pool *p, batch_index *x)
 {
     assert(p->bytes >= x->charged && !atomic_load(&x->references));
     p->bytes -= x->charged;
@@ -37,7 +37,7 @@ static void destroy(index_pool *p, batch_index *x)
 }
 
 /* The last reference has gone; the lock is held. */
-static void retire(index_pool *p, batch_index *x)
+static void index_pool_retire(index_pool *p, batch_index *x)
 {
     if (x->source)
         x->drop(x->source);
@@ -48,15 +48,15 @@ static void retire(index_pool *p, batch_index *x)
     p->free = x;
 }
 
-static void unref(index_pool *p, batch_index *x)
+static void index_pool_unref(index_pool *p, batch_index *x)
 {
-    charge(p, x);
+    index_pool_charge(p, x);
     if (atomic_fetch_sub(&x->references, 1) == 1)
-        retire(p, x);
+        index_pool_retire(p, x);
 }
 
 /* Takes what waits in a slot; the lock is held. */
-static batch_index *empty(index_pool *p, uint64_t ticket)
+static batch_index *index_pool_empty(index_pool *p, uint64_t ticket)
 {
     batch_index *x = p->waits[ticket % INDEX_POOL_WAITS].index;
     p->waits[ticket % INDEX_POOL_WAITS].index = NULL;
@@ -64,20 +64,20 @@ static batch_index *empty(index_pool *p, uint64_t ticket)
 }
 
 /* Frees until the bound is kept, if it can be; the lock is held. */
-static void shrink(index_pool *p)
+static void index_pool_shrink(index_pool *p)
 {
     while (p->bytes > p->most) {
         if (p->free) {
             batch_index *x = p->free;
             p->free = x->next;
-            destroy(p, x);
+            index_pool_destroy(p, x);
             continue;
         }
         if (p->oldest > p->newest)
             return;
-        batch_index *x = empty(p, p->oldest++);
+        batch_index *x = index_pool_empty(p, p->oldest++);
         if (x)
-            unref(p, x);
+            index_pool_unref(p, x);
     }
 }
 
@@ -116,25 +116,25 @@ void persia_batch_index_put(batch_index *x)
         return;
     index_pool *p = x->pool;
     pthread_mutex_lock(&p->lock);
-    unref(p, x);
-    shrink(p);
+    index_pool_unref(p, x);
+    index_pool_shrink(p);
     pthread_mutex_unlock(&p->lock);
 }
 
 void persia_index_pool_wait(index_pool *p, uint64_t ticket, batch_index *x)
 {
     pthread_mutex_lock(&p->lock);
-    batch_index *before = empty(p, ticket);
+    batch_index *before = index_pool_empty(p, ticket);
     if (before)
-        unref(p, before);
+        index_pool_unref(p, before);
     p->waits[ticket % INDEX_POOL_WAITS].ticket = ticket;
     p->waits[ticket % INDEX_POOL_WAITS].index = x;
     if (ticket > p->newest)
         p->newest = ticket;
     if (p->oldest + INDEX_POOL_WAITS <= p->newest)
         p->oldest = p->newest + 1 - INDEX_POOL_WAITS;
-    charge(p, x);
-    shrink(p);
+    index_pool_charge(p, x);
+    index_pool_shrink(p);
     pthread_mutex_unlock(&p->lock);
 }
 
@@ -143,7 +143,7 @@ batch_index *persia_index_pool_take(index_pool *p, uint64_t ticket)
     batch_index *x = NULL;
     pthread_mutex_lock(&p->lock);
     if (p->waits[ticket % INDEX_POOL_WAITS].ticket == ticket)
-        x = empty(p, ticket);
+        x = index_pool_empty(p, ticket);
     pthread_mutex_unlock(&p->lock);
     return x;
 }
@@ -152,11 +152,11 @@ void persia_index_pool_forget(index_pool *p)
 {
     pthread_mutex_lock(&p->lock);
     for (uint64_t i = 0; i < INDEX_POOL_WAITS; i++) {
-        batch_index *x = empty(p, i);
+        batch_index *x = index_pool_empty(p, i);
         if (x)
-            unref(p, x);
+            index_pool_unref(p, x);
     }
-    shrink(p);
+    index_pool_shrink(p);
     pthread_mutex_unlock(&p->lock);
 }
 
@@ -167,7 +167,7 @@ void persia_index_pool_free(index_pool *p)
     while (p->free) {
         batch_index *x = p->free;
         p->free = x->next;
-        destroy(p, x);
+        index_pool_destroy(p, x);
     }
     pthread_mutex_destroy(&p->lock);
 }

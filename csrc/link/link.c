@@ -29,7 +29,7 @@ static void calling_free(calling *k)
     free(k);
 }
 
-static void answered(void *ctx, int rc, rpc_reply *reply)
+static void link_answered(void *ctx, int rc, rpc_reply *reply)
 {
     calling *k = ctx;
     pthread_mutex_lock(&k->errand.lock);
@@ -41,7 +41,7 @@ static void answered(void *ctx, int rc, rpc_reply *reply)
 }
 
 /* The message in one piece of its own. */
-static int make_copy(calling *k, wire_out *o)
+static int link_make_copy(calling *k, wire_out *o)
 {
     k->copy = malloc(o->bytes + 1);
     if (!k->copy)
@@ -55,7 +55,7 @@ static int make_copy(calling *k, wire_out *o)
 
 /* For its end, or, where the callback needs nothing of the caller, until it
  * is interrupted. */
-static int wait_for(calling *k, link_answer *out)
+static int link_wait_for(calling *k, link_answer *out)
 {
     pthread_mutex_lock(&k->errand.lock);
     int rc = persia_errand_wait(&k->errand, PERSIA_FOREVER, !k->refers);
@@ -91,15 +91,16 @@ int link_call(const worker_client *c, worker_link *l, uint32_t method,
     if (k) {
         persia_errand_init(&k->errand);
         k->refers = !copies && o->referred;
-        rc = copies ? make_copy(k, o) : PERSIA_OK;
+        rc = copies ? link_make_copy(k, o) : PERSIA_OK;
     }
     if (rc) {
         persia_wire_out_free(o);
     } else {
         persia_errand_start(&k->errand);
-        rc = persia_rpc_start(l->channel, method, o, timeout_ns, answered, k);
+        rc = persia_rpc_start(l->channel, method, o, timeout_ns, link_answered,
+                              k);
         if (!rc)
-            return wait_for(k, out);
+            return link_wait_for(k, out);
         pthread_mutex_lock(&k->errand.lock);
         (void)persia_errand_land(&k->errand); /* there is no callback */
     }
@@ -121,7 +122,7 @@ typedef struct sending {
     void *ctx;
 } sending;
 
-static void sent(void *ctx, int rc, rpc_reply *reply)
+static void link_sent(void *ctx, int rc, rpc_reply *reply)
 {
     sending *k = ctx;
     if (!rc)
@@ -140,7 +141,7 @@ void link_send(worker_link *l, uint32_t method, wire_out *o,
         return;
     }
     *k = (sending){done, ctx};
-    if (persia_rpc_start(l->channel, method, o, timeout_ns, sent, k)) {
+    if (persia_rpc_start(l->channel, method, o, timeout_ns, link_sent, k)) {
         done(ctx);
         free(k);
     }
@@ -229,7 +230,7 @@ int link_ask(const worker_client *c, worker_link *l, uint64_t stream,
     return rc;
 }
 
-static int may_be_away(int rc)
+static int link_may_be_away(int rc)
 {
     return rc == PERSIA_EUNAVAILABLE || rc == PERSIA_ETIMEOUT;
 }
@@ -250,12 +251,12 @@ int link_is_any_there(const worker_client *c)
 int link_failed(const worker_client *c, worker_link *l, int rc)
 {
     err_kept error;
-    if (!may_be_away(rc))
+    if (!link_may_be_away(rc))
         return 0;
     persia_err_keep(&error, rc);
     const uint64_t now = persia_clock_ns();
     uint64_t there = 0;
-    if (may_be_away(link_hello(c, l, HELLO_NS)))
+    if (link_may_be_away(link_hello(c, l, HELLO_NS)))
         (void)atomic_compare_exchange_strong(&l->away, &there, now);
     (void)persia_err_again(&error);
     return link_is_away(l);
@@ -271,7 +272,7 @@ int link_retry(const worker_client *c, worker_link *l, int rc, uint64_t until)
         if (!rc)
             return late ? persia_err_again(&stale) : rc;
     }
-    if (late || !may_be_away(rc))
+    if (late || !link_may_be_away(rc))
         return rc;
     const unsigned tries = atomic_fetch_add(&l->tries, 1) + 1;
     return persia_pause_poll(persia_backoff_ns(tries, PAUSE_MAX_NS,
@@ -280,7 +281,7 @@ int link_retry(const worker_client *c, worker_link *l, int rc, uint64_t until)
 
 /* ---- the thread ---- */
 
-static uint64_t tick(void *client)
+static uint64_t link_tick(void *client)
 {
     worker_client *c = client;
     persia_interrupt_watch(&c->stop);
@@ -301,7 +302,7 @@ int worker_client_start(worker_client *c, void (*on_tick)(void *owner),
     c->tick = on_tick;
     c->meet = meet;
     c->owner = owner;
-    return persia_timer_start(&c->timer, tick, c, "persia-links");
+    return persia_timer_start(&c->timer, link_tick, c, "persia-links");
 }
 
 void worker_client_wake(worker_client *c)
@@ -333,13 +334,13 @@ static int link_open(const worker_client_config *config, size_t i,
 }
 
 /* Says Hello to those that have not answered; *left: how many have not. */
-static int greet(worker_client *c, size_t *left, err_kept *error)
+static int link_greet(worker_client *c, size_t *left, err_kept *error)
 {
     *left = 0;
     for (size_t i = 0; i < c->links_n; i++) {
         worker_link *l = &c->links[i];
         int rc = link_is_away(l) ? link_hello(c, l, HELLO_NS) : PERSIA_OK;
-        if (may_be_away(rc)) {
+        if (link_may_be_away(rc)) {
             persia_err_keep(error, PERSIA_EUNAVAILABLE);
             ++*left;
         } else if (rc) {
@@ -349,13 +350,13 @@ static int greet(worker_client *c, size_t *left, err_kept *error)
     return PERSIA_OK;
 }
 
-static int greet_all(worker_client *c)
+static int link_greet_all(worker_client *c)
 {
     const uint64_t began = persia_clock_ns();
     for (unsigned tries = 1;; tries++) {
         err_kept error;
         size_t left;
-        int rc = greet(c, &left, &error);
+        int rc = link_greet(c, &left, &error);
         const uint64_t spent = persia_clock_ns() - began;
         if (rc || !left || (left < c->links_n && spent >= c->move_ns))
             return rc;
@@ -390,7 +391,7 @@ int worker_client_open(const worker_client_config *config, worker_client *out)
         rc = link_open(config, i, &out->links[i]);
     }
     if (!rc)
-        rc = greet_all(out);
+        rc = link_greet_all(out);
     if (rc)
         worker_client_close(out);
     return rc;

@@ -6,8 +6,8 @@
 
 /* ---- what servers have ---- */
 
-static int compare_with(loader_sender *s, const acks *before, uint64_t servers,
-                        const wire_hello_reply *m)
+static int resume_compare_with(loader_sender *s, const acks *before,
+                               uint64_t servers, const wire_hello_reply *m)
 {
     acks lost;
     int rc = acks_like(before, &lost);
@@ -15,7 +15,7 @@ static int compare_with(loader_sender *s, const acks *before, uint64_t servers,
         return rc;
     acks_lacking(before, &m->ledger, &lost);
     pthread_mutex_lock(&s->lock);
-    if (m->lineage == s->lineage) { /* else: see fall_back() */
+    if (m->lineage == s->lineage) { /* else: see resume_fall_back() */
         (void)acks_count(&s->acked, &lost, &s->lost, &s->counts.lost);
         s->compared = servers;
     }
@@ -38,7 +38,7 @@ void sender_compare(loader_sender *s)
         asked = !link_is_away(l) && !link_ask(&s->c, l, s->stream, &reply);
     }
     if (asked)
-        (void)compare_with(s, &before, servers, &reply);
+        (void)resume_compare_with(s, &before, servers, &reply);
     acks_free(&before);
 }
 
@@ -54,7 +54,7 @@ static uint64_t count_lost(const loader_sender *s, const wire_ledger *l,
 
 /* Servers had batches that were passed over, and lack them now: they are not
  * kept, as those that were sent are.  Behind the watermark. */
-static void lose_passed(loader_sender *s)
+static void resume_lose_passed(loader_sender *s)
 {
     const kept *k = s->kept;
     for (uint64_t n = s->done.watermark + 1; n <= s->number; n++) {
@@ -70,7 +70,7 @@ static void lose_passed(loader_sender *s)
 /* A checkpoint was loaded into the servers: batches that were done are not, or
  * those are lost that it need not keep any more.  Such a sender says no more
  * of what is done if another one may send them.  The lock is held. */
-static void fall_back(loader_sender *s, const wire_hello_reply *m)
+static void resume_fall_back(loader_sender *s, const wire_hello_reply *m)
 {
     const uint64_t settled = s->done.watermark < s->number ? s->done.watermark
                                                            : s->number;
@@ -84,7 +84,7 @@ static void fall_back(loader_sender *s, const wire_hello_reply *m)
     ledger_add_to(&s->done, &m->ledger);
     (void)acks_read(&s->acked, &m->ledger);
     acks_free(&s->lost);
-    lose_passed(s);
+    resume_lose_passed(s);
     sender_forget(s, s->done.watermark);
     s->replaced |= s->named && s->counts.lost;
     pthread_cond_broadcast(&s->heard);
@@ -101,7 +101,7 @@ int sender_meet(void *owner, worker_link *l, const wire_hello_reply *m)
     if (same || rc)
         return rc;
     pthread_mutex_lock(&s->lock);
-    fall_back(s, &reply);
+    resume_fall_back(s, &reply);
     pthread_mutex_unlock(&s->lock);
     return PERSIA_OK;
 }
@@ -128,7 +128,7 @@ int sender_all_away(const loader_sender *s)
 /* ---- the start ---- */
 
 /* What an earlier process with this name has sent. */
-static void learn_done(loader_sender *s, const wire_ledger *l)
+static void resume_learn_done(loader_sender *s, const wire_ledger *l)
 {
     ledger_add_to(&s->done, l);
     if (window_top(&s->done))
@@ -138,7 +138,7 @@ static void learn_done(loader_sender *s, const wire_ledger *l)
 /* The same, and its epoch: as an earlier process began, or the one that is
  * open.  If no worker knows when that process began, it was with the others.
  * *known: one of them has answered; an error: one that is there has not. */
-static int learn_once(loader_sender *s, uint64_t stream, int *known)
+static int resume_learn_once(loader_sender *s, uint64_t stream, int *known)
 {
     uint64_t first = 0, open = 0;
     int left = PERSIA_OK;
@@ -158,7 +158,7 @@ static int learn_once(loader_sender *s, uint64_t stream, int *known)
         if (rc)
             continue;
         if (stream && !*known) {
-            learn_done(s, &reply.ledger);
+            resume_learn_done(s, &reply.ledger);
             (void)acks_read(&s->acked, &reply.ledger);
         }
         if (!*known)
@@ -176,7 +176,7 @@ int sender_learn(loader_sender *s, uint64_t stream)
     const uint64_t until = persia_clock_ns() + s->c.timeout_ns;
     int known, rc;
     do
-        rc = learn_once(s, stream, &known);
+        rc = resume_learn_once(s, stream, &known);
     while (rc && !(rc = link_retry(&s->c, &s->c.links[0], rc, until)));
     return known && rc != PERSIA_EINTR ? PERSIA_OK : rc;
 }

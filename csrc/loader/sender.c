@@ -26,8 +26,8 @@ void sender_forget(loader_sender *s, uint64_t number)
 }
 
 /* A batch ends without an update: the caller gets the error of the first. */
-static void note_failed(loader_sender *s, uint64_t number, int code,
-                        const char *text)
+static void sender_note_failed(loader_sender *s, uint64_t number, int code,
+                               const char *text)
 {
     s->counts.failed++;
     if (s->failed)
@@ -37,7 +37,7 @@ static void note_failed(loader_sender *s, uint64_t number, int code,
              (unsigned long long)number, text);
 }
 
-static int code_of(const char *error)
+static int sender_code_of(const char *error)
 {
     int code = PERSIA_OK + 1;
     while (code < PERSIA_ERROR_COUNT && strcmp(persia_err_name(code), error))
@@ -46,8 +46,8 @@ static int code_of(const char *error)
 }
 
 /* NULL: it has an update. */
-static const wire_failed_batch *failure_of(const wire_submit_reply *m,
-                                           uint64_t number)
+static const wire_failed_batch *sender_failure_of(const wire_submit_reply *m,
+                                                  uint64_t number)
 {
     size_t i = 0;
     while (i < m->failed_n && m->failed[i].number != number)
@@ -56,15 +56,16 @@ static const wire_failed_batch *failure_of(const wire_submit_reply *m,
 }
 
 /* What a worker says is done, in rows of this lineage. */
-static void note_done(loader_sender *s, const wire_submit_reply *m,
-                      uint64_t lineage)
+static void sender_note_done(loader_sender *s, const wire_submit_reply *m,
+                             uint64_t lineage)
 {
     for (size_t i = 0; i < m->done_n && lineage == s->lineage; i++) {
         if (window_add(&s->done, m->done[i]) != WINDOW_ADDED)
             continue;
-        const wire_failed_batch *f = failure_of(m, m->done[i]);
+        const wire_failed_batch *f = sender_failure_of(m, m->done[i]);
         if (f)
-            note_failed(s, f->number, code_of(f->error), f->text);
+            sender_note_failed(s, f->number, sender_code_of(f->error),
+                               f->text);
         else /* without memory it is not compared later */
             (void)acks_add(&s->acked, m->done[i]);
     }
@@ -80,7 +81,7 @@ static void note_done(loader_sender *s, const wire_submit_reply *m,
     pthread_cond_broadcast(&s->heard);
 }
 
-static int keep(loader_sender *s, const wire_submit *m, size_t at)
+static int sender_keep(loader_sender *s, const wire_submit *m, size_t at)
 {
     kept *k = calloc(1, sizeof *k);
     wire_out o;
@@ -107,21 +108,21 @@ static int keep(loader_sender *s, const wire_submit *m, size_t at)
 
 /* ---- sending ---- */
 
-static uint64_t settled_before(const loader_sender *s, uint64_t number)
+static uint64_t sender_settled_before(const loader_sender *s, uint64_t number)
 {
     return s->done.watermark < number ? s->done.watermark : number - 1;
 }
 
 /* *status: enum submit_status. */
-static int send_once(loader_sender *s, worker_link *l, wire_submit *m,
-                     uint32_t *status)
+static int sender_send_once(loader_sender *s, worker_link *l, wire_submit *m,
+                            uint32_t *status)
 {
     wire_submit_reply reply;
     link_answer answer;
     wire_out o;
     m->caller = link_caller(&s->c, l);
     pthread_mutex_lock(&s->lock);
-    m->settled = settled_before(s, m->number);
+    m->settled = sender_settled_before(s, m->number);
     m->first = s->first;
     m->job = s->c.job;
     int rc = sender_check_replaced(s);
@@ -139,7 +140,7 @@ static int send_once(loader_sender *s, worker_link *l, wire_submit *m,
                                           &answer.memory, &reply);
     if (!rc) {
         pthread_mutex_lock(&s->lock);
-        note_done(s, &reply, m->caller.lineage);
+        sender_note_done(s, &reply, m->caller.lineage);
         pthread_mutex_unlock(&s->lock);
         *status = reply.status;
     }
@@ -148,7 +149,7 @@ static int send_once(loader_sender *s, worker_link *l, wire_submit *m,
 }
 
 /* A worker that is there, from this one on; `first` if none is. */
-static size_t pick(const loader_sender *s, size_t first)
+static size_t sender_pick(const loader_sender *s, size_t first)
 {
     for (size_t i = 0; i < s->c.links_n; i++)
         if (!link_is_away(&s->c.links[(first + i) % s->c.links_n]))
@@ -157,20 +158,20 @@ static size_t pick(const loader_sender *s, size_t first)
 }
 
 /* Until a worker has it: the one at *at, or another if that is away. */
-static int place(loader_sender *s, wire_submit *m, size_t *at)
+static int sender_place(loader_sender *s, wire_submit *m, size_t *at)
 {
     uint64_t until = persia_clock_ns() + s->c.timeout_ns;
     for (;;) {
         uint32_t status = SUBMIT_FULL;
-        *at = pick(s, *at);
+        *at = sender_pick(s, *at);
         worker_link *l = &s->c.links[*at];
-        int rc = send_once(s, l, m, &status);
+        int rc = sender_send_once(s, l, m, &status);
         if (!rc && status == SUBMIT_QUEUED)
             return PERSIA_OK;
         if (!rc) { /* it is there, and has no room */
             until = persia_clock_ns() + s->c.timeout_ns;
         } else if (link_failed(&s->c, l, rc) &&
-                   !link_is_away(&s->c.links[pick(s, *at)])) {
+                   !link_is_away(&s->c.links[sender_pick(s, *at)])) {
             m->attempt = 2; /* it may have arrived */
         } else if ((rc = link_retry(&s->c, l, rc, until))) {
             return rc;
@@ -181,7 +182,7 @@ static int place(loader_sender *s, wire_submit *m, size_t *at)
 }
 
 /* Whether a call may go better later, or at another worker. */
-static int may_pass(int rc)
+static int sender_may_pass(int rc)
 {
     return rc == PERSIA_EUNAVAILABLE || rc == PERSIA_ETIMEOUT ||
            rc == PERSIA_ESTALE || rc == PERSIA_EINTR || rc == PERSIA_ENOMEM ||
@@ -190,17 +191,17 @@ static int may_pass(int rc)
 
 /* The pinned one, once more: to the worker at `to`, or another one.  Whether
  * it is placed, or refused for good; else the thread tries again later. */
-static int place_again(loader_sender *s, kept *k, size_t to)
+static int sender_place_again(loader_sender *s, kept *k, size_t to)
 {
     wire_memory memory;
     wire_submit m;
     uint32_t status = SUBMIT_FULL;
-    to = pick(s, to);
+    to = sender_pick(s, to);
     persia_wire_memory_init(&memory);
     int rc = persia_wire_get_submit(k->bytes, k->bytes_n, &memory, &m);
     m.attempt = 2;
     if (!rc)
-        rc = send_once(s, &s->c.links[to], &m, &status);
+        rc = sender_send_once(s, &s->c.links[to], &m, &status);
     if (rc)
         (void)link_failed(&s->c, &s->c.links[to], rc);
     pthread_mutex_lock(&s->lock);
@@ -209,17 +210,17 @@ static int place_again(loader_sender *s, kept *k, size_t to)
         k->at = to;
         k->boot = m.caller.boot;
         s->counts.moved++;
-    } else if (rc && !may_pass(rc)) {
-        note_failed(s, k->number, rc, persia_err_text());
+    } else if (rc && !sender_may_pass(rc)) {
+        sender_note_failed(s, k->number, rc, persia_err_text());
         (void)window_add(&s->done, k->number);
     }
     pthread_mutex_unlock(&s->lock);
     persia_wire_memory_free(&memory);
-    return rc ? !may_pass(rc) : status == SUBMIT_QUEUED;
+    return rc ? !sender_may_pass(rc) : status == SUBMIT_QUEUED;
 }
 
 /* Whether the worker that has it was started again, or is away for long. */
-static int is_lost(const loader_sender *s, const kept *k)
+static int sender_is_lost(const loader_sender *s, const kept *k)
 {
     const worker_link *l = &s->c.links[k->at];
     const uint64_t away = atomic_load(&l->away);
@@ -228,11 +229,11 @@ static int is_lost(const loader_sender *s, const kept *k)
 }
 
 /* The next one that a link had, and has lost; s->pin: its number. */
-static kept *pin_next(loader_sender *s, size_t at)
+static kept *sender_pin_next(loader_sender *s, size_t at)
 {
     pthread_mutex_lock(&s->lock);
     kept *k = s->kept;
-    while (k && (k->number <= s->pin || k->at != at || !is_lost(s, k) ||
+    while (k && (k->number <= s->pin || k->at != at || !sender_is_lost(s, k) ||
                  window_has(&s->done, k->number)))
         k = k->next;
     s->pin = k ? k->number : 0;
@@ -243,15 +244,15 @@ static kept *pin_next(loader_sender *s, size_t at)
 }
 
 /* What workers have lost, to those that are there. */
-static void tend(loader_sender *s)
+static void sender_tend(loader_sender *s)
 {
     for (size_t i = 0; i < s->c.links_n; i++) {
         size_t to = i;
         int placed = 1;
-        if (link_is_away(&s->c.links[pick(s, i)]))
+        if (link_is_away(&s->c.links[sender_pick(s, i)]))
             continue;
-        for (kept *k; placed && (k = pin_next(s, i));) {
-            placed = place_again(s, k, to);
+        for (kept *k; placed && (k = sender_pin_next(s, i));) {
+            placed = sender_place_again(s, k, to);
             to = link_is_away(&s->c.links[i]) ? (to + 1) % s->c.links_n : i;
         }
         pthread_mutex_lock(&s->lock);
@@ -263,8 +264,8 @@ static void tend(loader_sender *s)
 /* ---- signs of life ---- */
 
 /* All that a worker is to know.  The lock is held. */
-static wire_heartbeat beat_of(loader_sender *s, const worker_link *l,
-                              int leaves)
+static wire_heartbeat sender_beat_of(loader_sender *s, const worker_link *l,
+                                     int leaves)
 {
     wire_heartbeat m = {.caller = link_caller(&s->c, l),
                         .stream = s->stream,
@@ -284,15 +285,15 @@ static wire_heartbeat beat_of(loader_sender *s, const worker_link *l,
 }
 
 /* claims: see wire_heartbeat; *status is the answer to it. */
-static int beat_as(loader_sender *s, worker_link *l, int leaves,
-                   uint64_t claims, uint32_t *status)
+static int sender_beat_as(loader_sender *s, worker_link *l, int leaves,
+                          uint64_t claims, uint32_t *status)
 {
     wire_submit_reply reply;
     link_answer answer;
     wire_out o;
     persia_wire_out_init(&o);
     pthread_mutex_lock(&s->lock);
-    wire_heartbeat m = beat_of(s, l, leaves);
+    wire_heartbeat m = sender_beat_of(s, l, leaves);
     m.claims = claims;
     int rc = sender_check_replaced(s);
     if (!rc)
@@ -309,7 +310,7 @@ static int beat_as(loader_sender *s, worker_link *l, int leaves,
     if (!rc) {
         *status = reply.status;
         pthread_mutex_lock(&s->lock);
-        note_done(s, &reply, m.caller.lineage);
+        sender_note_done(s, &reply, m.caller.lineage);
         pthread_mutex_unlock(&s->lock);
     }
     link_answer_free(&answer);
@@ -320,15 +321,15 @@ static int beat_as(loader_sender *s, worker_link *l, int leaves,
     return rc;
 }
 
-static int beat(loader_sender *s, worker_link *l, int leaves)
+static int sender_beat(loader_sender *s, worker_link *l, int leaves)
 {
     uint32_t status;
-    int rc = beat_as(s, l, leaves, 0, &status);
-    return rc == PERSIA_ESTALE ? beat_as(s, l, leaves, 0, &status) : rc;
+    int rc = sender_beat_as(s, l, leaves, 0, &status);
+    return rc == PERSIA_ESTALE ? sender_beat_as(s, l, leaves, 0, &status) : rc;
 }
 
 /* Whether workers are to know of it. */
-static int has_begun(loader_sender *s)
+static int sender_has_begun(loader_sender *s)
 {
     pthread_mutex_lock(&s->lock);
     int has = s->number || s->epoch > 1 || s->claimed;
@@ -336,17 +337,17 @@ static int has_begun(loader_sender *s)
     return has;
 }
 
-static void tick(void *owner)
+static void sender_tick(void *owner)
 {
     loader_sender *s = owner;
-    const int begun = has_begun(s);
+    const int begun = sender_has_begun(s);
     for (size_t i = 0; i < s->c.links_n; i++) {
         worker_link *l = &s->c.links[i];
         if (!link_is_away(l)) /* before it begins it only learns of a load */
-            (void)(begun ? beat(s, l, 0)
+            (void)(begun ? sender_beat(s, l, 0)
                          : link_hello(&s->c, l, SENDER_BEAT_NS));
     }
-    tend(s);
+    sender_tend(s);
     pthread_mutex_lock(&s->lock);
     const int changed = s->servers != s->compared;
     pthread_mutex_unlock(&s->lock);
@@ -378,7 +379,7 @@ int persia_sender_open(const worker_client_config *config, loader_sender **out)
     s->counts.stream = s->stream;
     rc = sender_learn(s, config->stream);
     if (!rc)
-        rc = worker_client_start(&s->c, tick, sender_meet, s);
+        rc = worker_client_start(&s->c, sender_tick, sender_meet, s);
     if (rc) {
         persia_sender_close(s, 0);
         return rc;
@@ -392,9 +393,9 @@ void persia_sender_close(loader_sender *s, int leaves)
     if (!s)
         return;
     worker_client_stop(&s->c);
-    for (size_t i = 0; i < s->c.links_n && leaves && has_begun(s); i++)
+    for (size_t i = 0; i < s->c.links_n && leaves && sender_has_begun(s); i++)
         if (!link_is_away(&s->c.links[i]))
-            (void)beat(s, &s->c.links[i], 1);
+            (void)sender_beat(s, &s->c.links[i], 1);
     worker_client_close(&s->c);
     sender_forget(s, UINT64_MAX);
     acks_free(&s->acked);
@@ -408,7 +409,7 @@ void persia_sender_close(loader_sender *s, int leaves)
 /* ---- the caller's ---- */
 
 /* Names the batch.  *passed: all servers have it. */
-static int name_batch(loader_sender *s, wire_submit *m, int *passed)
+static int sender_name_batch(loader_sender *s, wire_submit *m, int *passed)
 {
     pthread_mutex_lock(&s->lock);
     m->stream = s->stream;
@@ -423,24 +424,25 @@ static int name_batch(loader_sender *s, wire_submit *m, int *passed)
     return rc;
 }
 
-static int send_next(loader_sender *s, wire_submit *m)
+static int sender_send_next(loader_sender *s, wire_submit *m)
 {
     size_t at = (s->number - s->before) % s->c.links_n;
     if (s->broken)
         return persia_err_set(PERSIA_ECLOSED,
                               "it is not known whether the last batch was "
                               "sent: close this sender and open another");
-    for (size_t i = 0; i < s->c.links_n && !has_begun(s); i++)
+    for (size_t i = 0; i < s->c.links_n && !sender_has_begun(s); i++)
         if (!link_is_away(&s->c.links[i]))
-            (void)beat(s, &s->c.links[i], 0); /* before any batch is done */
+            (void)sender_beat(s, &s->c.links[i],
+                              0); /* before any batch is done */
     int passed;
-    int rc = name_batch(s, m, &passed);
+    int rc = sender_name_batch(s, m, &passed);
     if (!rc && !passed)
-        rc = place(s, m, &at);
+        rc = sender_place(s, m, &at);
     pthread_mutex_lock(&s->lock);
     if (!rc && !window_has(&s->done, m->number)) {
         m->settled = 0;
-        rc = keep(s, m, at);
+        rc = sender_keep(s, m, at);
     }
     s->broken = rc == PERSIA_EINTR || rc == PERSIA_EUNAVAILABLE ||
                 rc == PERSIA_ETIMEOUT;
@@ -454,25 +456,25 @@ static int send_next(loader_sender *s, wire_submit *m)
 int persia_sender_send(loader_sender *s, wire_submit *m)
 {
     pthread_mutex_lock(&s->sending);
-    int rc = send_next(s, m);
+    int rc = sender_send_next(s, m);
     pthread_mutex_unlock(&s->sending);
     return rc;
 }
 
 /* Waits for a worker's word.  The lock is held. */
-static int hear(loader_sender *s, uint64_t until)
+static int sender_hear(loader_sender *s, uint64_t until)
 {
     int rc = persia_cond_wait_poll(&s->heard, &s->lock, until);
     return rc ? rc : sender_check_replaced(s);
 }
 
 /* Waits while batches of too many epochs are not trained. */
-static int end_epoch(loader_sender *s)
+static int sender_end_epoch(loader_sender *s)
 {
     pthread_mutex_lock(&s->lock);
     int rc = sender_check_replaced(s);
     while (!rc && s->ends_n == WIRE_EPOCHS_MAX)
-        rc = hear(s, UINT64_MAX);
+        rc = sender_hear(s, UINT64_MAX);
     if (!rc) {
         s->epoch++;
         s->before = s->number;
@@ -486,13 +488,13 @@ static int end_epoch(loader_sender *s)
 int persia_sender_end(loader_sender *s)
 {
     const uint64_t until = persia_clock_ns() + s->c.timeout_ns;
-    int rc = end_epoch(s);
+    int rc = sender_end_epoch(s);
     for (size_t i = 0, heard = 0; !rc && (i < s->c.links_n || !heard); i++) {
         worker_link *l = &s->c.links[i % s->c.links_n];
-        rc = link_is_away(l) && heard ? PERSIA_OK : beat(s, l, 0);
+        rc = link_is_away(l) && heard ? PERSIA_OK : sender_beat(s, l, 0);
         while (rc && !link_is_away(l) &&
                !(rc = link_retry(&s->c, l, rc, until)))
-            rc = beat(s, l, 0);
+            rc = sender_beat(s, l, 0);
         heard += !rc && !link_is_away(l);
         if (rc && !link_is_away(l))
             return rc;
@@ -507,7 +509,7 @@ int persia_sender_end(loader_sender *s)
 }
 
 /* The first batch that is not done. */
-static const kept *first_left(const loader_sender *s)
+static const kept *sender_first_left(const loader_sender *s)
 {
     const kept *k = s->kept;
     while (k && window_has(&s->done, k->number))
@@ -516,7 +518,7 @@ static const kept *first_left(const loader_sender *s)
 }
 
 /* Whether there has been a worker within the timeout. */
-static int check_away(const loader_sender *s)
+static int sender_check_away(const loader_sender *s)
 {
     const uint64_t now = persia_clock_ns();
     for (size_t i = 0; i < s->c.links_n; i++) {
@@ -537,7 +539,7 @@ static size_t count_left(const loader_sender *s)
 }
 
 /* Once the error of a batch. */
-static int tell_failed(loader_sender *s)
+static int sender_tell_failed(loader_sender *s)
 {
     pthread_mutex_lock(&s->lock);
     const int rc = s->failed ? persia_err_set(s->failed, "%s", s->failed_text)
@@ -547,23 +549,23 @@ static int tell_failed(loader_sender *s)
     return rc;
 }
 
-static int flush_locked(loader_sender *s, uint64_t timeout_ns)
+static int sender_flush_locked(loader_sender *s, uint64_t timeout_ns)
 {
     size_t before = count_left(s);
     uint64_t since = persia_clock_ns();
     int rc = sender_check_replaced(s);
-    while (!rc && first_left(s)) {
+    while (!rc && sender_first_left(s)) {
         const uint64_t now = persia_clock_ns();
         const size_t left = count_left(s);
         since = left < before ? now : since;
         before = left;
         if (timeout_ns && now - since >= timeout_ns)
-            return persia_err_set(PERSIA_ETIMEOUT,
-                                  "batch %llu is not trained yet",
-                                  (unsigned long long)first_left(s)->number);
-        rc = check_away(s);
+            return persia_err_set(
+                PERSIA_ETIMEOUT, "batch %llu is not trained yet",
+                (unsigned long long)sender_first_left(s)->number);
+        rc = sender_check_away(s);
         if (!rc)
-            rc = hear(s, timeout_ns ? since + timeout_ns : UINT64_MAX);
+            rc = sender_hear(s, timeout_ns ? since + timeout_ns : UINT64_MAX);
     }
     return rc;
 }
@@ -574,7 +576,7 @@ int persia_sender_flush(loader_sender *s, uint64_t timeout_ns)
     pthread_mutex_lock(&s->lock);
     s->waits = 1;
     worker_client_wake(&s->c);
-    int rc = flush_locked(s, timeout_ns);
+    int rc = sender_flush_locked(s, timeout_ns);
     s->waits = 0;
     pthread_mutex_unlock(&s->lock);
     atomic_store(&s->c.hurry, 0);
@@ -582,12 +584,12 @@ int persia_sender_flush(loader_sender *s, uint64_t timeout_ns)
     if (rc)
         return rc;
     sender_compare(s);
-    return tell_failed(s);
+    return sender_tell_failed(s);
 }
 
 /* Of the workers that are there.  *heard: one of them has answered. */
-static int claim_once(loader_sender *s, uint64_t epochs, uint32_t *status,
-                      int *heard)
+static int sender_claim_once(loader_sender *s, uint64_t epochs,
+                             uint32_t *status, int *heard)
 {
     int rc = PERSIA_OK;
     *status = SUBMIT_QUEUED;
@@ -596,9 +598,9 @@ static int claim_once(loader_sender *s, uint64_t epochs, uint32_t *status,
         worker_link *l = &s->c.links[i];
         if (link_is_away(l))
             continue;
-        rc = beat_as(s, l, 0, epochs, status);
+        rc = sender_beat_as(s, l, 0, epochs, status);
         if (rc == PERSIA_ESTALE)
-            rc = beat_as(s, l, 0, epochs, status);
+            rc = sender_beat_as(s, l, 0, epochs, status);
         *heard |= !rc;
     }
     return *heard ? PERSIA_OK : rc ? rc : sender_all_away(s);
@@ -609,7 +611,7 @@ int persia_sender_claim(loader_sender *s, uint64_t epochs, uint32_t *status)
     const uint64_t until = persia_clock_ns() + s->c.timeout_ns;
     int heard, rc;
     do
-        rc = claim_once(s, epochs, status, &heard);
+        rc = sender_claim_once(s, epochs, status, &heard);
     while (rc && !(rc = link_retry(&s->c, &s->c.links[0], rc, until)));
     if (rc)
         return rc;

@@ -44,7 +44,7 @@ void turn_give_locked(updates_log *l)
 
 /* ---- syncing ------------------------------------------------------------ */
 
-static void fail_locked(updates_log *l, int code)
+static void append_fail_locked(updates_log *l, int code)
 {
     snprintf(l->text, sizeof l->text,
              "the log could not be synced (%s): what it was given may be "
@@ -56,7 +56,7 @@ static void fail_locked(updates_log *l, int code)
 }
 
 /* With the lock, which is free while the disk syncs. */
-static void sync_locked(updates_log *l)
+static void append_sync_locked(updates_log *l)
 {
     assert(!l->syncing);
     const uint64_t target = l->end;
@@ -68,7 +68,7 @@ static void sync_locked(updates_log *l)
     pthread_mutex_lock(&l->lock);
     l->syncing = 0;
     if (rc)
-        fail_locked(l, rc);
+        append_fail_locked(l, rc);
     else if (target > l->synced)
         l->synced = target;
     pthread_cond_broadcast(&l->change);
@@ -84,7 +84,7 @@ static int segment_end_locked(updates_log *l)
         persia_cond_wait(&l->change, &l->lock);
     if (l->file < 0 || l->config.level != LOG_DISK || l->state == LOG_FAILED)
         return PERSIA_OK;
-    sync_locked(l);
+    append_sync_locked(l);
     l->wanted_at = 0;
     pthread_cond_broadcast(&l->change);
     return l->state == LOG_FAILED
@@ -205,7 +205,7 @@ static int record_body(record_spans *r, wire_memory *memory,
 
 /* A server that begins or restores writes whose its rows are: refused, it
  * would never write the rows that make the log short. */
-static int refuse_locked(updates_log *l, enum log_type type)
+static int append_refuse_locked(updates_log *l, enum log_type type)
 {
     if (l->state == LOG_FAILED)
         return persia_err_set(PERSIA_EUNAVAILABLE, "%s", l->text);
@@ -216,7 +216,7 @@ static int refuse_locked(updates_log *l, enum log_type type)
                           "the server has written its rows");
 }
 
-static int write_locked(updates_log *l, record_spans *r)
+static int append_write_locked(updates_log *l, record_spans *r)
 {
     const uint64_t used = l->at - HEAD_BYTES;
     int rc = PERSIA_OK;
@@ -245,9 +245,9 @@ static int append_locked(updates_log *l, record_spans *r, uint64_t *end)
     assert(l->state != LOG_READING);
     int rc = turn_take_locked(l);
     if (!rc) {
-        rc = refuse_locked(l, (enum log_type)r->head.type);
+        rc = append_refuse_locked(l, (enum log_type)r->head.type);
         if (!rc)
-            rc = write_locked(l, r);
+            rc = append_write_locked(l, r);
         if (!rc) {
             l->at += r->bytes;
             l->end += r->bytes;
@@ -293,7 +293,7 @@ int persia_log_append(updates_log *l, enum log_type type,
 
 /* ---- the thread that syncs ---------------------------------------------- */
 
-static void *sync_main(void *ctx)
+static void *append_sync_main(void *ctx)
 {
     updates_log *l = ctx;
     pthread_mutex_lock(&l->lock);
@@ -303,7 +303,7 @@ static void *sync_main(void *ctx)
             continue;
         }
         if (l->state == LOG_OPEN)
-            sync_locked(l);
+            append_sync_locked(l);
         else
             l->wanted_at = PERSIA_FOREVER;
         pthread_mutex_unlock(&l->lock);
@@ -317,7 +317,8 @@ static void *sync_main(void *ctx)
 
 int sync_start(updates_log *l)
 {
-    int rc = persia_thread_start(&l->thread, sync_main, l, "persia-log");
+    int rc =
+        persia_thread_start(&l->thread, append_sync_main, l, "persia-log");
     l->thread_runs = !rc;
     return rc;
 }

@@ -30,20 +30,20 @@ enum { LOCKS = 64 };
  * which would hold the locks beyond the end of this process. */
 static atomic_int locks[LOCKS];
 
-static void locks_drop(void)
+static void disk_locks_drop(void)
 {
     for (int i = 0; i < LOCKS; i++)
         if (atomic_load(&locks[i]))
             close(atomic_load(&locks[i]) - 1);
 }
 
-__attribute__((constructor)) static void locks_watch(void)
+__attribute__((constructor)) static void disk_locks_watch(void)
 {
-    pthread_atfork(NULL, NULL, locks_drop);
+    pthread_atfork(NULL, NULL, disk_locks_drop);
 }
 
 /* The first that is `was` becomes `to`; without one a child keeps its copy. */
-static void locks_replace(int was, int to)
+static void disk_locks_replace(int was, int to)
 {
     for (int i = 0; i < LOCKS; i++) {
         int found = was;
@@ -76,8 +76,8 @@ static void folder_close(log_disk *d, int file)
 }
 
 /* Up to SPANS spans from byte `skip` of the first on; what is left of them. */
-static size_t fill_iov(struct iovec *iov, const wire_span *spans, size_t n,
-                       size_t skip)
+static size_t disk_fill_iov(struct iovec *iov, const wire_span *spans,
+                            size_t n, size_t skip)
 {
     const size_t count = n < SPANS ? n : SPANS;
     for (size_t i = 0; i < count; i++) {
@@ -95,7 +95,7 @@ static int folder_write(log_disk *d, int file, uint64_t at,
     (void)d;
     while (n) {
         struct iovec iov[SPANS];
-        const size_t count = fill_iov(iov, spans, n, skip);
+        const size_t count = disk_fill_iov(iov, spans, n, skip);
         ssize_t wrote = pwritev(file, iov, (int)count, (off_t)at);
         if (wrote < 0 && errno == EINTR)
             continue;
@@ -196,7 +196,7 @@ static void folder_free(log_disk *d)
 {
     folder_disk *f = (folder_disk *)d;
     if (f->lock >= 0)
-        locks_replace(f->lock + 1, 0);
+        disk_locks_replace(f->lock + 1, 0);
     folder_close(d, f->lock);
     folder_close(d, f->folder);
     free(f);
@@ -225,7 +225,7 @@ static int folder_claim(folder_disk *f, const char *path)
         return persia_err_set(PERSIA_EIO, "%s/lock cannot be opened: %s", path,
                               strerror(errno));
     if (!flock(f->lock, LOCK_EX | LOCK_NB)) {
-        locks_replace(0, f->lock + 1);
+        disk_locks_replace(0, f->lock + 1);
         return PERSIA_OK;
     }
     return persia_err_set(PERSIA_EUNAVAILABLE,

@@ -35,7 +35,8 @@ void spare_name(uint64_t first, char out[SEGMENT_NAME])
     snprintf(out, SEGMENT_NAME, "%s%0*" PRIu64, spare, DIGITS, first);
 }
 
-static int name_parse(const char *name, const char *before, uint64_t *first)
+static int format_name_parse(const char *name, const char *before,
+                             uint64_t *first)
 {
     const size_t n = strlen(before);
     if (strncmp(name, before, n) || strlen(name + n) != DIGITS)
@@ -52,12 +53,12 @@ static int name_parse(const char *name, const char *before, uint64_t *first)
 
 int segment_parse(const char *name, uint64_t *first)
 {
-    return name_parse(name, prefix, first);
+    return format_name_parse(name, prefix, first);
 }
 
 int spare_parse(const char *name, uint64_t *first)
 {
-    return name_parse(name, spare, first);
+    return format_name_parse(name, spare, first);
 }
 
 static uint32_t segment_crc(const segment_head *h)

@@ -55,7 +55,7 @@ static int found_file(void *ctx, const char *name)
     return rc;
 }
 
-static int by_position(const void *a, const void *b)
+static int log_by_position(const void *a, const void *b)
 {
     const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
     return x < y ? -1 : x > y;
@@ -70,7 +70,7 @@ static int segments_find(updates_log *l)
     if (rc)
         return log_io_error("reading the folder", "", rc);
     if (l->segments_n)
-        qsort(l->firsts, l->segments_n, sizeof *l->firsts, by_position);
+        qsort(l->firsts, l->segments_n, sizeof *l->firsts, log_by_position);
     return PERSIA_OK;
 }
 
@@ -282,7 +282,7 @@ int persia_log_syncs(const updates_log *l)
     return l->config.level == LOG_DISK;
 }
 
-static int failure_locked(const updates_log *l)
+static int log_failure_locked(const updates_log *l)
 {
     return persia_err_set(PERSIA_EUNAVAILABLE, "%s", l->text);
 }
@@ -295,7 +295,7 @@ uint64_t persia_log_first(const updates_log *l)
 int persia_log_check(updates_log *l)
 {
     pthread_mutex_lock(&l->lock);
-    int rc = l->state == LOG_FAILED ? failure_locked(l) : PERSIA_OK;
+    int rc = l->state == LOG_FAILED ? log_failure_locked(l) : PERSIA_OK;
     pthread_mutex_unlock(&l->lock);
     return rc;
 }
@@ -304,7 +304,7 @@ int persia_log_synced(updates_log *l, uint64_t end, int *rc)
 {
     pthread_mutex_lock(&l->lock);
     const int is = l->synced >= end;
-    *rc = !is && l->state == LOG_FAILED ? failure_locked(l) : PERSIA_OK;
+    *rc = !is && l->state == LOG_FAILED ? log_failure_locked(l) : PERSIA_OK;
     pthread_mutex_unlock(&l->lock);
     return is;
 }
@@ -314,7 +314,7 @@ int persia_log_wait(updates_log *l, uint64_t end)
     pthread_mutex_lock(&l->lock);
     while (l->synced < end && l->state == LOG_OPEN && l->thread_runs)
         persia_cond_wait(&l->change, &l->lock);
-    int rc = l->synced < end && l->state == LOG_FAILED ? failure_locked(l)
+    int rc = l->synced < end && l->state == LOG_FAILED ? log_failure_locked(l)
                                                        : PERSIA_OK;
     pthread_mutex_unlock(&l->lock);
     return rc;
@@ -363,7 +363,7 @@ void persia_log_want_cut(updates_log *l, uint64_t position)
 
 /* How many spare segments a log needs at most: as many as lie between two
  * cuts. */
-static size_t spares_most(const updates_log *l)
+static size_t log_spares_most(const updates_log *l)
 {
     const uint64_t n = l->config.limit / l->config.segment + 1;
     return n < SPARES ? (size_t)n : SPARES;
@@ -375,7 +375,7 @@ static int segment_retire_locked(updates_log *l, uint64_t first)
     char name[SEGMENT_NAME], kept[SEGMENT_NAME];
     segment_name(first, name);
     spare_name(first, kept);
-    const int keeps = l->spares_n < spares_most(l);
+    const int keeps = l->spares_n < log_spares_most(l);
     int rc = keeps ? l->disk->rename(l->disk, name, kept)
                    : l->disk->remove(l->disk, name);
     if (rc)

@@ -38,7 +38,7 @@ static int read_at(reading *r, uint64_t at, void *to, size_t n, size_t *got)
     return rc ? log_io_error("reading", r->name, rc) : PERSIA_OK;
 }
 
-static int damaged(const reading *r, const char *what)
+static int read_damaged(const reading *r, const char *what)
 {
     return persia_err_set(
         PERSIA_ECORRUPT,
@@ -85,7 +85,7 @@ static int segment_read_head(reading *r, int *holds)
 
 /* ---- records ------------------------------------------------------------ */
 
-static int body_room(reading *r, uint64_t bytes)
+static int read_body_room(reading *r, uint64_t bytes)
 {
     if (bytes <= r->room)
         return PERSIA_OK;
@@ -98,7 +98,7 @@ static int body_room(reading *r, uint64_t bytes)
 }
 
 /* The parts of a body; 0: it is not one. */
-static int parts_of_body(reading *r, uint64_t bytes, size_t *n)
+static int read_parts_of_body(reading *r, uint64_t bytes, size_t *n)
 {
     const uint64_t *sizes = (const uint64_t *)(const void *)r->body;
     if (bytes < UNIT || sizes[0] > LOG_PARTS)
@@ -135,12 +135,12 @@ static int record_read(reading *r, record_head *h, size_t *n, int *holds)
         !record_head_holds(h, r->l->id, r->found->end) ||
         h->bytes > r->size - r->at - RECORD_BYTES)
         return rc;
-    rc = body_room(r, h->bytes);
+    rc = read_body_room(r, h->bytes);
     if (!rc)
         rc = read_at(r, r->at + RECORD_BYTES, r->body, h->bytes, &got);
     *holds = !rc && got == h->bytes &&
              persia_crc32c(0, r->body, h->bytes) == h->body_crc &&
-             parts_of_body(r, h->bytes, n);
+             read_parts_of_body(r, h->bytes, n);
     return rc;
 }
 
@@ -158,7 +158,8 @@ static int record_give(reading *r, const record_head *h, size_t n,
                                .parts = r->parts,
                                .n = n};
     if (h->position < from && record.end > from)
-        return damaged(r, "a cut of the rows was taken within this record");
+        return read_damaged(r,
+                            "a cut of the rows was taken within this record");
     int rc = PERSIA_OK;
     if (h->position >= from) {
         rc = persia_interrupt_poll();
@@ -204,7 +205,7 @@ static int segment_shows(reading *r, uint64_t bad, int *shows)
 
 /* The same, of a segment whose head may not hold: records follow one that was
  * written. */
-static int judge_segment(reading *r, uint64_t bad, int *shows)
+static int read_judge_segment(reading *r, uint64_t bad, int *shows)
 {
     const uint64_t first = r->l->firsts[r->segment];
     if (segment_head_holds(&r->head, first))
@@ -215,12 +216,12 @@ static int judge_segment(reading *r, uint64_t bad, int *shows)
 
 /* Something does not hold at r->at.  A tail that a crash tore, or damage: an
  * error, with this segment open. */
-static int judge_end(reading *r)
+static int read_judge_end(reading *r)
 {
     const uint64_t bad = r->found->end, at = r->at;
     const size_t segment = r->segment;
     int shows = 0, holds;
-    int rc = judge_segment(r, bad, &shows);
+    int rc = read_judge_segment(r, bad, &shows);
     r->found->torn = r->size > at && !r->is_clean ? r->size - at : 0;
     for (size_t no = segment + 1; no < r->l->segments_n && !rc && !shows;
          no++) {
@@ -229,14 +230,15 @@ static int judge_end(reading *r)
         if (!rc)
             rc = segment_read_head(r, &holds);
         if (!rc)
-            rc = judge_segment(r, bad, &shows);
+            rc = read_judge_segment(r, bad, &shows);
     }
     if (rc || !shows)
         return rc;
     segment_name(r->l->firsts[segment], r->name);
     r->at = at;
-    return damaged(r, "a record is not what was written, and there are later "
-                      "ones");
+    return read_damaged(
+        r, "a record is not what was written, and there are later "
+           "ones");
 }
 
 /* ---- all of it ---------------------------------------------------------- */
@@ -274,7 +276,7 @@ static int read_all(reading *r, size_t first, uint64_t from)
             ends = 1;
         }
         if (!rc && ends)
-            rc = judge_end(r);
+            rc = read_judge_end(r);
         segment_close(r);
         r->found->segments++;
     }
@@ -291,7 +293,7 @@ static size_t segment_of(const updates_log *l, uint64_t position)
 }
 
 /* The bytes that are to be read, about. */
-static int measure(reading *r, uint64_t from)
+static int read_measure(reading *r, uint64_t from)
 {
     const size_t last = r->l->segments_n - 1;
     int rc = segment_open(r, last);
@@ -324,7 +326,7 @@ int persia_log_read(updates_log *l, uint64_t from, log_read_fn fn, void *ctx,
                    .found = found, .file = -1};
     const size_t first = segment_of(l, from);
     found->end = l->firsts[first];
-    int rc = measure(r, from);
+    int rc = read_measure(r, from);
     if (!rc)
         rc = read_all(r, first, from);
     if (!rc && found->end < from) { /* the rows have all that it had */

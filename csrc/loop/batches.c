@@ -126,7 +126,7 @@ void batch_follow(batches *all, batch *b)
 
 /* Whether an update has some of its gradients, so that the other ranks need
  * no empty part. */
-static int was_updated(const batch *b)
+static int batches_was_updated(const batch *b)
 {
     for (size_t i = 0; i < b->forwards_n; i++)
         if (b->forwards[i].state == GRAD_UPDATING ||
@@ -143,7 +143,7 @@ void batch_end(batches *all, batch *b)
     int handed = b->state == BATCH_ASKED || batch_is_taken(b);
     batch_event(b, BATCH_END);
     all->owed += b->pass->number && b->pass->sync == 2 && handed &&
-                 !b->is_end && !was_updated(b);
+                 !b->is_end && !batches_was_updated(b);
 }
 
 int batch_was_dropped(const batch *b)
@@ -167,7 +167,7 @@ forward *batches_find(const batches *all, uint64_t ticket, batch **of)
 }
 
 /* The place of the last batch, if one loop alone trains. */
-static uint64_t last_place(const batches *all)
+static uint64_t batches_last_place(const batches *all)
 {
     unsigned n = 0;
     for (const pass *t = all->passes; t; t = t->next)
@@ -177,7 +177,7 @@ static uint64_t last_place(const batches *all)
 
 forward *batches_adopt(const batches *all, uint64_t ticket, batch **of)
 {
-    const uint64_t place = last_place(all);
+    const uint64_t place = batches_last_place(all);
     batch *b = place ? all->taken : NULL;
     while (b && b->place != place)
         b = b->next;
@@ -203,7 +203,7 @@ uint64_t batches_place(const batches *all, const loop_grad *grads, size_t n)
         place = b->place;
         found = 1;
     }
-    return found ? place : last_place(all);
+    return found ? place : batches_last_place(all);
 }
 
 void batch_append(batch **list, batch *b)
@@ -226,7 +226,7 @@ void batch_remove(batch **list, batch *b)
 
 /* The one update that was sent with all gradients that may change; 0 if there
  * is none. */
-static uint64_t sent_in(const batch *b)
+static uint64_t batches_sent_in(const batch *b)
 {
     uint64_t update = 0;
     for (size_t i = 0; i < b->forwards_n; i++) {
@@ -255,7 +255,7 @@ typedef struct census {
 static void count_update(census *c, const batch *x, int may_follow)
 {
     int counted = x->step && x->step == c->step;
-    uint64_t update = may_follow ? sent_in(x) : 0;
+    uint64_t update = may_follow ? batches_sent_in(x) : 0;
     c->step = x->step;
     if (update && (!c->after || c->after == update)) {
         c->after = update;
@@ -268,7 +268,7 @@ static void count_update(census *c, const batch *x, int may_follow)
 /* Counts x for the lookups of b.  What another pass has out when the loop
  * asks for b is of the same step: no backward was between them, and a plain
  * loop would read the same rows. */
-static void count(census *c, const batch *x, const batch *b)
+static void batches_count(census *c, const batch *x, const batch *b)
 {
     const int own = x->pass == b->pass, asked = b->state == BATCH_ASKED;
     switch (x->state) {
@@ -293,11 +293,11 @@ static census count_before(const batches *all, const batch *b)
 {
     census c = {0};
     for (const batch *x = all->taken; x && x != b; x = x->next)
-        count(&c, x, b);
+        batches_count(&c, x, b);
     if (b->state == BATCH_ASKED)
         return c;
     for (const batch *x = b->pass->queue; x != b; x = x->next)
-        count(&c, x, b);
+        batches_count(&c, x, b);
     return c;
 }
 
@@ -331,8 +331,8 @@ void batches_start(const batches *all, batch *b)
 
 /* Batches other than b that are taken, with an update that is not through or
  * that ended after `since`. */
-static uint64_t updated_since(const batches *all, const batch *b,
-                              uint64_t since)
+static uint64_t batches_updated_since(const batches *all, const batch *b,
+                                      uint64_t since)
 {
     census c = {0};
     for (const batch *x = all->taken; x; x = x->next) {
@@ -348,13 +348,13 @@ static uint64_t updated_since(const batches *all, const batch *b,
 
 uint64_t batches_missed(const batches *all, const batch *b)
 {
-    uint64_t n = all->trained + updated_since(all, b, b->began);
+    uint64_t n = all->trained + batches_updated_since(all, b, b->began);
     return n > b->seen ? n - b->seen : 0; /* less: an update failed */
 }
 
 uint64_t batches_missed_now(const batches *all, const batch *b)
 {
-    return updated_since(all, b, all->clock);
+    return batches_updated_since(all, b, all->clock);
 }
 
 int batches_missed_strays(const batches *all, const batch *b)

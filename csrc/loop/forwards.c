@@ -24,7 +24,7 @@ void persia_loop_batch_bind(loop *s, uint64_t number, uint64_t ticket)
 
 /* The lookup of b for this plan that was not taken, unless it misses updates
  * that the bound does not allow: then it is dropped. */
-static lookup *take(prefetch *p, batch *b, uint32_t plan)
+static lookup *forwards_take(prefetch *p, batch *b, uint32_t plan)
 {
     lookup *l = batch_may_run(b) ? b->lookups : NULL;
     while (l && (l->want.take || l->want.plan != plan ||
@@ -39,7 +39,7 @@ static lookup *take(prefetch *p, batch *b, uint32_t plan)
 }
 
 /* A forward of b looks up, or takes a lookup: how stale that is. */
-static void note_staleness(prefetch *p, batch *b, uint64_t missed)
+static void forwards_note_staleness(prefetch *p, batch *b, uint64_t missed)
 {
     const uint64_t top = LOOP_STALENESS_BUCKETS - 1;
     if (b->staleness >= 0)
@@ -50,7 +50,7 @@ static void note_staleness(prefetch *p, batch *b, uint64_t missed)
 
 /* A forward of b looks up itself: when the updates of other batches are
  * applied, except as many as it may miss. */
-static int wait_for_updates(prefetch *p, batch *b)
+static int forwards_wait_for_updates(prefetch *p, batch *b)
 {
     int rc = PERSIA_OK;
     while (!rc && batches_missed_now(&p->all, b) > b->pass->staleness)
@@ -72,11 +72,11 @@ int persia_loop_batch_take(loop *s, uint64_t number, uint32_t plan,
         prefetch_leave(p);
         return PERSIA_OK;
     }
-    lookup *l = b ? take(p, b, plan) : NULL;
+    lookup *l = b ? forwards_take(p, b, plan) : NULL;
     if (b)
         b->users++;
     if (l) {
-        note_staleness(p, b, batches_missed(&p->all, b));
+        forwards_note_staleness(p, b, batches_missed(&p->all, b));
         if (l->state == LOOKUP_WAITS)
             prefetch_run(p, b, l);
         pthread_mutex_unlock(&p->lock);
@@ -85,8 +85,8 @@ int persia_loop_batch_take(loop *s, uint64_t number, uint32_t plan,
         if (rc == PERSIA_OK && l->state == LOOKUP_TAKEN)
             l = NULL; /* by another thread meanwhile */
     } else if (b) {
-        rc = wait_for_updates(p, b);
-        note_staleness(p, b, batches_missed_now(&p->all, b));
+        rc = forwards_wait_for_updates(p, b);
+        forwards_note_staleness(p, b, batches_missed_now(&p->all, b));
     }
     assert(!b || b->users);
     if (b)
@@ -104,7 +104,7 @@ int persia_loop_batch_take(loop *s, uint64_t number, uint32_t plan,
 }
 
 /* There is no batch: updates are numbered as if the loop had not asked. */
-static void note_end(prefetch *p, batch *b)
+static void forwards_note_end(prefetch *p, batch *b)
 {
     b->is_end = 1;
     p->all.places -= b->place && b->place == p->all.places;
@@ -126,7 +126,7 @@ int prefetch_taken(prefetch *p, uint64_t number, int reads,
     if (l) {
         b->users++;
         if (reads)
-            note_staleness(p, b, batches_missed(&p->all, b));
+            forwards_note_staleness(p, b, batches_missed(&p->all, b));
         if (l->state == LOOKUP_WAITS)
             prefetch_run(p, b, l);
         pthread_mutex_unlock(&p->lock);
@@ -135,7 +135,7 @@ int prefetch_taken(prefetch *p, uint64_t number, int reads,
         if (!rc && *l->want.index)
             *index = persia_batch_index_get(*l->want.index);
         if (!rc && !*l->want.index)
-            note_end(p, b);
+            forwards_note_end(p, b);
         assert(b->users);
         b->users--;
         p->stats.prefetched += (uint64_t)reads;

@@ -50,7 +50,7 @@ static struct {
     } slots[STORES_MAX];
 } registry = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static void destroy(loop *s)
+static void loop_destroy(loop *s)
 {
     if (!s)
         return;
@@ -82,7 +82,7 @@ static loop *loop_new(void)
     return s;
 }
 
-static void renumber(loop *s, int strict)
+static void loop_renumber(loop *s, int strict)
 {
     const uint64_t last = persia_client_last_number(s->c);
     prefetch_renumber(s->p, last);
@@ -90,7 +90,7 @@ static void renumber(loop *s, int strict)
 }
 
 /* Gives a store with a client the rest, and a handle. */
-static int start(loop *s, uint64_t *handle)
+static int loop_start(loop *s, uint64_t *handle)
 {
     int remote = !persia_loop_is_embedded(s);
     int rc = persia_batcher_create(s->c, &s->w);
@@ -101,7 +101,7 @@ static int start(loop *s, uint64_t *handle)
                             remote ? PENDING_REMOTE : PENDING_LOCAL, &s->u);
     if (rc)
         goto fail;
-    renumber(s, 0);
+    loop_renumber(s, 0);
     pthread_mutex_lock(&registry.lock);
     uint32_t slot = 0;
     while (slot < STORES_MAX && registry.slots[slot].s)
@@ -119,7 +119,7 @@ static int start(loop *s, uint64_t *handle)
                         "some",
                         STORES_MAX);
 fail:
-    destroy(s);
+    loop_destroy(s);
     return rc;
 }
 
@@ -132,11 +132,11 @@ int persia_loop_open(ps_client *client, uint64_t *handle)
         return rc ? rc : PERSIA_ENOMEM;
     }
     s->c = client;
-    return start(s, handle);
+    return loop_start(s, handle);
 }
 
 /* The store of a handle, or NULL; registry.lock is held. */
-static loop *find(uint64_t handle)
+static loop *loop_find(uint64_t handle)
 {
     uint32_t slot = (uint32_t)handle;
     if (slot >= STORES_MAX ||
@@ -152,7 +152,7 @@ int persia_loop_get(uint64_t handle, const char *what, loop **out,
     if (rc)
         return rc;
     pthread_mutex_lock(&registry.lock);
-    loop *s = find(handle);
+    loop *s = loop_find(handle);
     if (s)
         s->references++;
     pthread_mutex_unlock(&registry.lock);
@@ -172,7 +172,7 @@ void persia_loop_put(loop *s)
     int last = --s->references == 0;
     pthread_mutex_unlock(&registry.lock);
     if (last)
-        destroy(s);
+        loop_destroy(s);
 }
 
 void persia_loop_close(uint64_t handle)
@@ -180,7 +180,7 @@ void persia_loop_close(uint64_t handle)
     if (persia_fork_check("Store.close"))
         return;
     pthread_mutex_lock(&registry.lock);
-    loop *s = find(handle);
+    loop *s = loop_find(handle);
     if (s)
         registry.slots[(uint32_t)handle].s = NULL;
     pthread_mutex_unlock(&registry.lock);
@@ -320,7 +320,7 @@ int loop_copy_ids(loop *s, loop_grad *g)
 
 /* Why the gradient of a ticket is refused; PERSIA_OK if it is not.  The lock
  * is held. */
-static int check_ticket(const loop *s, uint64_t ticket)
+static int loop_check_ticket(const loop *s, uint64_t ticket)
 {
     if (ticket > atomic_load(&s->tickets))
         return persia_err_set(PERSIA_ETICKET,
@@ -358,11 +358,11 @@ static int check_ticket(const loop *s, uint64_t ticket)
 }
 
 /* Notes that the gradient of a ticket was given; the lock is held. */
-static int mark(loop *s, uint64_t ticket)
+static int loop_mark(loop *s, uint64_t ticket)
 {
     if (ticket == 0) /* a forward without a number may repeat */
         return PERSIA_OK;
-    int rc = check_ticket(s, ticket);
+    int rc = loop_check_ticket(s, ticket);
     if (rc)
         return rc;
     if (ticket > LOOP_TICKET_WINDOW) { /* older ones are forgotten */
@@ -378,7 +378,7 @@ static int mark(loop *s, uint64_t ticket)
 int loop_refuse(loop *s, uint64_t ticket)
 {
     pthread_mutex_lock(&s->lock);
-    int rc = mark(s, ticket);
+    int rc = loop_mark(s, ticket);
     if (rc == PERSIA_OK && ticket)
         (void)window_add(&s->refused, ticket);
     pthread_mutex_unlock(&s->lock);
@@ -400,7 +400,7 @@ static int add_grad_locked(loop *s, const loop_grad *g)
         s->pending = more;
         s->pending_room = room;
     }
-    int rc = mark(s, g->ticket);
+    int rc = loop_mark(s, g->ticket);
     if (rc)
         return rc;
     /* Kept in the order of the forwards, whatever order the backward has. */
@@ -445,7 +445,7 @@ typedef struct choice {
     size_t n;
 } choice;
 
-static int is_chosen(const choice *c, const loop_grad *g)
+static int loop_is_chosen(const choice *c, const loop_grad *g)
 {
     if (!c->tickets)
         return c->whose == LOOP_ALL || g->thread == (uint64_t)pthread_self();
@@ -457,7 +457,8 @@ static int is_chosen(const choice *c, const loop_grad *g)
 
 /* Takes what is pending out of the store, as an array to be freed; NULL (and
  * *n == 0) if there is nothing.  The order of the forwards is kept. */
-static int take_chosen(loop *s, const choice *c, loop_grad **out, size_t *n)
+static int loop_take_chosen(loop *s, const choice *c, loop_grad **out,
+                            size_t *n)
 {
     *n = 0;
     *out = NULL;
@@ -467,7 +468,7 @@ static int take_chosen(loop *s, const choice *c, loop_grad **out, size_t *n)
     pthread_mutex_lock(&s->lock);
     size_t chosen = 0;
     for (size_t i = 0; i < s->pending_n; i++)
-        chosen += (size_t)is_chosen(c, &s->pending[i]);
+        chosen += (size_t)loop_is_chosen(c, &s->pending[i]);
     *n = chosen;
     if (chosen && chosen == s->pending_n) { /* as nearly always */
         *out = s->pending;
@@ -477,7 +478,7 @@ static int take_chosen(loop *s, const choice *c, loop_grad **out, size_t *n)
         loop_grad *taken = malloc(chosen * sizeof *taken);
         size_t kept = 0, at = 0;
         for (size_t i = 0; i < s->pending_n && taken; i++) {
-            if (is_chosen(c, &s->pending[i]))
+            if (loop_is_chosen(c, &s->pending[i]))
                 taken[at++] = s->pending[i];
             else
                 s->pending[kept++] = s->pending[i];
@@ -494,10 +495,10 @@ static int take_chosen(loop *s, const choice *c, loop_grad **out, size_t *n)
     return rc;
 }
 
-static int take_pending(loop *s, enum loop_whose whose, loop_grad **out,
-                        size_t *n)
+static int loop_take_pending(loop *s, enum loop_whose whose, loop_grad **out,
+                             size_t *n)
 {
-    return take_chosen(s, &(choice){.whose = whose}, out, n);
+    return loop_take_chosen(s, &(choice){.whose = whose}, out, n);
 }
 
 void loop_release_grads(loop_grad *grads, size_t n)
@@ -549,8 +550,9 @@ int loop_run(loop *s, const update *one)
 }
 
 /* On threads of the store.  Owns `grads`.  tell: see updates_add(). */
-static int apply_later(loop *s, loop_grad *grads, size_t n,
-                       const optim_args *optim, uint32_t optim_n, int tell)
+static int loop_apply_later(loop *s, loop_grad *grads, size_t n,
+                            const optim_args *optim, uint32_t optim_n,
+                            int tell)
 {
     const uint64_t place = prefetch_place(s->p, grads, n);
     update *one;
@@ -565,12 +567,12 @@ static int apply_later(loop *s, loop_grad *grads, size_t n,
 }
 
 /* On this thread, after those that were handed over.  Owns `grads`. */
-static int apply_now(loop *s, loop_grad *grads, size_t n,
-                     const optim_args *optim, uint32_t optim_n)
+static int loop_apply_now(loop *s, loop_grad *grads, size_t n,
+                          const optim_args *optim, uint32_t optim_n)
 {
     int rc = updates_wait(s->u, 0, 0);
     if (rc) {
-        apply_later(s, grads, n, optim, optim_n, 0);
+        loop_apply_later(s, grads, n, optim, optim_n, 0);
         return rc;
     }
     update one = {.grads = grads, .n = n, .optim = optim, .optim_n = optim_n};
@@ -602,7 +604,7 @@ int persia_loop_apply(loop *s, enum loop_whose whose,
 {
     size_t n;
     loop_grad *grads;
-    int rc = take_pending(s, whose, &grads, &n);
+    int rc = loop_take_pending(s, whose, &grads, &n);
     if (rc)
         return rc;
     if (n == 0 && whose == LOOP_ALL && updates_are_parts(s->u)) {
@@ -614,8 +616,8 @@ int persia_loop_apply(loop *s, enum loop_whose whose,
     prefetch_updating(s->p, grads, n, whose == LOOP_ALL);
     if (!persia_loop_is_embedded(s) ||
         (whose == LOOP_MINE && prefetch_allows(s->p, grads, n)))
-        return apply_later(s, grads, n, optim, optim_n, 1);
-    rc = apply_now(s, grads, n, optim, optim_n);
+        return loop_apply_later(s, grads, n, optim, optim_n, 1);
+    rc = loop_apply_now(s, grads, n, optim, optim_n);
     return rc ? rc : updates_error(s->u);
 }
 
@@ -624,7 +626,7 @@ int persia_loop_settle(loop *s)
     return updates_wait(s->u, 0, 0);
 }
 
-static int flush(loop *s, uint64_t timeout_ns)
+static int loop_flush(loop *s, uint64_t timeout_ns)
 {
     int rc = updates_wait(s->u, 0, timeout_ns);
     rc = rc ? rc : updates_error(s->u);
@@ -634,7 +636,7 @@ static int flush(loop *s, uint64_t timeout_ns)
 int persia_loop_finish(loop *s)
 {
     updates_close(s->u);
-    int rc = flush(s, 0);
+    int rc = loop_flush(s, 0);
     if (rc == PERSIA_EINTR) /* the end of the store waits for no server */
         persia_client_end(s->c, END_ALL);
     return rc;
@@ -642,7 +644,7 @@ int persia_loop_finish(loop *s)
 
 int persia_loop_flush(loop *s, uint64_t timeout_ns)
 {
-    int rc = flush(s, timeout_ns);
+    int rc = loop_flush(s, timeout_ns);
     return rc ? rc : persia_client_check_restores(s->c);
 }
 
@@ -666,7 +668,7 @@ int persia_loop_greet(loop *s, int restored)
 {
     int rc = persia_client_greet(s->c, restored);
     if (!rc)
-        renumber(s, 0);
+        loop_renumber(s, 0);
     return rc;
 }
 
@@ -675,7 +677,7 @@ int persia_loop_go_on(loop *s, uint64_t stream, uint64_t number,
 {
     int rc = persia_client_go_on(s->c, stream, number, lost);
     if (!rc)
-        renumber(s, 1);
+        loop_renumber(s, 1);
     return rc;
 }
 
@@ -712,11 +714,11 @@ void persia_loop_get_counts(loop *s, loop_counts *out)
     updates_get_counts(s->u, out);
 }
 
-static size_t discard(loop *s, const choice *c)
+static size_t loop_discard(loop *s, const choice *c)
 {
     size_t n;
     loop_grad *grads;
-    if (take_chosen(s, c, &grads, &n) || n == 0)
+    if (loop_take_chosen(s, c, &grads, &n) || n == 0)
         return 0;
     prefetch_discarded(s->p, grads, n);
     loop_pay(s);
@@ -727,12 +729,12 @@ static size_t discard(loop *s, const choice *c)
 
 size_t persia_loop_discard(loop *s, enum loop_whose whose)
 {
-    return discard(s, &(choice){.whose = whose});
+    return loop_discard(s, &(choice){.whose = whose});
 }
 
 size_t persia_loop_discard_of(loop *s, const uint64_t *tickets, size_t n)
 {
-    return n ? discard(s, &(choice){.tickets = tickets, .n = n}) : 0;
+    return n ? loop_discard(s, &(choice){.tickets = tickets, .n = n}) : 0;
 }
 
 void persia_loop_forget(loop *s)

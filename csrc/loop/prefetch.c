@@ -71,7 +71,7 @@ static void sweep_batches(prefetch *p, batch **at)
 
 /* Frees batches and passes that ended and that nothing uses; only on threads
  * of the user. */
-static void sweep(prefetch *p)
+static void prefetch_sweep(prefetch *p)
 {
     sweep_batches(p, &p->all.taken);
     for (pass **at = &p->all.passes; *at;) {
@@ -90,7 +90,7 @@ static void sweep(prefetch *p)
 
 void prefetch_end(prefetch *p)
 {
-    sweep(p);
+    prefetch_sweep(p);
     prefetch_leave(p);
 }
 
@@ -102,7 +102,7 @@ static pass *find_pass(prefetch *p, uint64_t number)
     return t;
 }
 
-static batch *find_in(batch *list, uint64_t number)
+static batch *prefetch_find_in(batch *list, uint64_t number)
 {
     while (list && (list->number != number || list->state == BATCH_DONE))
         list = list->next;
@@ -112,9 +112,9 @@ static batch *find_in(batch *list, uint64_t number)
 /* A batch that has not ended. */
 batch *prefetch_find(prefetch *p, uint64_t number)
 {
-    batch *b = find_in(p->all.taken, number);
+    batch *b = prefetch_find_in(p->all.taken, number);
     for (pass *t = p->all.passes; t && !b; t = t->next)
-        b = find_in(t->queue, number);
+        b = prefetch_find_in(t->queue, number);
     return b;
 }
 
@@ -126,7 +126,7 @@ int prefetch_is_idle(prefetch *p)
 /* ---- lookups ---- */
 
 /* A take that ends after its batch: no call of the user may follow. */
-static void release_late(prefetch *p, batch *b, lookup *l)
+static void prefetch_release_late(prefetch *p, batch *b, lookup *l)
 {
     void *owner = l->want.owner;
     void (*release)(void *) = l->want.release;
@@ -155,10 +155,10 @@ void prefetch_run(prefetch *p, batch *b, lookup *l)
     b->users--; /* before the loop can end the batch */
     persia_future_complete(l->done, rc);
     pthread_cond_broadcast(&p->moved);
-    release_late(p, b, l);
+    prefetch_release_late(p, b, l);
 }
 
-static lookup *waiting(batch *b)
+static lookup *prefetch_waiting(batch *b)
 {
     lookup *l = batch_may_run(b) ? b->lookups : NULL;
     while (l && l->state != LOOKUP_WAITS)
@@ -166,14 +166,14 @@ static lookup *waiting(batch *b)
     return l;
 }
 
-static batch *with_lookup(prefetch *p)
+static batch *prefetch_with_lookup(prefetch *p)
 {
     for (batch *b = p->all.taken; b; b = b->next)
-        if (waiting(b))
+        if (prefetch_waiting(b))
             return b;
     for (pass *t = p->all.passes; t; t = t->next)
         for (batch *b = t->queue; b; b = b->next)
-            if (waiting(b))
+            if (prefetch_waiting(b))
                 return b;
     return NULL;
 }
@@ -183,14 +183,14 @@ static void lookup_job(void *ctx)
 {
     prefetch *p = ctx;
     pthread_mutex_lock(&p->lock);
-    for (batch *b; (b = with_lookup(p));)
-        prefetch_run(p, b, waiting(b));
+    for (batch *b; (b = prefetch_with_lookup(p));)
+        prefetch_run(p, b, prefetch_waiting(b));
     pthread_mutex_unlock(&p->lock);
 }
 
 /* ---- permits ---- */
 
-static void start(prefetch *p, batch *b)
+static void prefetch_start(prefetch *p, batch *b)
 {
     batches_start(&p->all, b);
     p->stats.started += b->lookups != NULL;
@@ -200,26 +200,26 @@ static void start(prefetch *p, batch *b)
 }
 
 /* Starts what may start, of each pass in order. */
-static void advance(prefetch *p)
+static void prefetch_advance(prefetch *p)
 {
     for (batch *b = p->all.taken; b; b = b->next)
         if (b->state == BATCH_ASKED &&
             batches_why_wait(&p->all, b) == BATCH_MAY_START)
-            start(p, b);
+            prefetch_start(p, b);
     for (pass *t = p->all.passes; t; t = t->next)
         for (batch *b = t->queue; b; b = b->next) {
             if (b->state == BATCH_AHEAD || b->state == BATCH_DONE)
                 continue;
             if (batches_why_wait(&p->all, b) != BATCH_MAY_START)
                 break;
-            start(p, b);
+            prefetch_start(p, b);
         }
     pthread_cond_broadcast(&p->moved);
 }
 
 /* The gradients of b's forwards that are still out are refused from now on;
  * b ends unless other gradients of it wait.  1 if it has ended. */
-static int refuse(prefetch *p, batch *b)
+static int prefetch_refuse(prefetch *p, batch *b)
 {
     for (size_t i = 0; i < b->forwards_n; i++) {
         forward *f = &b->forwards[i];
@@ -247,7 +247,7 @@ void prefetch_pending(prefetch *p, uint64_t ticket)
         forward_event(f, GRAD_PEND);
         batch_follow(&p->all, b);
     }
-    advance(p);
+    prefetch_advance(p);
     prefetch_end(p);
 }
 
@@ -299,7 +299,7 @@ void prefetch_sending(prefetch *p, const loop_grad *grads, size_t n,
         if (f)
             f->update = number;
     }
-    advance(p);
+    prefetch_advance(p);
     pthread_mutex_unlock(&p->lock);
 }
 
@@ -328,8 +328,8 @@ void prefetch_tidy(prefetch *p)
 }
 
 /* Nothing more becomes of these gradients. */
-static void settle(prefetch *p, const loop_grad *grads, size_t n,
-                   enum grad_event event)
+static void prefetch_settle(prefetch *p, const loop_grad *grads, size_t n,
+                            enum grad_event event)
 {
     if (prefetch_is_idle(p))
         return;
@@ -354,22 +354,22 @@ static void settle(prefetch *p, const loop_grad *grads, size_t n,
             p->all.trained++;
         step = b->step;
     }
-    advance(p);
+    prefetch_advance(p);
     pthread_mutex_unlock(&p->lock);
 }
 
 void prefetch_updated(prefetch *p, const loop_grad *grads, size_t n,
                       int applied)
 {
-    settle(p, grads, n, applied ? GRAD_APPLY : GRAD_FAIL);
+    prefetch_settle(p, grads, n, applied ? GRAD_APPLY : GRAD_FAIL);
 }
 
 void prefetch_discarded(prefetch *p, const loop_grad *grads, size_t n)
 {
-    settle(p, grads, n, GRAD_DISCARD);
+    prefetch_settle(p, grads, n, GRAD_DISCARD);
 }
 
-static void forget(prefetch *p, batch *list)
+static void loop_prefetch_forget(prefetch *p, batch *list)
 {
     for (batch *b = list; b; b = b->next) {
         for (lookup *l = b->lookups; l; l = l->next)
@@ -377,23 +377,23 @@ static void forget(prefetch *p, batch *list)
                 lookup_event(l, LOOKUP_DROP);
         b->after = 0;
         if (b->forwards_n && b->state != BATCH_DONE)
-            refuse(p, b);
+            prefetch_refuse(p, b);
     }
 }
 
 void prefetch_forget(prefetch *p)
 {
     pthread_mutex_lock(&p->lock);
-    forget(p, p->all.taken);
+    loop_prefetch_forget(p, p->all.taken);
     for (pass *t = p->all.passes; t; t = t->next)
-        forget(p, t->queue);
-    advance(p);
+        loop_prefetch_forget(p, t->queue);
+    prefetch_advance(p);
     prefetch_end(p);
 }
 
 /* ---- steps of all ranks ---- */
 
-static int ended(void)
+static int prefetch_ended(void)
 {
     return persia_err_set(PERSIA_ECLOSED,
                           "this pass of the data loader has ended");
@@ -407,7 +407,7 @@ int persia_loop_pass_sync(loop *s, uint64_t number, int by_batch)
     if (t)
         t->sync = by_batch ? 2 : 1;
     pthread_mutex_unlock(&p->lock);
-    return t ? PERSIA_OK : ended();
+    return t ? PERSIA_OK : prefetch_ended();
 }
 
 void prefetch_owe(prefetch *p)
@@ -432,7 +432,7 @@ void prefetch_paid(prefetch *p)
     pthread_mutex_lock(&p->lock);
     assert(p->all.paying);
     p->all.paying--;
-    advance(p);
+    prefetch_advance(p);
     pthread_mutex_unlock(&p->lock);
 }
 
@@ -459,7 +459,7 @@ int persia_loop_pass_open(loop *s, uint64_t staleness, int here,
     return PERSIA_OK;
 }
 
-static int in_use(const prefetch *p, const pass *t)
+static int prefetch_in_use(const prefetch *p, const pass *t)
 {
     for (const batch *b = t->queue; b; b = b->next)
         if (b->users)
@@ -488,11 +488,10 @@ void persia_loop_pass_close(loop *s, uint64_t number)
     pass *t = find_pass(p, number);
     if (t) {
         close_pass(p, t);
-        advance(p);
+        prefetch_advance(p);
         t->waiters++; /* it is not freed meanwhile */
         /* Lookups in this process end soon; others may wait for a server. */
-        while (persia_loop_is_embedded(s) &&
-               in_use(p, t))
+        while (persia_loop_is_embedded(s) && prefetch_in_use(p, t))
             persia_cond_wait(&p->moved, &p->lock);
         assert(t->waiters && !t->number);
         t->waiters--;
@@ -544,7 +543,7 @@ int persia_loop_batch_add(loop *s, uint64_t in, uint64_t number)
     if (t)
         return PERSIA_OK;
     free(b);
-    return ended();
+    return prefetch_ended();
 }
 
 int persia_loop_batch_lookup(loop *s, uint64_t number,
@@ -567,7 +566,7 @@ int persia_loop_batch_lookup(loop *s, uint64_t number,
         *end = l;
         b->pass->takes |= want->take != NULL;
     } else {
-        rc = ended();
+        rc = prefetch_ended();
     }
     prefetch_leave(p);
     if (rc == PERSIA_OK)
@@ -585,7 +584,7 @@ void persia_loop_batch_ready(loop *s, uint64_t number)
     batch *b = prefetch_find(p, number);
     if (b && b->state == BATCH_FILLING) {
         batch_event(b, BATCH_FILL);
-        advance(p);
+        prefetch_advance(p);
     }
     prefetch_leave(p);
 }
@@ -594,7 +593,7 @@ void persia_loop_batch_ready(loop *s, uint64_t number)
 
 /* The loop asks for b: earlier batches of the pass that were only read are
  * done. */
-static void ask(prefetch *p, batch *b)
+static void prefetch_ask(prefetch *p, batch *b)
 {
     for (batch *x = p->all.taken; x; x = x->next)
         if (x->pass == b->pass && x->state == BATCH_READ) {
@@ -605,12 +604,12 @@ static void ask(prefetch *p, batch *b)
     batch_remove(&b->pass->queue, b);
     batch_append(&p->all.taken, b);
     p->stats.batches++;
-    advance(p);
+    prefetch_advance(p);
 }
 
 /* Whether the loop must wait for b: for its lookups to be allowed, and in a
  * synchronous pass for the updates before it, too. */
-static int must_wait(const prefetch *p, const batch *b)
+static int prefetch_must_wait(const prefetch *p, const batch *b)
 {
     return b->state == BATCH_ASKED ||
            (!b->pass->staleness && batches_update_before(&p->all, b));
@@ -618,7 +617,7 @@ static int must_wait(const prefetch *p, const batch *b)
 
 /* Makes room for a batch that the loop waits for: 1 if one before it was
  * given up, 0 if it must wait for an update that is being applied. */
-static int make_room(prefetch *p, const batch *b)
+static int prefetch_make_room(prefetch *p, const batch *b)
 {
     if (b->state != BATCH_ASKED || batches_update_before(&p->all, b) ||
         (b->pass->sync && p->all.owed + p->all.paying))
@@ -630,7 +629,7 @@ static int make_room(prefetch *p, const batch *b)
         int some = 0; /* gradients are there already */
         for (size_t i = 0; i < x->forwards_n; i++)
             some |= x->forwards[i].state != GRAD_OUT;
-        if (refuse(p, x) && !some)
+        if (prefetch_refuse(p, x) && !some)
             p->stats.abandoned++;
         return 1;
     }
@@ -638,7 +637,7 @@ static int make_room(prefetch *p, const batch *b)
 }
 
 /* The loop has the batch, which it may have ended meanwhile. */
-static void give_place(prefetch *p, uint64_t number)
+static void prefetch_give_place(prefetch *p, uint64_t number)
 {
     const uint64_t tickets = loop_last_ticket(p->s);
     pthread_mutex_lock(&p->lock);
@@ -660,11 +659,11 @@ int persia_loop_batch_next(loop *s, uint64_t number, int reading)
     pthread_mutex_lock(&p->lock);
     batch *b = prefetch_find(p, number);
     if (b && (b->state == BATCH_QUEUED || b->state == BATCH_AHEAD)) {
-        ask(p, b);
-        p->stats.waited += (uint64_t)must_wait(p, b);
+        prefetch_ask(p, b);
+        p->stats.waited += (uint64_t)prefetch_must_wait(p, b);
     }
-    while (rc == PERSIA_OK && b && must_wait(p, b)) {
-        int room = make_room(p, b);
+    while (rc == PERSIA_OK && b && prefetch_must_wait(p, b)) {
+        int room = prefetch_make_room(p, b);
         if (p->all.owed) {
             pthread_mutex_unlock(&p->lock);
             rc = loop_pay(s);
@@ -672,23 +671,23 @@ int persia_loop_batch_next(loop *s, uint64_t number, int reading)
         } else if (!room) {
             rc = persia_cond_wait_poll(&p->moved, &p->lock, UINT64_MAX);
         }
-        advance(p);
+        prefetch_advance(p);
         b = prefetch_find(p, number); /* its pass may have been closed */
     }
     if (!b && rc == PERSIA_OK)
-        rc = ended();
+        rc = prefetch_ended();
     if (b && rc == PERSIA_OK && reading && !b->forwards_n)
         batch_event(b, BATCH_TO_READ);
     if (b && rc == PERSIA_OK)
         trains = b->pass->trains |= !reading;
-    advance(p); /* with b handed out, others may follow */
+    prefetch_advance(p); /* with b handed out, others may follow */
     prefetch_end(p);
     if (!rc)
         rc = loop_pay(s);
     if (!rc)
         rc = persia_loop_error(s); /* of an update that it waited for */
     if (!rc && trains) /* what was paid is of batches before it */
-        give_place(p, number);
+        prefetch_give_place(p, number);
     return rc;
 }
 
@@ -698,9 +697,9 @@ void persia_loop_batch_skip(loop *s, uint64_t number)
     pthread_mutex_lock(&p->lock);
     batch *b = prefetch_find(p, number);
     if (b) {
-        refuse(p, b);
+        prefetch_refuse(p, b);
         p->stats.skipped++;
-        advance(p);
+        prefetch_advance(p);
     }
     prefetch_end(p);
     loop_pay(s);

@@ -138,7 +138,7 @@ int updates_make(updates *u, loop_grad *grads, size_t n,
 
 /* An update has run, or will not; the lock is held.  PERSIA_ELOST is about
  * earlier ones. */
-static void end(updates *u, update *one, int code)
+static void updates_end(updates *u, update *one, int code)
 {
     int applied = code == PERSIA_OK || client_is_loss(code);
     update_event(one, applied ? UPDATE_APPLY : UPDATE_FAIL);
@@ -147,7 +147,7 @@ static void end(updates *u, update *one, int code)
 }
 
 /* Keeps this thread's error unless there is one; the lock is held. */
-static void keep(updates *u, int code)
+static void loop_updates_keep(updates *u, int code)
 {
     err_kept *k = client_is_loss(code) ? &u->lost : &u->error;
     if (!k->code)
@@ -165,7 +165,7 @@ static err_kept next_kept(updates *u)
 /* Takes the next one, unless it is a part of a step and the part before it
  * is in flight: shards take them in order.  It stays queued if it is to be
  * dropped. */
-static update *take(updates *u)
+static update *updates_take(updates *u)
 {
     pthread_mutex_lock(&u->lock);
     update *one = u->first;
@@ -186,7 +186,7 @@ static update *take(updates *u)
     return one;
 }
 
-static int refuse(updates *u, const update *one)
+static int updates_refuse(updates *u, const update *one)
 {
     (void)persia_client_skip(u->c, &one->name);
     return persia_err_set(
@@ -198,7 +198,7 @@ static int refuse(updates *u, const update *one)
 }
 
 /* The look-ahead is given the end of an update. */
-static void report(updates *u, const update *one)
+static void updates_report(updates *u, const update *one)
 {
     prefetch *p = loop_prefetch(u->s);
     if (one->n)
@@ -207,12 +207,12 @@ static void report(updates *u, const update *one)
         prefetch_paid(p);
 }
 
-static int run(updates *u, const update *one)
+static int updates_run(updates *u, const update *one)
 {
     if (one->state == UPDATE_QUEUED)
         return PERSIA_ECLOSED;
     if (one->refused)
-        return refuse(u, one);
+        return updates_refuse(u, one);
     if (u->named)
         prefetch_sending(loop_prefetch(u->s), one->grads, one->n,
                          one->name.number);
@@ -220,7 +220,7 @@ static int run(updates *u, const update *one)
 }
 
 /* The lock is held. */
-static void stop_running(updates *u, const update *one)
+static void updates_stop_running(updates *u, const update *one)
 {
     update **at = &u->running;
     while (*at && *at != one)
@@ -235,22 +235,22 @@ static void stop_running(updates *u, const update *one)
 static void update_job(void *ctx)
 {
     updates *u = ctx;
-    for (update *one; (one = take(u));) {
-        int rc = run(u, one);
+    for (update *one; (one = updates_take(u));) {
+        int rc = updates_run(u, one);
         /* The error is kept before the look-ahead gets it: the loop that waits
          * for this update must find it. */
         pthread_mutex_lock(&u->lock);
-        end(u, one, rc);
+        updates_end(u, one, rc);
         if (rc)
-            keep(u, rc);
+            loop_updates_keep(u, rc);
         pthread_mutex_unlock(&u->lock);
-        report(u, one);
+        updates_report(u, one);
 
         pthread_mutex_lock(&u->lock);
         assert(u->left && (one->name.parts < 2 || u->part_runs));
         if (one->name.parts > 1)
             u->part_runs = 0;
-        stop_running(u, one);
+        updates_stop_running(u, one);
         one->next = u->ended;
         u->ended = one;
         u->left--;
@@ -260,7 +260,7 @@ static void update_job(void *ctx)
 }
 
 /* All numbers up to this one are through, or passed over; the lock is held. */
-static uint64_t through(const updates *u)
+static uint64_t updates_through(const updates *u)
 {
     uint64_t oldest = u->first ? u->first->name.number : u->name.number + 1;
     for (const update *one = u->running; one; one = one->next)
@@ -271,36 +271,35 @@ static uint64_t through(const updates *u)
 
 /* The rows are not those that the places so far are about; the lock is
  * held. */
-static int is_moved(const updates *u)
+static int updates_is_moved(const updates *u)
 {
     return persia_client_restored_number(u->c) >
            u->name.number;
 }
 
-static int has_place(const updates *u, const update *one)
+static int updates_has_place(const updates *u, const update *one)
 {
-    return !u->counted && !is_moved(u) && one->place > u->name.number;
+    return !u->counted && !updates_is_moved(u) && one->place > u->name.number;
 }
 
 /* The lock is held.  PERSIA_EINTR: it has a name all the same. */
-static int name(updates *u, update *one)
+static int updates_name(updates *u, update *one)
 {
     int rc = PERSIA_OK;
-    while (!rc && has_place(u, one) &&
-           one->place > through(u) + CLIENT_SPAN && u->left)
+    while (!rc && updates_has_place(u, one) &&
+           one->place > updates_through(u) + CLIENT_SPAN && u->left)
         rc = persia_cond_wait_poll(&u->moved, &u->lock, UINT64_MAX);
-    if (has_place(u, one)) {
+    if (updates_has_place(u, one)) {
         u->name.number = one->place;
     } else {
-        if (is_moved(u))
-            u->name.number =
-                persia_client_restored_number(u->c);
+        if (updates_is_moved(u))
+            u->name.number = persia_client_restored_number(u->c);
         u->name.number++;
         u->counted = 1;
         one->refused = u->strict;
     }
     u->name.step += u->name.parts > 1;
-    u->name.through = u->left ? through(u) : u->name.number - 1;
+    u->name.through = u->left ? updates_through(u) : u->name.number - 1;
     one->name = u->name;
     return rc;
 }
@@ -312,7 +311,7 @@ int updates_add(updates *u, update *one, int tell)
     /* Not the error of this update, were it fast. */
     if (tell)
         earlier = next_kept(u);
-    int rc = u->named ? name(u, one) : PERSIA_OK;
+    int rc = u->named ? updates_name(u, one) : PERSIA_OK;
     update_event(one, UPDATE_ADD);
     one->next = NULL;
     *u->last = one;
@@ -329,7 +328,7 @@ int updates_add(updates *u, update *one, int tell)
     if (!rc)
         return earlier.code;
     pthread_mutex_lock(&u->lock);
-    keep(u, earlier.code);
+    loop_updates_keep(u, earlier.code);
     pthread_mutex_unlock(&u->lock);
     return rc;
 }
@@ -346,7 +345,7 @@ void updates_renumber(updates *u, uint64_t last, int strict)
 int updates_have_places(updates *u)
 {
     pthread_mutex_lock(&u->lock);
-    int have = u->named && !u->counted && !is_moved(u);
+    int have = u->named && !u->counted && !updates_is_moved(u);
     pthread_mutex_unlock(&u->lock);
     return have;
 }
@@ -390,7 +389,7 @@ int updates_wait(updates *u, size_t most, uint64_t timeout_ns)
 void updates_keep(updates *u, int code)
 {
     pthread_mutex_lock(&u->lock);
-    keep(u, code);
+    loop_updates_keep(u, code);
     pthread_mutex_unlock(&u->lock);
 }
 
@@ -414,9 +413,9 @@ int updates_now(updates *u, update *one)
     update_event(one, UPDATE_BEGIN);
     int rc = loop_run(u->s, one);
     pthread_mutex_lock(&u->lock);
-    end(u, one, rc);
+    updates_end(u, one, rc);
     pthread_mutex_unlock(&u->lock);
-    report(u, one);
+    updates_report(u, one);
     return rc;
 }
 

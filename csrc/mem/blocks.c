@@ -73,7 +73,7 @@ static mem_block *block_after(mem_block *k)
     return k->last ? NULL : (mem_block *)(void *)((char *)k + k->bytes);
 }
 
-static void free_insert(mem_blocks *b, mem_block *k)
+static void blocks_free_insert(mem_blocks *b, mem_block *k)
 {
     k->used = 0;
     k->previous = NULL;
@@ -83,7 +83,7 @@ static void free_insert(mem_blocks *b, mem_block *k)
     b->free = k;
 }
 
-static void free_remove(mem_blocks *b, mem_block *k)
+static void blocks_free_remove(mem_blocks *b, mem_block *k)
 {
     if (k->previous)
         k->previous->next = k->next;
@@ -123,11 +123,11 @@ static void block_cut(mem_blocks *b, mem_block *k, size_t bytes)
     after = block_after(rest);
     if (after)
         after->before = rest->bytes;
-    free_insert(b, rest);
+    blocks_free_insert(b, rest);
 }
 
 /* An aligned mapping, so that its pages can be huge. */
-static char *map_aligned(size_t bytes)
+static char *blocks_map_aligned(size_t bytes)
 {
     char *p = mmap(NULL, bytes + HUGE, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -168,10 +168,10 @@ static int region_add(mem_blocks *b, size_t need)
         bytes = REGION_MAX;
     while (bytes < least)
         bytes *= 2;
-    r = (mem_region *)(void *)map_aligned(bytes);
+    r = (mem_region *)(void *)blocks_map_aligned(bytes);
     if (!r && least < bytes) {
         bytes = least;
-        r = (mem_region *)(void *)map_aligned(bytes);
+        r = (mem_region *)(void *)blocks_map_aligned(bytes);
     }
     if (!r)
         return persia_err_set(PERSIA_ENOMEM,
@@ -188,13 +188,13 @@ static int region_add(mem_blocks *b, size_t need)
     k->bytes = bytes - sizeof *r;
     k->before = 0;
     k->last = 1;
-    free_insert(b, k);
+    blocks_free_insert(b, k);
     if (k->bytes > b->open)
         b->open = k->bytes;
     return PERSIA_OK;
 }
 
-static uint64_t free_largest(const mem_blocks *b)
+static uint64_t blocks_free_largest(const mem_blocks *b)
 {
     uint64_t most = 0;
 
@@ -218,7 +218,7 @@ int persia_mem_blocks_reserve(mem_blocks *b, uint64_t bytes)
     pthread_mutex_lock(&b->lock);
     const uint64_t all = 3 * b->bytes + b->reserved + bytes;
     if (b->open < all)
-        b->open = free_largest(b);
+        b->open = blocks_free_largest(b);
     if (b->open < all)
         rc = region_add(b, all);
     if (!rc)
@@ -236,7 +236,7 @@ void persia_mem_blocks_unreserve(mem_blocks *b, uint64_t bytes)
     huge_start();
 }
 
-static mem_block *best_fit(const mem_blocks *b, size_t bytes)
+static mem_block *blocks_best_fit(const mem_blocks *b, size_t bytes)
 {
     mem_block *best = NULL;
 
@@ -251,14 +251,14 @@ void *persia_mem_blocks_take(mem_blocks *b, size_t payload)
     size_t bytes = (payload + sizeof(mem_block) + 63) / 64 * 64;
 
     pthread_mutex_lock(&b->lock);
-    mem_block *k = best_fit(b, bytes);
+    mem_block *k = blocks_best_fit(b, bytes);
     if (!PERSIA_HOLDS(k != NULL) && !region_add(b, bytes)) /* was reserved */
-        k = best_fit(b, bytes);
+        k = blocks_best_fit(b, bytes);
     assert(k);
     if (k->bytes < bytes + 2 * sizeof *k)
         bytes = k->bytes; /* too little to cut off */
     persia_mem_charge_announced(b->limit, bytes);
-    free_remove(b, k);
+    blocks_free_remove(b, k);
     block_cut(b, k, bytes);
     k->used = 1;
     b->bytes += k->bytes;
@@ -278,18 +278,18 @@ void persia_mem_blocks_give(mem_blocks *b, void *block)
     persia_mem_release(b->limit, k->bytes);
     near = block_after(k);
     if (near && !near->used) {
-        free_remove(b, near);
+        blocks_free_remove(b, near);
         block_join(k, near);
     }
     if (k->before) {
         near = (mem_block *)(void *)((char *)k - k->before);
         if (!near->used) {
-            free_remove(b, near);
+            blocks_free_remove(b, near);
             block_join(near, k);
             k = near;
         }
     }
-    free_insert(b, k);
+    blocks_free_insert(b, k);
     pthread_mutex_unlock(&b->lock);
 }
 

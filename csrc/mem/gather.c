@@ -46,7 +46,7 @@ static int spans_need(wire_out *o, size_t n)
 
 /* Adds a span, or makes the last one longer where the new one continues it.
  * `bytes` is not 0. */
-static int add_span(wire_out *o, const void *data, size_t bytes)
+static int gather_add_span(wire_out *o, const void *data, size_t bytes)
 {
     wire_span *last = o->spans_n ? &o->spans[o->spans_n - 1] : NULL;
     if (last && (const char *)last->data + last->n == data) {
@@ -69,7 +69,7 @@ int persia_wire_out_add(wire_out *o, const void *data, size_t bytes)
     if (!to)
         return PERSIA_ENOMEM;
     memcpy(to, data, bytes);
-    return add_span(o, to, bytes);
+    return gather_add_span(o, to, bytes);
 }
 
 int persia_wire_out_refer(wire_out *o, const void *data, size_t bytes)
@@ -77,7 +77,7 @@ int persia_wire_out_refer(wire_out *o, const void *data, size_t bytes)
     if (bytes < POINT_FROM)
         return persia_wire_out_add(o, data, bytes);
     o->referred += bytes;
-    return add_span(o, data, bytes);
+    return gather_add_span(o, data, bytes);
 }
 
 int persia_wire_out_append(wire_out *o, wire_out *more)

@@ -209,7 +209,7 @@ typedef struct event_work {
     uint64_t number;
 } event_work;
 
-static void run_record(const void *args)
+static void host_device_run_record(const void *args)
 {
     const event_work *w = args;
     pthread_mutex_lock(&w->e->lock);
@@ -219,7 +219,7 @@ static void run_record(const void *args)
     pthread_mutex_unlock(&w->e->lock);
 }
 
-static void run_await(const void *args)
+static void host_device_run_await(const void *args)
 {
     const event_work *w = args;
     pthread_mutex_lock(&w->e->lock);
@@ -228,7 +228,7 @@ static void run_await(const void *args)
     pthread_mutex_unlock(&w->e->lock);
 }
 
-static event_work last_record(host_event *e, int more)
+static event_work host_device_last_record(host_event *e, int more)
 {
     pthread_mutex_lock(&e->lock);
     e->recorded += (uint64_t)more;
@@ -241,16 +241,16 @@ static int host_event_record(void *event, void *stream)
 {
     if (entered < 1)
         return EPERM;
-    const event_work w = last_record(event, 1);
-    return persia_mem_host_run(stream, run_record, &w, sizeof w);
+    const event_work w = host_device_last_record(event, 1);
+    return persia_mem_host_run(stream, host_device_run_record, &w, sizeof w);
 }
 
 static int host_event_await(void *event, void *stream)
 {
     if (entered < 1)
         return EPERM;
-    const event_work w = last_record(event, 0);
-    return persia_mem_host_run(stream, run_await, &w, sizeof w);
+    const event_work w = host_device_last_record(event, 0);
+    return persia_mem_host_run(stream, host_device_run_await, &w, sizeof w);
 }
 
 static int host_event_done(void *event, int *done)
@@ -268,8 +268,8 @@ static int host_event_wait(void *event)
 {
     if (entered < 1)
         return EPERM;
-    const event_work w = last_record(event, 0);
-    run_await(&w);
+    const event_work w = host_device_last_record(event, 0);
+    host_device_run_await(&w);
     return 0;
 }
 

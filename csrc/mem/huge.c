@@ -31,7 +31,7 @@ static struct {
 
 static int can; /* set once */
 
-static void can_find(void)
+static void huge_can_find(void)
 {
     can = !madvise(NULL, 0, MADV_COLLAPSE);
 }
@@ -40,14 +40,14 @@ int huge_can(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-    pthread_once(&once, can_find);
+    pthread_once(&once, huge_can_find);
     return can;
 }
 
 /* Copying into a huge page happens with the process's mappings locked.  The
  * kernel takes the page that was freed last: one freed just now is backed by
  * the host, and copying takes 0.3 ms, not 5. */
-static void page_warm(char *spare)
+static void huge_page_warm(char *spare)
 {
     if (!spare)
         return;
@@ -56,7 +56,7 @@ static void page_warm(char *spare)
 }
 
 /* Address space for one huge page; NULL if there is none left. */
-static char *spare_map(char **map)
+static char *huge_spare_map(char **map)
 {
     char *p = mmap(NULL, 2 * HUGE, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -70,7 +70,7 @@ static char *spare_map(char **map)
 }
 
 /* Waits for a range, with the lock held; 0: none was added for a while. */
-static int range_await(void)
+static int huge_range_await(void)
 {
     struct timespec until;
 
@@ -84,16 +84,16 @@ static int range_await(void)
 
 static void *huge_run(void *unused)
 {
-    char *map, *spare = spare_map(&map);
+    char *map, *spare = huge_spare_map(&map);
 
     (void)unused;
     pthread_mutex_lock(&huge.lock);
-    while (range_await()) {
+    while (huge_range_await()) {
         huge.now = huge.ranges[0];
         memmove(huge.ranges, huge.ranges + 1,
                 --huge.n * sizeof *huge.ranges);
         pthread_mutex_unlock(&huge.lock);
-        page_warm(spare);
+        huge_page_warm(spare);
         int rc = madvise(huge.now, HUGE, MADV_COLLAPSE);
         pthread_mutex_lock(&huge.lock);
         if (rc && errno == ENOMEM)

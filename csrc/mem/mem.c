@@ -124,19 +124,19 @@ void persia_mem_release(mem_limit *limit, uint64_t bytes)
 
 /* ---- arenas ---- */
 
-static size_t round_up(size_t n, size_t unit)
+static size_t mem_round_up(size_t n, size_t unit)
 {
     return (n + unit - 1) & ~(unit - 1);
 }
 
 /* Address space aligned to huge pages; NULL if there is none left. */
-static char *reserve(size_t bytes)
+static char *mem_reserve(size_t bytes)
 {
     char *p = mmap(NULL, bytes + HUGE, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED)
         return NULL;
-    size_t head = round_up((uintptr_t)p, HUGE) - (uintptr_t)p;
+    size_t head = mem_round_up((uintptr_t)p, HUGE) - (uintptr_t)p;
     if (head)
         munmap(p, head);
     munmap(p + head + bytes, HUGE - head);
@@ -146,12 +146,12 @@ static char *reserve(size_t bytes)
 /* Moves to a larger reserve; the kernel moves page tables, not bytes. */
 static int arena_reserve(mem_arena *a, size_t bytes)
 {
-    const size_t least = round_up(bytes + a->lead, HUGE);
+    const size_t least = mem_round_up(bytes + a->lead, HUGE);
     size_t want = a->reserved > least / 2 ? 2 * a->reserved : least;
-    char *p = reserve(want);
+    char *p = mem_reserve(want);
     if (!p) {
         want = least;
-        p = reserve(want);
+        p = mem_reserve(want);
     }
     if (!p)
         goto fail;
@@ -223,14 +223,14 @@ int persia_mem_arena_reserve(mem_arena *a, size_t bytes)
     if (bytes > SIZE_MAX / 4)
         return persia_err_set(PERSIA_ENOMEM,
                               "out of memory: %zu bytes of rows", bytes);
-    return arena_reserve(a, round_up(bytes, PAGE));
+    return arena_reserve(a, mem_round_up(bytes, PAGE));
 }
 
 void persia_mem_arena_grow(mem_arena *a, size_t bytes)
 {
     if (bytes <= a->size)
         return;
-    const size_t size = round_up(bytes, PAGE), from = a->size + a->lead;
+    const size_t size = mem_round_up(bytes, PAGE), from = a->size + a->lead;
     assert(size <= persia_mem_arena_room(a));
     persia_mem_charge_announced(a->limit, size - a->size);
     if (!huge_can() && size >= HUGE_AHEAD && a->size < HUGE_AHEAD)
@@ -263,7 +263,7 @@ int persia_mem_buffer_need(mem_buffer *b, size_t bytes)
     if (size > SIZE_MAX / 4)
         return persia_err_set(PERSIA_ENOMEM,
                               "out of memory: a buffer of %zu bytes", bytes);
-    size = round_up(size, unit);
+    size = mem_round_up(size, unit);
     persia_mem_buffer_free(b);
     b->data = aligned_alloc(unit, size);
     if (!b->data)

@@ -24,7 +24,7 @@ struct wire_chunk {
     _Alignas(CHUNK_ALIGN) unsigned char data[];
 };
 
-static size_t round_up(size_t bytes, size_t align)
+static size_t region_round_up(size_t bytes, size_t align)
 {
     return (bytes + align - 1) & ~(align - 1);
 }
@@ -35,7 +35,7 @@ static struct wire_chunk *chunk_make(size_t size)
 
     if (size < SIZE_MAX / 2)
         c = aligned_alloc(CHUNK_ALIGN,
-                          round_up(sizeof *c + size, CHUNK_ALIGN));
+                          region_round_up(sizeof *c + size, CHUNK_ALIGN));
     if (!c)
         (void)persia_err_set(PERSIA_ENOMEM,
                              "no memory for %zu bytes of a message", size);
@@ -46,7 +46,7 @@ void *chunks_take(struct wire_chunk **chunks, size_t bytes, size_t align)
 {
     const int apart = PIECES_APART && align == CHUNK_ALIGN;
     struct wire_chunk *c = *chunks;
-    size_t at = c ? round_up(c->used, align) : 0;
+    size_t at = c ? region_round_up(c->used, align) : 0;
 
     if (!c || apart || at > c->size || bytes > c->size - at) {
         const size_t least = apart ? 0 : CHUNK_BYTES - sizeof *c;

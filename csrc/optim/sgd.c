@@ -9,9 +9,9 @@ INLINE_HOT void sgd_row(const optim_plan *p, float *restrict w,
     subtract(w, g, p->args.lr, dim);
 }
 
-INLINE_HOT void momentum_row(const optim_plan *p, float *restrict w,
-                             float *restrict s, float *restrict b,
-                             const float *restrict g, uint32_t dim)
+INLINE_HOT void sgd_momentum_row(const optim_plan *p, float *restrict w,
+                                 float *restrict s, float *restrict b,
+                                 const float *restrict g, uint32_t dim)
 {
     const float lr = p->args.lr, momentum = p->args.momentum;
 
@@ -22,5 +22,5 @@ INLINE_HOT void momentum_row(const optim_plan *p, float *restrict w,
     }
 }
 
-PERSIA_OPTIM(momentum, momentum_row, .fields = { { .name = "momentum" } })
+PERSIA_OPTIM(momentum, sgd_momentum_row, .fields = {{.name = "momentum"}})
 PERSIA_OPTIM(sgd, sgd_row, .with_momentum = &algorithm_momentum)

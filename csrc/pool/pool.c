@@ -45,7 +45,7 @@ int persia_pool_check(const char *feature, size_t bags, const int64_t *offsets,
 }
 
 /* What the weights of a bag of n ids are divided by. */
-INLINE float bag_divisor(uint32_t kind, int64_t n)
+INLINE float pool_bag_divisor(uint32_t kind, int64_t n)
 {
     if (kind == POOL_MEAN)
         return (float)n;
@@ -72,15 +72,15 @@ void persia_pool_expand(uint32_t kind, size_t bags, const int64_t *offsets,
             bag[i] = (uint32_t)b;
         if (!scale)
             continue;
-        float divisor = bag_divisor(kind, end - at);
+        float divisor = pool_bag_divisor(kind, end - at);
         for (int64_t i = at; i < end; i++)
             scale[i] = (weights ? weights[i] : 1) / divisor;
     }
 }
 
 /* One bag of n >= 1 rows. `dim` is a constant multiple of 8, at most 64. */
-INLINE void bag_fixed(int64_t n, const float *weights, float divisor,
-                      const float *rows, uint32_t dim, float *out)
+INLINE void pool_bag_fixed(int64_t n, const float *weights, float divisor,
+                           const float *rows, uint32_t dim, float *out)
 {
     vec8 acc[8], v;
     float scale = (weights ? weights[0] : 1) / divisor;
@@ -105,9 +105,9 @@ INLINE void bag_fixed(int64_t n, const float *weights, float divisor,
 }
 
 /* The same for any dim; the bag stays in the output, which is in cache. */
-INLINE void bag_any(int64_t n, const float *weights, float divisor,
-                    const float *restrict rows, uint32_t dim,
-                    float *restrict out)
+INLINE void pool_bag_any(int64_t n, const float *weights, float divisor,
+                         const float *restrict rows, uint32_t dim,
+                         float *restrict out)
 {
     float scale = (weights ? weights[0] : 1) / divisor;
     for (uint32_t d = 0; d < dim; d++)
@@ -122,29 +122,30 @@ INLINE void bag_any(int64_t n, const float *weights, float divisor,
 }
 
 /* `dim` and `fixed` are constants where fixed is 1. */
-INLINE void forward_dim(uint32_t kind, size_t bags, const int64_t *offsets,
-                        const float *weights, const float *rows, uint32_t dim,
-                        int fixed, float *out, size_t out_stride)
+INLINE void pool_forward_dim(uint32_t kind, size_t bags,
+                             const int64_t *offsets, const float *weights,
+                             const float *rows, uint32_t dim, int fixed,
+                             float *out, size_t out_stride)
 {
     int64_t first = offsets[0];
     for (size_t b = 0; b < bags; b++, out += out_stride) {
         int64_t at = offsets[b] - first, n = offsets[b + 1] - offsets[b];
         const float *w = weights ? weights + at : NULL;
         const float *r = rows + (size_t)at * dim;
-        float divisor = bag_divisor(kind, n);
+        float divisor = pool_bag_divisor(kind, n);
         if (n == 0)
             memset(out, 0, dim * sizeof *out);
         else if (fixed)
-            bag_fixed(n, w, divisor, r, dim, out);
+            pool_bag_fixed(n, w, divisor, r, dim, out);
         else
-            bag_any(n, w, divisor, r, dim, out);
+            pool_bag_any(n, w, divisor, r, dim, out);
     }
 }
 
 /* POOL_NONE: every row for itself. */
-INLINE void forward_rows(size_t n, const float *weights,
-                         const float *restrict rows, uint32_t dim,
-                         float *restrict out, size_t out_stride)
+INLINE void pool_forward_rows(size_t n, const float *weights,
+                              const float *restrict rows, uint32_t dim,
+                              float *restrict out, size_t out_stride)
 {
     if (!weights && out_stride == dim) {
         memcpy(out, rows, n * dim * sizeof *out);
@@ -163,14 +164,14 @@ HOT void persia_pool_forward(uint32_t kind, size_t bags,
                              size_t out_stride)
 {
     if (kind == POOL_NONE) {
-        forward_rows((size_t)(offsets[bags] - offsets[0]), weights, rows, dim,
-                     out, out_stride);
+        pool_forward_rows((size_t)(offsets[bags] - offsets[0]), weights, rows,
+                          dim, out, out_stride);
         return;
     }
 #define FIXED(d)                                                              \
     case d:                                                                   \
-        forward_dim(kind, bags, offsets, weights, rows, d, 1, out,            \
-                    out_stride);                                              \
+        pool_forward_dim(kind, bags, offsets, weights, rows, d, 1, out,       \
+                         out_stride);                                         \
         return;
     switch (dim) {
         FIXED(8)
@@ -178,8 +179,8 @@ HOT void persia_pool_forward(uint32_t kind, size_t bags,
         FIXED(32)
         FIXED(64)
     default:
-        forward_dim(kind, bags, offsets, weights, rows, dim, 0, out,
-                    out_stride);
+        pool_forward_dim(kind, bags, offsets, weights, rows, dim, 0, out,
+                         out_stride);
     }
 #undef FIXED
 }

@@ -13,7 +13,7 @@
 
 /* ---- tables as data ----------------------------------------------------- */
 
-static PyObject *describe(const table_config *c)
+static PyObject *py_ckpt_describe(const table_config *c)
 {
     uint32_t floats = persia_optim_state_floats(c->optimizer, c->dim,
                                                 (int)c->momentum);
@@ -37,7 +37,7 @@ static PyObject *ckpt_describe(PyObject *module, PyObject *args,
         return py_raise(
             persia_err_set(PERSIA_EPROTOCOL,
                            "table %s: an option is out of its range", c.name));
-    return describe(&c);
+    return py_ckpt_describe(&c);
 }
 
 static PyObject *ckpt_tables(PyObject *module, PyObject *args)
@@ -56,7 +56,7 @@ static PyObject *ckpt_tables(PyObject *module, PyObject *args)
         table_config config = *persia_client_table(c, i);
         if (persia_client_dropped(c, i))
             snprintf(config.name, sizeof config.name, "%s%u", WIRE_DROPPED, i);
-        PyObject *one = describe(&config);
+        PyObject *one = py_ckpt_describe(&config);
         if (!one || PyList_Append(list, one))
             Py_CLEAR(list);
         Py_XDECREF(one);
@@ -76,8 +76,8 @@ typedef struct asked {
     PyObject *rest; /* of the arguments */
 } asked;
 
-static int ask(void *ctx, uint32_t method, const void *arguments,
-               shard_reply *reply)
+static int ckpt_ask(void *ctx, uint32_t method, const void *arguments,
+                    shard_reply *reply)
 {
     const asked *a = ctx;
     return persia_client_call(a->client, a->shard, method, arguments, reply);
@@ -103,7 +103,7 @@ static int asked_begin(asked *a, PyObject *args)
         py_raise(code);
         return -1;
     }
-    a->peer = (py_peer){.call = ask,
+    a->peer = (py_peer){.call = ckpt_ask,
                         .ctx = a,
                         .caller = persia_client_caller(a->client, a->shard)};
     a->rest = PyTuple_GetSlice(args, 2, PyTuple_Size(args));

@@ -12,7 +12,7 @@
 
 /* ---- opening ---- */
 
-static void drop_own(void *served)
+static void cluster_drop_own(void *served)
 {
     py_served_drop(served);
 }
@@ -97,7 +97,7 @@ int py_open_client(unsigned threads, PyObject *dict, ps_client **out)
         }
         c.own = persia_service_shard(service);
         c.owner = served;
-        c.release = drop_own;
+        c.release = cluster_drop_own;
     }
     int rc;
     Py_BEGIN_ALLOW_THREADS rc = persia_client_create(&c, out);

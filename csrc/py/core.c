@@ -9,7 +9,7 @@ static PyObject *raised;
 
 /* Keeps the exception that is set: on the way out of an operator, torch sets
  * its own in its place. */
-static void keep_raised(void)
+static void core_keep_raised(void)
 {
     PyObject *type, *value, *trace, *last = raised;
     PyErr_Fetch(&type, &value, &trace);
@@ -23,14 +23,14 @@ static void keep_raised(void)
 
 /* Runs Python's signal handlers; a no-op on other threads than the main
  * one.  Installed as the C core's interrupt callback. */
-static int check_signals(void)
+static int core_check_signals(void)
 {
     if (PyThread_get_thread_ident() != main_thread)
         return PERSIA_OK; /* never waits for the GIL on a worker thread */
     PyGILState_STATE gil = PyGILState_Ensure();
     int stop = PyErr_CheckSignals();
     if (stop)
-        keep_raised();
+        core_keep_raised();
     PyGILState_Release(gil);
     return stop ? PERSIA_EINTR : PERSIA_OK;
 }
@@ -64,7 +64,7 @@ PyTypeObject *py_add_type(PyObject *module, PyType_Spec *spec)
     return rc ? NULL : (PyTypeObject *)type;
 }
 
-static PyObject *error_names(PyObject *module, PyObject *unused)
+static PyObject *core_error_names(PyObject *module, PyObject *unused)
 {
     (void)module;
     (void)unused;
@@ -77,7 +77,7 @@ static PyObject *error_names(PyObject *module, PyObject *unused)
     return names;
 }
 
-static PyObject *take_raised(PyObject *module, PyObject *unused)
+static PyObject *core_take_raised(PyObject *module, PyObject *unused)
 {
     (void)module;
     (void)unused;
@@ -86,7 +86,7 @@ static PyObject *take_raised(PyObject *module, PyObject *unused)
     return taken ? taken : Py_NewRef(Py_None);
 }
 
-static PyObject *check_score(PyObject *module, PyObject *text)
+static PyObject *core_check_score(PyObject *module, PyObject *text)
 {
     evictor out;
     const char *score = PyUnicode_AsUTF8AndSize(text, NULL);
@@ -97,7 +97,7 @@ static PyObject *check_score(PyObject *module, PyObject *text)
     return Py_NewRef(Py_None);
 }
 
-static PyObject *keep_memory(PyObject *module, PyObject *bytes)
+static PyObject *core_keep_memory(PyObject *module, PyObject *bytes)
 {
     const int n = (int)PyLong_AsLong(bytes);
     (void)module;
@@ -105,20 +105,20 @@ static PyObject *keep_memory(PyObject *module, PyObject *bytes)
 }
 
 static PyMethodDef methods[] = {
-    {"take_raised", take_raised, METH_NOARGS,
+    {"take_raised", core_take_raised, METH_NOARGS,
      "take_raised()\n--\n\nWhat a signal's handler raised while an operator "
      "waited, once; or None."},
-    {"error_names", error_names, METH_NOARGS,
+    {"error_names", core_error_names, METH_NOARGS,
      "error_names()\n--\n\nThe names of all error codes, by number."},
-    {"check_score", check_score, METH_O,
+    {"check_score", core_check_score, METH_O,
      "check_score(text)\n--\n\nRaises if it is no score of eviction."},
-    {"keep_memory", keep_memory, METH_O,
+    {"keep_memory", core_keep_memory, METH_O,
      "keep_memory(bytes)\n--\n\nWhether glibc keeps freed blocks from now on, "
      "and so many bytes of each arena."},
     {NULL, NULL, 0, NULL},
 };
 
-static int find_main_thread(void)
+static int core_find_main_thread(void)
 {
     PyObject *threading = PyImport_ImportModule("threading");
     if (!threading)
@@ -136,21 +136,21 @@ static int find_main_thread(void)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-static int exec(PyObject *module)
+static int core_exec(PyObject *module)
 {
 #define PY_ADD(file)                                                          \
     if (py_add_##file(module))                                                \
         return -1;
     PY_FILES(PY_ADD)
 #undef PY_ADD
-    if (find_main_thread())
+    if (core_find_main_thread())
         return -1;
-    persia_interrupt_install(check_signals);
+    persia_interrupt_install(core_check_signals);
     return 0;
 }
 
 static PyModuleDef_Slot slots[] = {
-    {Py_mod_exec, (void *)exec},
+    {Py_mod_exec, (void *)core_exec},
     {0, NULL},
 };
 

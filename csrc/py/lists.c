@@ -8,7 +8,8 @@
 
 /* ---- a struct as a dict ------------------------------------------------- */
 
-static PyObject *value_of(const spec_field *f, const char *member, int named)
+static PyObject *lists_value_of(const spec_field *f, const char *member,
+                                int named)
 {
     uint32_t small;
     uint64_t large;
@@ -40,7 +41,8 @@ PyObject *py_of_spec(const spec_list *list, const void *m, int named)
     PyObject *out = PyDict_New();
     for (size_t i = 0; out && i < list->n; i++) {
         const spec_field *f = &list->fields[i];
-        PyObject *value = value_of(f, (const char *)m + f->offset, named);
+        PyObject *value =
+            lists_value_of(f, (const char *)m + f->offset, named);
         if (!value || PyDict_SetItemString(out, f->name, value))
             Py_CLEAR(out);
         Py_XDECREF(value);
@@ -50,7 +52,7 @@ PyObject *py_of_spec(const spec_list *list, const void *m, int named)
 
 /* ---- and back ----------------------------------------------------------- */
 
-static int read_name(const spec_field *f, PyObject *value, char *member)
+static int lists_read_name(const spec_field *f, PyObject *value, char *member)
 {
     Py_ssize_t n;
     const char *text = PyUnicode_AsUTF8AndSize(value, &n);
@@ -75,7 +77,7 @@ static int read_field(const spec_field *f, PyObject *value, char *member)
     float real;
     switch (f->kind) {
     case SPEC_NAME:
-        return read_name(f, value, member);
+        return lists_read_name(f, value, member);
     case SPEC_FLOAT:
         real = (float)PyFloat_AsDouble(value);
         memcpy(member, &real, sizeof real);
@@ -126,7 +128,7 @@ int py_to_spec(const spec_list *list, PyObject *args, PyObject *kwargs,
 
 /* ---- the lists themselves ----------------------------------------------- */
 
-static PyObject *names_of(const spec_field *f)
+static PyObject *lists_names_of(const spec_field *f)
 {
     size_t n = f->names ? (size_t)f->limit + 1 : 0;
     PyObject *out = PyTuple_New((Py_ssize_t)n);
@@ -143,7 +145,7 @@ static int add_list(PyObject *module, const char *as, const spec_list *list)
 {
     PyObject *out = PyDict_New();
     for (size_t i = 0; out && i < list->n; i++) {
-        PyObject *names = names_of(&list->fields[i]);
+        PyObject *names = lists_names_of(&list->fields[i]);
         if (!names || PyDict_SetItemString(out, list->fields[i].name, names))
             Py_CLEAR(out);
         Py_XDECREF(names);
@@ -153,7 +155,7 @@ static int add_list(PyObject *module, const char *as, const spec_list *list)
     return rc;
 }
 
-static int add_numbers(PyObject *module)
+static int lists_add_numbers(PyObject *module)
 {
     static const struct {
         const char *name;
@@ -193,7 +195,7 @@ int py_add_lists(PyObject *module)
                             &persia_table_stats_list) ||
                    PyModule_AddStringConstant(module, "DROPPED",
                                               WIRE_DROPPED) ||
-                   add_numbers(module)
+                   lists_add_numbers(module)
                ? -1
                : 0;
 }

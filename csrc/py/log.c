@@ -69,7 +69,7 @@ PyObject *py_log_counts(updates_log *l)
 
 /* The checkpoint that a record restores, "root/folder"; "": it is no such
  * record. */
-static int restore_name(const log_record *r, char *out, size_t room)
+static int log_restore_name(const log_record *r, char *out, size_t room)
 {
     wire_memory memory;
     wire_restore m;
@@ -89,7 +89,7 @@ static int give_record(void *ctx, const log_record *r)
 {
     uint64_t bytes = 0;
     char name[513];
-    int rc = restore_name(r, name, sizeof name);
+    int rc = log_restore_name(r, name, sizeof name);
     if (rc)
         return rc;
     for (size_t i = 0; i < r->n; i++)

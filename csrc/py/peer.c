@@ -10,8 +10,8 @@
 /* ---- sending ------------------------------------------------------------ */
 
 /* NULL with an exception set; else the reply's struct. */
-static const void *ask(const py_peer *p, uint32_t method,
-                       const void *arguments, shard_reply *reply)
+static const void *py_peer_ask(const py_peer *p, uint32_t method,
+                               const void *arguments, shard_reply *reply)
 {
     int rc;
     *reply = (shard_reply){0};
@@ -22,8 +22,8 @@ static const void *ask(const py_peer *p, uint32_t method,
 }
 
 /* A name of WIRE_NAME bytes, or whatever the field has. */
-static int name_into(const char *what, const char *text, char *to,
-                     size_t room)
+static int peer_name_into(const char *what, const char *text, char *to,
+                          size_t room)
 {
     size_t n = strlen(text);
     if (n >= room)
@@ -33,7 +33,7 @@ static int name_into(const char *what, const char *text, char *to,
     return PERSIA_OK;
 }
 
-static int add(PyObject *dict, const char *key, PyObject *value)
+static int peer_add(PyObject *dict, const char *key, PyObject *value)
 {
     int rc = value ? PyDict_SetItemString(dict, key, value) : -1;
     Py_XDECREF(value);
@@ -136,7 +136,8 @@ static int file_from(PyObject *item, wire_file *out)
         return -1;
     out->rows = rows;
     out->bytes = bytes;
-    int rc = name_into("a file's name", name, out->name, sizeof out->name);
+    int rc =
+        peer_name_into("a file's name", name, out->name, sizeof out->name);
     if (rc)
         py_raise(rc);
     return rc ? -1 : 0;
@@ -186,7 +187,7 @@ static PyObject *specs_to_list(const table_spec *tables, size_t n)
 }
 
 /* Of a server that says none: its own. */
-static PyObject *here_to_list(const wire_hello_reply *r)
+static PyObject *peer_here_to_list(const wire_hello_reply *r)
 {
     const uint64_t own = r->shard;
     const uint64_t *here = r->here_n ? r->here : &own;
@@ -206,26 +207,24 @@ PyObject *py_peer_hello(const py_peer *p, PyObject *args)
         return NULL;
     hello.stream = stream;
     hello.caller.incarnation = 0; /* it looks, and claims nothing */
-    int rc = name_into("the namespace", name_space, hello.name_space,
-                       sizeof hello.name_space);
+    int rc = peer_name_into("the namespace", name_space, hello.name_space,
+                            sizeof hello.name_space);
     if (rc)
         return py_raise(rc);
     shard_reply reply;
-    const wire_hello_reply *r = ask(p, WIRE_HELLO, &hello, &reply);
+    const wire_hello_reply *r = py_peer_ask(p, WIRE_HELLO, &hello, &reply);
     if (!r)
         return NULL;
     PyObject *out = Py_BuildValue(
         "{sI sI sI ss sK sK sK sK sK sK sN sN sN}", "version", r->version,
-        "shard", r->shard, "shards", r->shards,
-        "namespace", r->name_space, "boot",
-        (unsigned long long)r->boot, "lineage",
+        "shard", r->shard, "shards", r->shards, "namespace", r->name_space,
+        "boot", (unsigned long long)r->boot, "lineage",
         (unsigned long long)r->lineage, "restore",
         (unsigned long long)r->restore, "updates",
         (unsigned long long)r->updates, "t", (unsigned long long)r->t,
-        "message_limit",
-        (unsigned long long)r->message_limit, "ledger",
+        "message_limit", (unsigned long long)r->message_limit, "ledger",
         ledger_to_tuple(&r->ledger), "tables",
-        specs_to_list(r->tables, r->tables_n), "here", here_to_list(r));
+        specs_to_list(r->tables, r->tables_n), "here", peer_here_to_list(r));
     persia_shard_release(&reply);
     return out;
 }
@@ -236,7 +235,8 @@ PyObject *py_peer_declare(const py_peer *p, PyObject *args, PyObject *kwargs)
     if (py_to_spec(&persia_table_spec_list, args, kwargs, &declare.table))
         return NULL;
     shard_reply reply;
-    const wire_declare_reply *r = ask(p, WIRE_DECLARE, &declare, &reply);
+    const wire_declare_reply *r =
+        py_peer_ask(p, WIRE_DECLARE, &declare, &reply);
     PyObject *out =
         r ? Py_BuildValue("(IO)", r->no, r->created ? Py_True : Py_False)
           : NULL;
@@ -292,7 +292,7 @@ PyObject *py_peer_stats(const py_peer *p)
 {
     wire_stats stats = {.caller = p->caller};
     shard_reply reply;
-    const wire_stats_reply *r = ask(p, WIRE_STATS, &stats, &reply);
+    const wire_stats_reply *r = py_peer_ask(p, WIRE_STATS, &stats, &reply);
     PyObject *out = r ? stats_to_dict(r) : NULL;
     persia_shard_release(&reply);
     return out;
@@ -320,18 +320,19 @@ PyObject *py_peer_move(const py_peer *p, PyObject *args)
                           &m.shards, &id, &address, &by, &root))
         return NULL;
     m.id = id;
-    int rc = name_into("the namespace", name_space, m.name_space,
-                       sizeof m.name_space);
+    int rc = peer_name_into("the namespace", name_space, m.name_space,
+                            sizeof m.name_space);
     if (!rc)
-        rc = name_into("the address", address, m.address, sizeof m.address);
+        rc = peer_name_into("the address", address, m.address,
+                            sizeof m.address);
     if (!rc)
-        rc = name_into("who moves", by, m.by, sizeof m.by);
+        rc = peer_name_into("who moves", by, m.by, sizeof m.by);
     if (!rc)
-        rc = name_into("the root", root, m.root, sizeof m.root);
+        rc = peer_name_into("the root", root, m.root, sizeof m.root);
     if (rc)
         return py_raise(rc);
     shard_reply reply;
-    const wire_move_reply *r = ask(p, WIRE_MOVE, &m, &reply);
+    const wire_move_reply *r = py_peer_ask(p, WIRE_MOVE, &m, &reply);
     PyObject *out =
         r ? Py_BuildValue("{sI sI sK ss sK ss sI sN}", "state", r->state,
                           "shard", r->shard, "id", (unsigned long long)r->id,
@@ -347,13 +348,13 @@ PyObject *py_peer_move(const py_peer *p, PyObject *args)
 /* ---- snapshot and restore ----------------------------------------------- */
 
 /* The three texts that both begin with. */
-static int place_into(const char *const texts[3], char *root, char *folder,
-                      char *proof, size_t proof_room)
+static int peer_place_into(const char *const texts[3], char *root,
+                           char *folder, char *proof, size_t proof_room)
 {
-    int rc = name_into("the root's name", texts[0], root, WIRE_NAME);
+    int rc = peer_name_into("the root's name", texts[0], root, WIRE_NAME);
     if (!rc)
-        rc = name_into("the folder's name", texts[1], folder, WIRE_NAME);
-    return rc ? rc : name_into("the proof", texts[2], proof, proof_room);
+        rc = peer_name_into("the folder's name", texts[1], folder, WIRE_NAME);
+    return rc ? rc : peer_name_into("the proof", texts[2], proof, proof_room);
 }
 
 static PyObject *snapshot_to_dict(const wire_snapshot_reply *r)
@@ -366,9 +367,9 @@ static PyObject *snapshot_to_dict(const wire_snapshot_reply *r)
         "t", (unsigned long long)r->t,
         "rows_written", (unsigned long long)r->rows_written);
     PyObject *pushes = py_numbers_to_list(r->pushes, r->pushes_n);
-    if (!out || add(out, "pushes", pushes) ||
-        add(out, "ledgers", ledgers_to_list(r->ledgers, r->ledgers_n)) ||
-        add(out, "files", files_to_list(r->files, r->files_n)))
+    if (!out || peer_add(out, "pushes", pushes) ||
+        peer_add(out, "ledgers", ledgers_to_list(r->ledgers, r->ledgers_n)) ||
+        peer_add(out, "files", files_to_list(r->files, r->files_n)))
         Py_CLEAR(out);
     return out;
 }
@@ -380,11 +381,11 @@ PyObject *py_peer_snapshot(const py_peer *p, PyObject *args)
     if (!PyArg_ParseTuple(args, "Isss", &s.verb, &texts[0], &texts[1],
                           &texts[2]))
         return NULL;
-    int rc = place_into(texts, s.root, s.folder, s.proof, sizeof s.proof);
+    int rc = peer_place_into(texts, s.root, s.folder, s.proof, sizeof s.proof);
     if (rc)
         return py_raise(rc);
     shard_reply reply;
-    const wire_snapshot_reply *r = ask(p, WIRE_SNAPSHOT, &s, &reply);
+    const wire_snapshot_reply *r = py_peer_ask(p, WIRE_SNAPSHOT, &s, &reply);
     PyObject *out = r ? snapshot_to_dict(r) : NULL;
     persia_shard_release(&reply);
     return out;
@@ -405,7 +406,7 @@ PyObject *py_peer_restore(const py_peer *p, PyObject *args)
     w.updates = updates;
     w.step = step;
     w.t = t;
-    int rc = place_into(texts, w.root, w.folder, w.proof, sizeof w.proof);
+    int rc = peer_place_into(texts, w.root, w.folder, w.proof, sizeof w.proof);
     if (rc)
         return py_raise(rc);
     w.pushes = py_numbers_from(pushes, &w.pushes_n);
@@ -413,7 +414,7 @@ PyObject *py_peer_restore(const py_peer *p, PyObject *args)
     w.files = w.ledgers ? files_from(files, &w.files_n) : NULL;
     if (w.files) {
         shard_reply reply;
-        const wire_restore_reply *r = ask(p, WIRE_RESTORE, &w, &reply);
+        const wire_restore_reply *r = py_peer_ask(p, WIRE_RESTORE, &w, &reply);
         out = r ? Py_BuildValue("{sI sK}", "done", r->done, "rows",
                                 (unsigned long long)r->rows)
                 : NULL;

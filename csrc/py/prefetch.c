@@ -94,7 +94,7 @@ static PyObject *py_skip(PyObject *module, PyObject *args)
 }
 
 /* {k: batches} of the buckets that are not empty. */
-static PyObject *histogram(const uint64_t *count)
+static PyObject *prefetch_histogram(const uint64_t *count)
 {
     PyObject *out = PyDict_New();
     for (long k = 0; out && k < LOOP_STALENESS_BUCKETS; k++) {
@@ -118,7 +118,7 @@ static PyObject *py_stats(PyObject *module, PyObject *arg)
         return NULL;
     loop_prefetch_stats t;
     WITH_STORE(handle, persia_loop_get_prefetch_stats(s, &t));
-    PyObject *staleness = histogram(t.staleness);
+    PyObject *staleness = prefetch_histogram(t.staleness);
     if (!staleness)
         return NULL;
     return Py_BuildValue(

@@ -271,7 +271,7 @@ static PyObject *taken_tensors(PyObject *self, PyObject *unused)
 }
 
 /* Without bytes: None. */
-static PyObject *bytes_of(const void *from, size_t n)
+static PyObject *roles_bytes_of(const void *from, size_t n)
 {
     return from ? PyByteArray_FromStringAndSize(from, (Py_ssize_t)n)
                 : Py_NewRef(Py_None);
@@ -290,7 +290,7 @@ static PyObject *taken_places(PyObject *self, PyObject *arg)
         NULL, (Py_ssize_t)(n * sizeof(int64_t)));
     PyObject *offsets = PyByteArray_FromStringAndSize(
         NULL, (Py_ssize_t)((bags + 1) * sizeof(int64_t)));
-    PyObject *weights = bytes_of(m->ids.weights, n * sizeof(float));
+    PyObject *weights = roles_bytes_of(m->ids.weights, n * sizeof(float));
     if (!places || !offsets || !weights ||
         (m->offsets.n ? m->offsets.n != bags + 1 : n != bags)) {
         Py_XDECREF(places);
@@ -434,7 +434,7 @@ static PyObject *rank_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 }
 
 /* The words of Store.declare, a dict a table. */
-static int read_tables(PyObject *list, wire_plan *out)
+static int roles_read_tables(PyObject *list, wire_plan *out)
 {
     const Py_ssize_t n = PyList_Size(list);
     PyObject *none = n < 0 ? NULL : PyTuple_New(0);
@@ -455,7 +455,7 @@ static int read_tables(PyObject *list, wire_plan *out)
 }
 
 /* (name, table, pooling, trainable, rows) a feature. */
-static int read_features(PyObject *list, wire_plan *out)
+static int roles_read_features(PyObject *list, wire_plan *out)
 {
     const Py_ssize_t n = PyList_Size(list);
     out->features = n < 0 ? NULL : calloc((size_t)n + 1,
@@ -487,7 +487,8 @@ static PyObject *rank_declare(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "OOp", &tables, &features, &ordered))
         return NULL;
     persia_rank_order(r->rank, ordered);
-    int bad = read_tables(tables, &plan) || read_features(features, &plan);
+    int bad = roles_read_tables(tables, &plan) ||
+              roles_read_features(features, &plan);
     if (!bad) {
         Py_BEGIN_ALLOW_THREADS
         rc = persia_rank_declare(r->rank, &plan);

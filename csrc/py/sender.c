@@ -138,14 +138,14 @@ static void holding_free(holding *h)
 }
 
 /* NULL: an exception is set. */
-static const Py_buffer *hold(holding *h, PyObject *from)
+static const Py_buffer *sender_hold(holding *h, PyObject *from)
 {
     if (PyObject_GetBuffer(from, &h->views[h->n], PyBUF_SIMPLE))
         return NULL;
     return &h->views[h->n++];
 }
 
-static int hold_names(holding *h, PyObject *names)
+static int sender_hold_names(holding *h, PyObject *names)
 {
     const Py_ssize_t n = PyList_Size(names);
     h->m.features = n < 0 ? NULL : calloc((size_t)n + 1,
@@ -162,7 +162,7 @@ static int hold_names(holding *h, PyObject *names)
     return h->m.features ? 0 : -1;
 }
 
-static int hold_tensor(holding *h, size_t i, PyObject *from)
+static int sender_hold_tensor(holding *h, size_t i, PyObject *from)
 {
     wire_tensor *w = &h->m.tensors[i];
     const char *name, *type;
@@ -182,7 +182,7 @@ static int hold_tensor(holding *h, size_t i, PyObject *from)
     for (Py_ssize_t k = 0; k < n; k++)
         w->shape[k] =
             PyLong_AsUnsignedLongLong(PyTuple_GetItem(shape, k));
-    const Py_buffer *view = PyErr_Occurred() ? NULL : hold(h, data);
+    const Py_buffer *view = PyErr_Occurred() ? NULL : sender_hold(h, data);
     if (!view)
         return -1;
     w->data = view->buf;
@@ -190,13 +190,13 @@ static int hold_tensor(holding *h, size_t i, PyObject *from)
     return 0;
 }
 
-static int hold_batch(holding *h, PyObject *names, PyObject *ids,
-                      PyObject *offsets, PyObject *weights,
-                      PyObject *tensors)
+static int sender_hold_batch(holding *h, PyObject *names, PyObject *ids,
+                             PyObject *offsets, PyObject *weights,
+                             PyObject *tensors)
 {
     const Py_ssize_t n = PyList_Size(tensors);
     const Py_buffer *view;
-    if (n < 0 || hold_names(h, names))
+    if (n < 0 || sender_hold_names(h, names))
         return -1;
     h->views = calloc((size_t)n + 3, sizeof *h->views);
     h->shapes = calloc((size_t)n * WIRE_SHAPE_MAX + 1, sizeof *h->shapes);
@@ -206,26 +206,26 @@ static int hold_batch(holding *h, PyObject *names, PyObject *ids,
         PyErr_NoMemory();
         return -1;
     }
-    if (!(view = hold(h, ids)))
+    if (!(view = sender_hold(h, ids)))
         return -1;
     h->m.ids = (wire_batch_ids){(size_t)view->len / 8, view->buf};
     if (offsets != Py_None) {
-        if (!(view = hold(h, offsets)))
+        if (!(view = sender_hold(h, offsets)))
             return -1;
         h->m.offsets = (wire_batch_offsets){(size_t)view->len / 8, view->buf};
     }
     if (weights != Py_None) {
-        if (!(view = hold(h, weights)))
+        if (!(view = sender_hold(h, weights)))
             return -1;
         h->m.weights = (wire_batch_weights){(size_t)view->len / 4, view->buf};
     }
     for (Py_ssize_t i = 0; i < n; i++)
-        if (hold_tensor(h, (size_t)i, PyList_GetItem(tensors, i)))
+        if (sender_hold_tensor(h, (size_t)i, PyList_GetItem(tensors, i)))
             return -1;
     return 0;
 }
 
-static PyObject *send_held(sender_object *s, holding *h, int bad)
+static PyObject *sender_send_held(sender_object *s, holding *h, int bad)
 {
     int rc = 0;
     if (!bad) {
@@ -251,8 +251,8 @@ static PyObject *sender_send(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "IOOOOO", &h.m.samples, &names, &ids, &offsets,
                           &weights, &tensors))
         return NULL;
-    return send_held(s, &h,
-                     hold_batch(&h, names, ids, offsets, weights, tensors));
+    return sender_send_held(
+        s, &h, sender_hold_batch(&h, names, ids, offsets, weights, tensors));
 }
 
 /* One that may wait. */
@@ -272,7 +272,7 @@ static PyObject *sender_call(PyObject *self,
     return rc ? py_raise(rc) : Py_NewRef(Py_None);
 }
 
-static int end_epoch(loader_sender *s, uint64_t unused)
+static int py_sender_end_epoch(loader_sender *s, uint64_t unused)
 {
     (void)unused;
     return persia_sender_end(s);
@@ -281,7 +281,7 @@ static int end_epoch(loader_sender *s, uint64_t unused)
 static PyObject *sender_end(PyObject *self, PyObject *unused)
 {
     (void)unused;
-    return sender_call(self, end_epoch, 0);
+    return sender_call(self, py_sender_end_epoch, 0);
 }
 
 static PyObject *sender_flush(PyObject *self, PyObject *arg)

@@ -194,7 +194,7 @@ static PyObject *py_store_plan_shape(PyObject *self, PyObject *arg)
 }
 
 /* *out = group[key] as a float; left as it is where there is no such key. */
-static int read_float(PyObject *group, PyObject *key, float *out)
+static int store_read_float(PyObject *group, PyObject *key, float *out)
 {
     PyObject *value = PyDict_GetItemWithError(group, key);
     if (!value)
@@ -203,7 +203,8 @@ static int read_float(PyObject *group, PyObject *key, float *out)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-static int read_group(const store_object *o, PyObject *group, optim_args *a)
+static int store_read_group(const store_object *o, PyObject *group,
+                            optim_args *a)
 {
     *a = (optim_args){.grad_scale = 1, .momentum = 0};
     if (!PyDict_Check(group)) {
@@ -228,7 +229,8 @@ static int read_group(const store_object *o, PyObject *group, optim_args *a)
     for (size_t i = 0; i < persia_optim_hyper_list.n; i++) {
         const spec_field *f = &persia_optim_hyper_list.fields[i];
         float *member = (float *)((char *)&a->hyper + f->offset);
-        if (f->kind == SPEC_FLOAT && read_float(group, o->names[i], member))
+        if (f->kind == SPEC_FLOAT &&
+            store_read_float(group, o->names[i], member))
             return -1;
     }
     PyObject *betas = PyDict_GetItemWithError(group, o->betas);
@@ -259,8 +261,8 @@ static PyObject *py_store_apply(PyObject *self, PyObject *args)
     if (!optim)
         return PyErr_NoMemory();
     for (Py_ssize_t i = 0; i < n; i++) {
-        if (read_group((store_object *)self, PyList_GetItem(groups, i),
-                       &optim[i]))
+        if (store_read_group((store_object *)self, PyList_GetItem(groups, i),
+                             &optim[i]))
             goto fail;
         if (scales != Py_None) {
             double scale = PyFloat_AsDouble(PyList_GetItem(scales, i));
@@ -288,7 +290,7 @@ fail:
 }
 
 /* Seconds to nanoseconds; 0 (no limit) for None.  -1: an error is set. */
-static int read_timeout(PyObject *arg, uint64_t *out)
+static int store_read_timeout(PyObject *arg, uint64_t *out)
 {
     *out = 0;
     double seconds = arg == Py_None ? 0 : PyFloat_AsDouble(arg);
@@ -306,7 +308,7 @@ static int read_timeout(PyObject *arg, uint64_t *out)
 static PyObject *py_store_flush(PyObject *self, PyObject *arg)
 {
     uint64_t timeout;
-    if (read_timeout(arg, &timeout))
+    if (store_read_timeout(arg, &timeout))
         return NULL;
     BEGIN(self, "Store.flush");
     Py_BEGIN_ALLOW_THREADS rc = persia_loop_flush(s, timeout);
@@ -518,9 +520,9 @@ static PyObject *py_store_state_floats(PyObject *self, PyObject *arg)
 }
 
 /* PERSIA_OK if the buffers of a get or set fit n rows of a table. */
-static int check_buffers(const ps_client *c, uint32_t no, size_t n,
-                         const Py_buffer *vectors, const Py_buffer *state,
-                         const Py_buffer *found)
+static int store_check_buffers(const ps_client *c, uint32_t no, size_t n,
+                               const Py_buffer *vectors,
+                               const Py_buffer *state, const Py_buffer *found)
 {
     const table_config *t = persia_client_table(c, no);
     if (!t)
@@ -537,14 +539,14 @@ static int check_buffers(const ps_client *c, uint32_t no, size_t n,
 }
 
 /* The buffer of an argument that may be None (out->buf is NULL then). */
-static int optional_buffer(PyObject *arg, int flags, Py_buffer *out)
+static int store_optional_buffer(PyObject *arg, int flags, Py_buffer *out)
 {
     *out = (Py_buffer){0};
     return arg == Py_None ? 0 : PyObject_GetBuffer(arg, out, flags);
 }
 
 /* get and set differ in the direction of the copy alone. */
-static PyObject *rows_call(PyObject *self, PyObject *args, int set)
+static PyObject *store_rows_call(PyObject *self, PyObject *args, int set)
 {
     unsigned no;
     PyObject *state_arg = Py_None, *found_arg = Py_None;
@@ -557,8 +559,8 @@ static PyObject *rows_call(PyObject *self, PyObject *args, int set)
     PyObject *out = NULL;
     if (PyObject_GetBuffer(ids_arg, &ids, PyBUF_SIMPLE) ||
         PyObject_GetBuffer(vectors_arg, &vectors, flags) ||
-        optional_buffer(state_arg, flags, &state) ||
-        optional_buffer(found_arg, PyBUF_WRITABLE, &found))
+        store_optional_buffer(state_arg, flags, &state) ||
+        store_optional_buffer(found_arg, PyBUF_WRITABLE, &found))
         goto done;
     loop *s;
     ps_client *c;
@@ -567,7 +569,7 @@ static PyObject *rows_call(PyObject *self, PyObject *args, int set)
     if (!rc) {
         size_t n = (size_t)ids.len / sizeof(uint64_t);
         Py_BEGIN_ALLOW_THREADS
-        rc = check_buffers(c, no, n, &vectors, &state, &found);
+        rc = store_check_buffers(c, no, n, &vectors, &state, &found);
         if (!rc)
             rc = persia_loop_settle(s);
         if (!rc)
@@ -589,12 +591,12 @@ done:
 
 static PyObject *py_store_get(PyObject *self, PyObject *args)
 {
-    return rows_call(self, args, 0);
+    return store_rows_call(self, args, 0);
 }
 
 static PyObject *py_store_set(PyObject *self, PyObject *args)
 {
-    return rows_call(self, args, 1);
+    return store_rows_call(self, args, 1);
 }
 
 static PyObject *py_store_erase(PyObject *self, PyObject *args)
@@ -651,8 +653,8 @@ static PyObject *py_store_drop(PyObject *self, PyObject *arg)
 }
 
 /* The ids of a table's rows, in memory that the caller frees. */
-static int list_ids(loop *s, ps_client *c, uint32_t no, uint64_t **out,
-                    size_t *n)
+static int store_list_ids(loop *s, ps_client *c, uint32_t no, uint64_t **out,
+                          size_t *n)
 {
     enum { BLOCK = 1 << 20 };
     size_t room = 0;
@@ -687,7 +689,7 @@ static PyObject *py_store_ids(PyObject *self, PyObject *arg)
     uint64_t *ids = NULL;
     size_t n = 0;
     Py_BEGIN_ALLOW_THREADS
-    rc = list_ids(s, c, (uint32_t)no, &ids, &n);
+    rc = store_list_ids(s, c, (uint32_t)no, &ids, &n);
     END();
     Py_END_ALLOW_THREADS
     PyObject *out =

@@ -34,7 +34,7 @@ static const unsigned char next[TAKING_STATES][TAKING_EVENTS] = {
                      NEVER, TAKING_LEFT},
 };
 
-static void list(rank_taken *t)
+static void order_list(rank_taken *t)
 {
     rank_taken **at = &t->r->takes;
     if (!t->turn)
@@ -45,7 +45,7 @@ static void list(rank_taken *t)
     *at = t;
 }
 
-static void unlist(rank_taken *t)
+static void order_unlist(rank_taken *t)
 {
     rank_taken **at = &t->r->takes;
     while (*at && *at != t)
@@ -54,7 +54,7 @@ static void unlist(rank_taken *t)
     *at = t->takes_next;
 }
 
-static int is_listed(enum taking_state state)
+static int order_is_listed(enum taking_state state)
 {
     return state != TAKING_MADE && state != TAKING_LEFT;
 }
@@ -63,10 +63,10 @@ void taking_event(rank_taken *t, enum taking_event event)
 {
     const enum taking_state to = next[t->state][event];
     assert((int)to != NEVER);
-    if (is_listed(to) && !is_listed(t->state))
-        list(t);
-    if (!is_listed(to) && is_listed(t->state))
-        unlist(t);
+    if (order_is_listed(to) && !order_is_listed(t->state))
+        order_list(t);
+    if (!order_is_listed(to) && order_is_listed(t->state))
+        order_unlist(t);
     t->state = to;
     pthread_cond_broadcast(&t->r->turned);
 }
@@ -74,7 +74,7 @@ void taking_event(rank_taken *t, enum taking_event event)
 void order_enter(rank_taken *t)
 {
     pthread_mutex_lock(&t->r->lock);
-    if (!is_listed(t->state))
+    if (!order_is_listed(t->state))
         taking_event(t, TAKING_ENTER);
     pthread_mutex_unlock(&t->r->lock);
 }
@@ -88,18 +88,18 @@ void order_leave(rank_taken *t)
 
 /* The lock is held in all below. */
 
-static void wait_until(rank_taker *r, uint64_t until)
+static void order_wait_until(rank_taker *r, uint64_t until)
 {
     persia_cond_wait_until(&r->turned, &r->lock, until);
 }
 
-static int is_cancelled(const rank_taken *t)
+static int order_is_cancelled(const rank_taken *t)
 {
     return t->generation != t->r->generation;
 }
 
 /* An earlier Take gets the batch of t, and then waits for those before it. */
-static void give(rank_taken *t, rank_taken *u)
+static void order_give(rank_taken *t, rank_taken *u)
 {
     pass_move(t, u);
     t->number = ++t->r->number; /* a request with the old one has this batch */
@@ -108,52 +108,52 @@ static void give(rank_taken *t, rank_taken *u)
     taking_event(t, TAKING_LOSE);
 }
 
-static int settle_batch(rank_taken *t)
+static int order_settle_batch(rank_taken *t)
 {
     rank_taker *r = t->r;
-    while (!is_cancelled(t)) {
+    while (!order_is_cancelled(t)) {
         rank_taken *u = r->takes;
         int before = 0;
         assert(u && t->state == TAKING_HOLDS);
         while (u != t && u->state != TAKING_WANTS && u->state != TAKING_ENDS) {
-            before |= !is_cancelled(u);
+            before |= !order_is_cancelled(u);
             u = u->takes_next;
         }
         if (u != t) {
-            give(t, u);
+            order_give(t, u);
             return 0;
         }
         if (!before)
             break;
-        wait_until(r, persia_clock_ns() + LOOK_NS);
+        order_wait_until(r, persia_clock_ns() + LOOK_NS);
     }
     taking_event(t, TAKING_SETTLE);
     return 1;
 }
 
 /* Whether all Takes that were sent are at the end, and no batch can arrive. */
-static int all_at_end(const rank_taker *r)
+static int order_all_at_end(const rank_taker *r)
 {
     const rank_taken *t = r->takes;
-    while (t && (is_cancelled(t) || t->state == TAKING_QUEUED ||
+    while (t && (order_is_cancelled(t) || t->state == TAKING_QUEUED ||
                  t->state == TAKING_ENDS))
         t = t->takes_next;
     return !t;
 }
 
-static int settle_end(rank_taken *t)
+static int order_settle_end(rank_taken *t)
 {
     rank_taker *r = t->r;
     taking_event(t, TAKING_END);
-    while (t->state == TAKING_ENDS && !is_cancelled(t)) {
-        if (r->over || all_at_end(r)) {
+    while (t->state == TAKING_ENDS && !order_is_cancelled(t)) {
+        if (r->over || order_all_at_end(r)) {
             r->over = 1;
             break;
         }
-        wait_until(r, persia_clock_ns() + LOOK_NS);
+        order_wait_until(r, persia_clock_ns() + LOOK_NS);
     }
     if (t->state == TAKING_HOLDS)
-        return settle_batch(t);
+        return order_settle_batch(t);
     taking_event(t, TAKING_SETTLE);
     return 1;
 }
@@ -161,7 +161,7 @@ static int settle_end(rank_taken *t)
 /* For a moment: then it asks again.  The worker may have had nothing only
  * because its loader is slow: then the moment is for a batch that a later Take
  * holds. */
-static int settle_idle(rank_taken *t)
+static int order_settle_idle(rank_taken *t)
 {
     const uint64_t until = persia_clock_ns() + IDLE_NS;
     const rank_taken *u = t->takes_next;
@@ -171,10 +171,10 @@ static int settle_idle(rank_taken *t)
         return 0;
     taking_event(t, TAKING_WANT);
     while (t->state == TAKING_WANTS && persia_clock_ns() < until &&
-           !is_cancelled(t))
-        wait_until(t->r, until);
+           !order_is_cancelled(t))
+        order_wait_until(t->r, until);
     if (t->state == TAKING_HOLDS)
-        return settle_batch(t);
+        return order_settle_batch(t);
     taking_event(t, TAKING_ASK);
     return 0;
 }
@@ -184,9 +184,9 @@ int order_settle(rank_taken *t)
     pthread_mutex_lock(&t->r->lock);
     if (t->m.status == TAKE_BATCH)
         taking_event(t, TAKING_FIND);
-    int done = t->m.status == TAKE_BATCH ? settle_batch(t)
-               : t->m.status == TAKE_END ? settle_end(t)
-                                         : settle_idle(t);
+    int done = t->m.status == TAKE_BATCH ? order_settle_batch(t)
+               : t->m.status == TAKE_END ? order_settle_end(t)
+                                         : order_settle_idle(t);
     pthread_mutex_unlock(&t->r->lock);
     return done;
 }

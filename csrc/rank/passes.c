@@ -19,20 +19,21 @@
 
 /* Whether what a link answered at the end of the epoch is of the worker that
  * was there last. */
-static int has_ended(const rank_taker *r, size_t i)
+static int passes_has_ended(const rank_taker *r, size_t i)
 {
     return r->at[i].ended &&
            r->at[i].ended == atomic_load(&r->c.links[i].boot);
 }
 
 /* Whether it had nothing the last time, and says what it knows of batches. */
-static int is_idle(const rank_taker *r, size_t i)
+static int passes_is_idle(const rank_taker *r, size_t i)
 {
     return r->at[i].idle &&
            r->at[i].idle == atomic_load(&r->c.links[i].boot);
 }
 
-static int is_held(const rank_taker *r, uint64_t stream, uint64_t number)
+static int passes_is_held(const rank_taker *r, uint64_t stream,
+                          uint64_t number)
 {
     const rank_taken *t = r->held;
     while (t && (t->m.stream != stream || t->m.number != number))
@@ -41,11 +42,11 @@ static int is_held(const rank_taker *r, uint64_t stream, uint64_t number)
 }
 
 /* Whether a batch is done, or a rank has it. */
-static int is_had(const rank_taker *r, uint64_t stream, uint64_t number)
+static int passes_is_had(const rank_taker *r, uint64_t stream, uint64_t number)
 {
     for (size_t i = 0; i < r->c.links_n; i++) {
         const at_link *at = &r->at[i];
-        const int knows = has_ended(r, i) || is_idle(r, i);
+        const int knows = passes_has_ended(r, i) || passes_is_idle(r, i);
         for (size_t k = 0; k < at->parts_n && knows; k++) {
             const wire_loader_part *p = &at->parts[k];
             const uint64_t bit = number - p->settled - 1;
@@ -56,17 +57,18 @@ static int is_had(const rank_taker *r, uint64_t stream, uint64_t number)
                 return 1;
         }
     }
-    return is_held(r, stream, number);
+    return passes_is_held(r, stream, number);
 }
 
 /* The name of a batch that is not; or 0. */
-static wire_batch_name missing(const rank_taker *r)
+static wire_batch_name passes_missing(const rank_taker *r)
 {
     for (size_t i = 0; i < r->c.links_n; i++)
-        for (size_t k = 0; k < r->at[i].parts_n && has_ended(r, i); k++) {
+        for (size_t k = 0; k < r->at[i].parts_n && passes_has_ended(r, i);
+             k++) {
             const wire_loader_part *p = &r->at[i].parts[k];
             for (uint64_t n = p->settled + 1; n <= p->last; n++)
-                if (!is_had(r, p->stream, n))
+                if (!passes_is_had(r, p->stream, n))
                     return (wire_batch_name){p->stream, n};
         }
     return (wire_batch_name){0};
@@ -74,7 +76,7 @@ static wire_batch_name missing(const rank_taker *r)
 
 /* Whether a batch that the loop has left is on its way back, or will be: a
  * pass that follows has it. */
-static int is_leaving(const rank_taker *r)
+static int passes_is_leaving(const rank_taker *r)
 {
     int is = r->backs != 0;
     for (const rank_taken *t = r->takes; t; t = t->takes_next)
@@ -96,19 +98,19 @@ static int held_is_used(enum held_state state)
 static int pass_is_over(const rank_taker *r)
 {
     size_t n = 0;
-    if (is_leaving(r))
+    if (passes_is_leaving(r))
         return 0;
     for (size_t i = 0; i < r->c.links_n; i++) {
         const worker_link *l = &r->c.links[i];
-        if (has_ended(r, i))
+        if (passes_has_ended(r, i))
             n++;
-        else if (!link_is_away(l) && !is_idle(r, i))
+        else if (!link_is_away(l) && !passes_is_idle(r, i))
             return 0;
     }
-    return n && !missing(r).number;
+    return n && !passes_missing(r).number;
 }
 
-static void forget(at_link *at)
+static void passes_forget(at_link *at)
 {
     at->ended = at->idle = 0;
     at->parts_n = 0;
@@ -132,7 +134,7 @@ void pass_gave_back(rank_taker *r)
     r->backs--;
     r->backs_ended++;
     for (size_t i = 0; i < r->c.links_n; i++)
-        forget(&r->at[i]);
+        passes_forget(&r->at[i]);
     pthread_mutex_unlock(&r->lock);
 }
 
@@ -143,7 +145,7 @@ int pass_end(rank_taker *r)
     for (const rank_taken *t = r->held; t; t = t->held_next)
         over &= t->generation != r->generation || held_is_used(t->held);
     for (size_t i = 0; i < r->c.links_n; i++)
-        forget(&r->at[i]);
+        passes_forget(&r->at[i]);
     r->missing_since = 0;
     r->epoch += (uint64_t)over;
     r->over = 0;
@@ -151,13 +153,13 @@ int pass_end(rank_taker *r)
 }
 
 /* The lock is held. */
-static int ask_all_again(rank_taker *r, wire_batch_name lost)
+static int passes_ask_all_again(rank_taker *r, wire_batch_name lost)
 {
     const uint64_t now = persia_clock_ns();
     int rc = PERSIA_OK;
     for (size_t i = 0; i < r->c.links_n; i++)
         if (!link_is_away(&r->c.links[i]))
-            forget(&r->at[i]);
+            passes_forget(&r->at[i]);
     if (!lost.number)
         r->missing_since = 0;
     else if (!r->missing_since || lost.stream != r->missing.stream ||
@@ -178,7 +180,7 @@ static int ask_all_again(rank_taker *r, wire_batch_name lost)
 int pass_again(rank_taker *r)
 {
     pthread_mutex_lock(&r->lock);
-    int rc = ask_all_again(r, missing(r));
+    int rc = passes_ask_all_again(r, passes_missing(r));
     pthread_mutex_unlock(&r->lock);
     return rc;
 }
@@ -188,9 +190,9 @@ int pass_look_again(rank_taken *t)
     rank_taker *r = t->r;
     int rc = PERSIA_OK;
     pthread_mutex_lock(&r->lock);
-    const wire_batch_name lost = missing(r);
+    const wire_batch_name lost = passes_missing(r);
     if (lost.number && t->generation == r->generation)
-        rc = ask_all_again(r, lost);
+        rc = passes_ask_all_again(r, lost);
     pthread_mutex_unlock(&r->lock);
     return rc;
 }
@@ -210,12 +212,12 @@ static worker_link *link_of(const rank_taken *t, int *others)
         t->place ? *pass_home(r, t->place) : t->number - 1 + r->c.rank;
     size_t n = 0;
     for (size_t i = 0; i < r->c.links_n; i++)
-        n += !has_ended(r, i) && !link_is_away(&r->c.links[i]);
+        n += !passes_has_ended(r, i) && !link_is_away(&r->c.links[i]);
     size_t left = n ? t->tries % n : 0;
     *others = left != 0;
     for (size_t i = 0; i < r->c.links_n; i++) {
         const size_t at = (first + i) % r->c.links_n;
-        if (has_ended(r, at) || link_is_away(&r->c.links[at]))
+        if (passes_has_ended(r, at) || link_is_away(&r->c.links[at]))
             continue;
         if (!left--)
             return &r->c.links[at];
@@ -238,7 +240,7 @@ worker_link *pass_link(rank_taken *t, int *over)
 
 /* ---- what an answer says ---- */
 
-static int keep_parts(at_link *at, const wire_take_reply *m)
+static int passes_keep_parts(at_link *at, const wire_take_reply *m)
 {
     wire_loader_part *more =
         realloc(at->parts, (m->loaders_n + 1) * sizeof *more);
@@ -253,17 +255,17 @@ static int keep_parts(at_link *at, const wire_take_reply *m)
 
 /* The loaders are of another job than it knew: a pass that has not begun is of
  * that one. */
-static void change_job(rank_taker *r, uint64_t job)
+static void passes_change_job(rank_taker *r, uint64_t job)
 {
     r->job = job;
     r->epoch = r->first = r->begun = 0;
     r->place = r->used = (uint64_t)r->c.rank + 1;
     for (size_t i = 0; i < r->c.links_n; i++)
-        forget(&r->at[i]);
+        passes_forget(&r->at[i]);
 }
 
 /* Takes in which job an answer is of.  Whether that is the rank's. */
-static int learn_job(const rank_taken *t)
+static int passes_learn_job(const rank_taken *t)
 {
     rank_taker *r = t->r;
     const wire_take_reply *m = &t->m;
@@ -272,7 +274,7 @@ static int learn_job(const rank_taken *t)
         return 0;
     if (m->job && m->job != r->job && !r->c.job &&
         (!r->epoch || r->begun != r->epoch))
-        change_job(r, m->job);
+        passes_change_job(r, m->job);
     if (m->job && m->job != r->job)
         return 0;
     r->first = m->first ? m->first : r->first;
@@ -280,7 +282,7 @@ static int learn_job(const rank_taken *t)
 }
 
 /* Batches of the job that have no update. */
-static void learn_failed(const rank_taken *t, at_link *at)
+static void passes_learn_failed(const rank_taken *t, at_link *at)
 {
     const uint64_t known = at->failed_boot == t->boot ? at->failed : 0;
     if (t->m.failed > known)
@@ -290,7 +292,7 @@ static void learn_failed(const rank_taken *t, at_link *at)
 }
 
 /* Loaders that a worker does not wait for at the end of an epoch. */
-static void learn_silent(rank_taker *r, const wire_take_reply *m)
+static void passes_learn_silent(rank_taker *r, const wire_take_reply *m)
 {
     if (r->silent_epoch != m->epoch || m->silent > r->silent)
         r->silent = m->silent;
@@ -302,8 +304,8 @@ int pass_learn(rank_taken *t)
     rank_taker *r = t->r;
     at_link *at = &r->at[t->from - r->c.links];
     pthread_mutex_lock(&r->lock);
-    int own = learn_job(t);
-    learn_failed(t, at);
+    int own = passes_learn_job(t);
+    passes_learn_failed(t, at);
     if (own && !r->epoch)
         r->epoch = t->m.epoch;
     own = own && t->m.epoch <= r->epoch;
@@ -311,10 +313,10 @@ int pass_learn(rank_taken *t)
                         t->backs_ended == r->backs_ended;
     at->idle = own && t->m.status == TAKE_IDLE ? t->boot : 0;
     if (is_last && (t->m.status == TAKE_END || at->idle) &&
-        !keep_parts(at, &t->m) && !at->idle)
+        !passes_keep_parts(at, &t->m) && !at->idle)
         at->ended = t->boot;
     if (own && t->m.status == TAKE_END)
-        learn_silent(r, &t->m);
+        passes_learn_silent(r, &t->m);
     if (own && t->m.status == TAKE_BATCH) {
         r->begun = r->epoch;
         r->missing_since = 0;
@@ -354,7 +356,7 @@ int held_has_lease(enum held_state state)
 }
 
 /* Where t is in the list of those that are held; or its end. */
-static rank_taken **held_place(rank_taken *t)
+static rank_taken **passes_held_place(rank_taken *t)
 {
     rank_taken **at = &t->r->held;
     while (*at && *at != t)
@@ -372,7 +374,7 @@ void pass_held_event_locked(rank_taken *t, enum held_event event)
         t->r->held = t;
     }
     if (was != HELD_NONE && to == HELD_NONE) {
-        rank_taken **at = held_place(t);
+        rank_taken **at = passes_held_place(t);
         assert(*at == t);
         *at = t->held_next;
     }

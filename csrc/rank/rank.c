@@ -128,7 +128,7 @@ void persia_rank_close(rank_taker *r)
 
 /* A loop that ended in the middle of its pass: a batch that it had, and sends
  * no gradients of, is not done.  The lock is held. */
-static void leave_early(rank_taker *r)
+static void rank_leave_early(rank_taker *r)
 {
     for (rank_taken *t = r->held; t; t = t->held_next) {
         if (t->generation != r->generation ||
@@ -146,7 +146,7 @@ void persia_rank_cancel(rank_taker *r)
     if (pass_end(r))
         r->used = (uint64_t)r->c.rank + 1;
     else
-        leave_early(r);
+        rank_leave_early(r);
     r->place = r->used;
     r->generation++;
     pthread_cond_broadcast(&r->turned);
@@ -181,7 +181,7 @@ void persia_rank_get_counts(rank_taker *r, rank_counts *out)
         out->away += (uint64_t)link_is_away(&r->c.links[i]);
 }
 
-static int is_cancelled(const rank_taken *t)
+static int rank_is_cancelled(const rank_taken *t)
 {
     pthread_mutex_lock(&t->r->lock);
     int is = t->generation != t->r->generation;
@@ -191,7 +191,7 @@ static int is_cancelled(const rank_taken *t)
 
 /* ---- Declare ---- */
 
-static int declare_at(rank_taker *r, worker_link *l)
+static int rank_declare_at(rank_taker *r, worker_link *l)
 {
     const uint64_t until = persia_clock_ns() + r->c.timeout_ns;
     int rc;
@@ -222,7 +222,7 @@ int rank_prepare(rank_taker *r, worker_link *l)
     pthread_mutex_unlock(&r->lock);
     if (knows)
         return PERSIA_OK;
-    int rc = declare_at(r, l);
+    int rc = rank_declare_at(r, l);
     pthread_mutex_lock(&r->lock);
     if (!rc)
         at->boot = atomic_load(&l->boot);
@@ -258,7 +258,7 @@ int persia_rank_declare(rank_taker *r, const wire_plan *plan)
         worker_link *l = &r->c.links[i];
         if (link_is_away(l) && (there || i + 1 < r->c.links_n))
             continue; /* it gets it when it is back */
-        rc = declare_at(r, l);
+        rc = rank_declare_at(r, l);
         if (rc && !link_is_away(l))
             return rc;
         there += !rc;
@@ -294,7 +294,7 @@ static int check_values(const rank_taken *t, const wire_values *v,
 }
 
 /* Whether offsets are of so many keys. */
-static int check_offsets(const wire_take_reply *m, size_t keys)
+static int rank_check_offsets(const wire_take_reply *m, size_t keys)
 {
     const size_t bags = keys * m->samples;
     const uint32_t *offsets = m->offsets.offsets;
@@ -308,7 +308,7 @@ static int check_offsets(const wire_take_reply *m, size_t keys)
 }
 
 /* Whether no more is said of loaders than they may have at once. */
-static int check_loaders(const wire_take_reply *m)
+static int rank_check_loaders(const wire_take_reply *m)
 {
     size_t i = 0;
     while (i < m->loaders_n &&
@@ -319,11 +319,11 @@ static int check_loaders(const wire_take_reply *m)
 }
 
 /* Whether the reply is what was declared. */
-static int check_reply(const rank_taken *t)
+static int rank_check_reply(const rank_taken *t)
 {
     const wire_plan *p = &t->r->plan;
     const wire_take_reply *m = &t->m;
-    if (check_loaders(m) &&
+    if (rank_check_loaders(m) &&
         (m->status == TAKE_EMPTY || m->status == TAKE_END ||
          m->status == TAKE_IDLE || (m->status == TAKE_DONE && t->place)))
         return PERSIA_OK;
@@ -345,14 +345,14 @@ static int check_reply(const rank_taken *t)
                check_values(t, v, f->table, m->samples);
         pooled++;
     }
-    good = good && pooled == m->values_n && check_offsets(m, keys);
+    good = good && pooled == m->values_n && rank_check_offsets(m, keys);
     return good ? PERSIA_OK
                 : persia_err_set(PERSIA_EPROTOCOL,
                                  "%s: its answer to a Take is none",
                                  t->from->address);
 }
 
-static int ask(rank_taken *t)
+static int rank_ask(rank_taken *t)
 {
     rank_taker *r = t->r;
     int rc = rank_prepare(r, t->from);
@@ -388,16 +388,16 @@ static int ask(rank_taken *t)
         rc = persia_wire_get_take_reply(t->answer.bytes.data,
                                         t->answer.bytes.n, &t->answer.memory,
                                         &t->m);
-    return rc ? rc : check_reply(t);
+    return rc ? rc : rank_check_reply(t);
 }
 
-static int closed(void)
+static int rank_closed(void)
 {
     return persia_err_set(PERSIA_ECLOSED,
                           "this pass of the data loader has ended");
 }
 
-static void gave_back(void *ctx)
+static void rank_gave_back(void *ctx)
 {
     pass_gave_back(ctx);
     rank_put(ctx);
@@ -405,7 +405,7 @@ static void gave_back(void *ctx)
 
 /* Ends the lease, if it has one, without gradients.  is_over: the loop has
  * done with a batch that it had. */
-static void give_back(rank_taken *t, int is_over)
+static void rank_give_back(rank_taken *t, int is_over)
 {
     const enum held_state was = pass_give_back(t);
     if (!held_has_lease(was))
@@ -420,12 +420,12 @@ static void give_back(rank_taken *t, int is_over)
         return;
     }
     atomic_fetch_add(&t->r->references, 1);
-    link_send(t->from, WORKER_RETURN, &o, RPC_NS, gave_back, t->r);
+    link_send(t->from, WORKER_RETURN, &o, RPC_NS, rank_gave_back, t->r);
 }
 
 /* Whether a batch that arrived is that of this Take, whose pass may have ended
  * meanwhile.  By place: then the next Take is of the next place. */
-static int accept(rank_taken *t, int own)
+static int rank_accept(rank_taken *t, int own)
 {
     rank_taker *r = t->r;
     if (!t->place)
@@ -441,7 +441,7 @@ static int accept(rank_taken *t, int own)
 }
 
 /* The batch of this place needs no training. */
-static void pass_over(rank_taken *t)
+static void rank_pass_over(rank_taken *t)
 {
     rank_taker *r = t->r;
     pthread_mutex_lock(&r->lock);
@@ -452,7 +452,7 @@ static void pass_over(rank_taken *t)
 }
 
 /* The place that is next. */
-static void choose_place(rank_taken *t)
+static void rank_choose_place(rank_taken *t)
 {
     rank_taker *r = t->r;
     pthread_mutex_lock(&r->lock);
@@ -461,7 +461,7 @@ static void choose_place(rank_taken *t)
 }
 
 /* No worker that is there has more: others may get what it had. */
-static int take_again(rank_taker *r)
+static int rank_take_again(rank_taker *r)
 {
     int rc = pass_again(r);
     if (!rc && !link_is_any_there(&r->c))
@@ -473,17 +473,17 @@ static int take_again(rank_taker *r)
 }
 
 /* One Take; *taken: its answer is for order_settle(). */
-static int take_once(rank_taken *t, int *taken)
+static int rank_take_once(rank_taken *t, int *taken)
 {
     int over;
-    choose_place(t);
+    rank_choose_place(t);
     t->from = pass_link(t, &over);
     if (!t->from && over) {
         t->m = (wire_take_reply){.status = TAKE_END};
         *taken = 1;
         return PERSIA_OK;
     }
-    int rc = t->from ? ask(t) : take_again(t->r);
+    int rc = t->from ? rank_ask(t) : rank_take_again(t->r);
     if (!t->from) { /* a later Take may hold a batch: see order.c */
         t->m = (wire_take_reply){.status = TAKE_IDLE};
         *taken = !rc;
@@ -503,7 +503,7 @@ static int take_once(rank_taken *t, int *taken)
     if (t->m.status == TAKE_BATCH) {
         /* A Hello that says a later place lists it. */
         pass_held_event(t, HELD_HOLD);
-        if (accept(t, own))
+        if (rank_accept(t, own))
             got = 1;
         else
             persia_taken_give_back(t);
@@ -511,22 +511,22 @@ static int take_once(rank_taken *t, int *taken)
     *taken = got || t->m.status == TAKE_IDLE ||
              (t->m.status == TAKE_EMPTY && !t->place);
     if (t->m.status == TAKE_DONE)
-        pass_over(t);
+        rank_pass_over(t);
     else if (t->m.status == TAKE_EMPTY)
         persia_pause(AGAIN_NS);
     return PERSIA_OK;
 }
 
 /* Until it is there, or the pass has ended. */
-static int take(rank_taken *t)
+static int rank_take(rank_taken *t)
 {
     rank_taker *r = t->r;
     uint64_t until = persia_clock_ns() + r->c.timeout_ns;
     for (;;) {
         int taken = 0;
-        if (is_cancelled(t))
-            return closed();
-        int rc = take_once(t, &taken);
+        if (rank_is_cancelled(t))
+            return rank_closed();
+        int rc = rank_take_once(t, &taken);
         if (taken && order_settle(t))
             return PERSIA_OK;
         if (!rc)
@@ -540,7 +540,7 @@ static int take(rank_taken *t)
 }
 
 /* Takes by place follow one another: a later one asks for a later batch. */
-static int take_in_order(rank_taken *t)
+static int rank_take_in_order(rank_taken *t)
 {
     rank_taker *r = t->r;
     pthread_mutex_lock(&r->lock);
@@ -549,7 +549,7 @@ static int take_in_order(rank_taken *t)
     int rc = ordered ? persia_turn_take(&r->in_order) : PERSIA_OK;
     if (!rc) {
         order_enter(t); /* it has left where it reported a loss before */
-        rc = take(t);
+        rc = rank_take(t);
         if (ordered)
             persia_turn_give(&r->in_order);
     }
@@ -559,14 +559,14 @@ static int take_in_order(rank_taken *t)
 
 /* ---- the end of a batch ---- */
 
-static void drop(void *source)
+static void rank_rank_drop(void *source)
 {
     persia_taken_put(source);
 }
 
 void persia_taken_give_back(rank_taken *t)
 {
-    give_back(t, 0);
+    rank_give_back(t, 0);
 }
 
 void persia_taken_put(rank_taken *t)
@@ -574,7 +574,7 @@ void persia_taken_put(rank_taken *t)
     if (atomic_fetch_sub(&t->references, 1) != 1)
         return;
     assert(t->state == TAKING_MADE || t->state == TAKING_LEFT);
-    give_back(t, 1);
+    rank_give_back(t, 1);
     link_answer_free(&t->answer);
     rank_put(t->r);
     free(t);
@@ -620,10 +620,10 @@ void *persia_taken_bytes(rank_taken *t, size_t *n)
 
 /* ---- as a lookup of a store ---- */
 
-static int run_lookup(void *owner)
+static int rank_run_lookup(void *owner)
 {
     rank_taken *t = owner;
-    int rc = take_in_order(t);
+    int rc = rank_take_in_order(t);
     if (rc || t->m.status != TAKE_BATCH)
         return rc;
     t->source.samples = t->m.samples;
@@ -631,12 +631,12 @@ static int run_lookup(void *owner)
     if (!t->index)
         return PERSIA_ENOMEM;
     atomic_fetch_add(&t->references, 1);
-    t->index->drop = drop;
+    t->index->drop = rank_rank_drop;
     t->index->source = t;
     return PERSIA_OK;
 }
 
-static void release_lookup(void *owner)
+static void rank_release_lookup(void *owner)
 {
     rank_taken *t = owner;
     batch_index *index = t->index;
@@ -649,10 +649,10 @@ static void release_lookup(void *owner)
 int persia_taken_lookup(rank_taken *t, loop *s, ps_client *c,
                         uint64_t batch)
 {
-    const loop_lookup l = {.take = run_lookup,
+    const loop_lookup l = {.take = rank_run_lookup,
                            .index = &t->index,
                            .owner = t,
-                           .release = release_lookup};
+                           .release = rank_release_lookup};
     t->c = c;
     atomic_fetch_add(&t->references, 1);
     order_enter(t);

@@ -32,9 +32,9 @@ static int count_rows(const batcher_source *source, const char *table,
     return v != NULL;
 }
 
-static int gather_rows(batcher_source *source, const char *table,
-                       const int64_t *places, size_t n, float *out,
-                       size_t stride)
+static int source_gather_rows(batcher_source *source, const char *table,
+                              const int64_t *places, size_t n, float *out,
+                              size_t stride)
 {
     const rank_taken *t = (rank_taken *)source;
     const wire_values *v = rank_rows(t, table);
@@ -59,7 +59,7 @@ static int gather_rows(batcher_source *source, const char *table,
 }
 
 /* The place of a feature in the plan, or features_n. */
-static size_t place_of(const rank_taker *r, const taken_feature *f)
+static size_t source_place_of(const rank_taker *r, const taken_feature *f)
 {
     const wire_plan *p = &r->plan;
     size_t i = 0;
@@ -75,14 +75,14 @@ static int read_feature(batcher_source *source, const taken_feature *f,
                         float *out, size_t stride)
 {
     const rank_taken *t = (rank_taken *)source;
-    const size_t i = place_of(t->r, f);
+    const size_t i = source_place_of(t->r, f);
     if (i == t->r->plan.features_n)
         return persia_err_set(PERSIA_EFEATURE,
                               "feature %s of table %s: the embedding workers "
                               "do not look it up for this model",
                               f->name, f->table);
     const wire_values *v = t->m.values;
-    while (v->no != i) /* see check_reply() */
+    while (v->no != i) /* see rank_check_reply() */
         v++;
     persia_wire_widen(t->m.dtype, v->n, v->dim, v->values, v->scales, out,
                       stride);
@@ -102,8 +102,8 @@ static optim_hyper *hypers_of(const rank_taker *r, const taken_update *u)
 }
 
 /* Narrows gradients into memory from *at on. */
-static void put_grads(wire_values *v, uint32_t dtype, const float *grads,
-                      char **at)
+static void source_put_grads(wire_values *v, uint32_t dtype,
+                             const float *grads, char **at)
 {
     void *values = mem_carve(at, v->n * v->dim * wire_dtype_bytes(dtype));
     float *scales = dtype == WIRE_FP16 ? mem_carve(at, v->n * sizeof *scales)
@@ -113,14 +113,14 @@ static void put_grads(wire_values *v, uint32_t dtype, const float *grads,
     v->scales = scales;
 }
 
-static size_t bytes_of_grads(size_t n, uint32_t dim, uint32_t dtype)
+static size_t source_bytes_of_grads(size_t n, uint32_t dim, uint32_t dtype)
 {
     return n * (dim * wire_dtype_bytes(dtype) + sizeof(float)) +
            (size_t)64 * 2;
 }
 
 /* The place of a table in the plan. */
-static uint32_t place_of_table(const rank_taker *r, const char *name)
+static uint32_t source_place_of_table(const rank_taker *r, const char *name)
 {
     uint32_t i = 0;
     while (strcmp(r->plan.tables[i].name, name))
@@ -129,15 +129,15 @@ static uint32_t place_of_table(const rank_taker *r, const char *name)
 }
 
 /* The gradients as they leave; *memory: theirs, to be freed. */
-static int make_grads(const rank_taken *t, const taken_update *u,
-                      wire_return *m, void **memory)
+static int source_make_grads(const rank_taken *t, const taken_update *u,
+                             wire_return *m, void **memory)
 {
     const size_t n = t->m.samples;
     size_t bytes = (u->n + u->rows_n) * sizeof *m->grads + (size_t)64 * 3;
     for (size_t i = 0; i < u->n; i++)
-        bytes += bytes_of_grads(n, u->grads[i].feature.dim, m->dtype);
+        bytes += source_bytes_of_grads(n, u->grads[i].feature.dim, m->dtype);
     for (size_t i = 0; i < u->rows_n; i++)
-        bytes += bytes_of_grads(u->rows[i].n, u->rows[i].dim, m->dtype);
+        bytes += source_bytes_of_grads(u->rows[i].n, u->rows[i].dim, m->dtype);
     char *at = *memory = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
     if (!at)
         return persia_err_set(PERSIA_ENOMEM, "no memory for gradients");
@@ -149,20 +149,20 @@ static int make_grads(const rank_taken *t, const taken_update *u,
         const taken_feature *f = &u->grads[i].feature;
         wire_values *v = &m->grads[i];
         *v = (wire_values){
-            .no = (uint32_t)place_of(t->r, f), .dim = f->dim, .n = n};
+            .no = (uint32_t)source_place_of(t->r, f), .dim = f->dim, .n = n};
         if (v->no == t->r->plan.features_n)
             return persia_err_set(PERSIA_EFEATURE, "feature %s is not looked "
                                   "up by the embedding workers", f->name);
-        put_grads(v, m->dtype, u->grads[i].grad, &at);
+        source_put_grads(v, m->dtype, u->grads[i].grad, &at);
     }
     for (size_t i = 0; i < u->rows_n; i++) {
         const taken_rows *from = &u->rows[i];
         wire_values *v = &m->rows[i];
-        *v = (wire_values){.no = place_of_table(t->r, from->table),
+        *v = (wire_values){.no = source_place_of_table(t->r, from->table),
                            .dim = from->dim,
                            .n = from->n,
                            .rows = from->places};
-        put_grads(v, m->dtype, from->grads, &at);
+        source_put_grads(v, m->dtype, from->grads, &at);
     }
     return PERSIA_OK;
 }
@@ -251,8 +251,8 @@ static int send_return(rank_taken *t, wire_return *m,
 }
 
 /* What gradients of a batch sum up to, from the worker of its lease. */
-static int ask_for_sums(rank_taken *t, const wire_return *m,
-                        link_answer *answer)
+static int source_ask_for_sums(rank_taken *t, const wire_return *m,
+                               link_answer *answer)
 {
     rank_taker *r = t->r;
     const uint64_t until = persia_clock_ns() + r->c.timeout_ns;
@@ -289,8 +289,8 @@ wire_return rank_return(const rank_taken *t, uint32_t reason)
 
 /* The batch is at all servers now.  If one of them was started again, it may
  * lack others.  A server that cannot be reached is asked later. */
-static int note_trained(const rank_taken *t, const taken_update *u,
-                        uint64_t servers)
+static int source_note_trained(const rank_taken *t, const taken_update *u,
+                               uint64_t servers)
 {
     int rc = persia_client_witness(u->c, t->m.stream, t->m.number);
     const uint64_t known =
@@ -300,8 +300,8 @@ static int note_trained(const rank_taken *t, const taken_update *u,
     return rc == PERSIA_ENOMEM || client_is_loss(rc) ? rc : PERSIA_OK;
 }
 
-static int push(batcher_source *source, const taken_update *u,
-                batcher_counts *counts, int *passed)
+static int source_push(batcher_source *source, const taken_update *u,
+                       batcher_counts *counts, int *passed)
 {
     rank_taken *t = (rank_taken *)source;
     wire_return m = rank_return(t, RETURN_TRAINED);
@@ -315,7 +315,7 @@ static int push(batcher_source *source, const taken_update *u,
     m.group = u->name->group;
     m.hypers = hypers;
     m.hypers_n = t->r->plan.tables_n;
-    int rc = hypers ? make_grads(t, u, &m, &memory)
+    int rc = hypers ? source_make_grads(t, u, &m, &memory)
                     : persia_err_set(PERSIA_ENOMEM, "no memory for an update");
     if (!rc) {
         pass_held_event(t, HELD_RETURN);
@@ -331,7 +331,7 @@ static int push(batcher_source *source, const taken_update *u,
     if (late)
         atomic_fetch_add(&t->r->late_n, 1);
     else if (!rc)
-        rc = note_trained(t, u, reply.servers);
+        rc = source_note_trained(t, u, reply.servers);
     *counts = (batcher_counts){0};
     UPDATE_COUNTS_ADD(counts, &reply);
     return rc;
@@ -374,9 +374,9 @@ static int ask_sums(batcher_source *source, const taken_update *u,
     link_answer answer;
     void *memory = NULL;
     m.parts = 1;
-    int rc = make_grads(t, u, &m, &memory);
+    int rc = source_make_grads(t, u, &m, &memory);
     if (!rc)
-        rc = ask_for_sums(t, &m, &answer);
+        rc = source_ask_for_sums(t, &m, &answer);
     free(memory);
     if (rc)
         return rc;
@@ -398,6 +398,6 @@ static int ask_sums(batcher_source *source, const taken_update *u,
 
 const batcher_source rank_source = {.rows = count_rows,
                                     .read = read_feature,
-                                    .gather = gather_rows,
-                                    .push = push,
+                                    .gather = source_gather_rows,
+                                    .push = source_push,
                                     .sums = ask_sums};

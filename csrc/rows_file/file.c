@@ -28,7 +28,7 @@ struct rows_file {
 };
 
 /* Finds index and rows in the header. */
-static int place_tensors(rows_file *f, const st_header *h)
+static int file_place_tensors(rows_file *f, const st_header *h)
 {
     const st_tensor *index = &h->tensors[0], *rows = &h->tensors[1];
     if (h->n != 2 || strcmp(index->name, "index") ||
@@ -68,7 +68,7 @@ static int map_file(rows_file *f, int fd)
     if (!code)
         code = st_parse(f->name, f->map + 8, json, f->bytes, &h);
     if (!code)
-        code = place_tensors(f, &h);
+        code = file_place_tensors(f, &h);
     if (!code) { /* advice: what it returns changes nothing */
         (void)madvise(map, f->bytes, MADV_RANDOM);
         (void)madvise(map, h.data + f->buckets * ROWS_BUCKET, MADV_WILLNEED);
@@ -149,7 +149,7 @@ static const char *row_at(const rows_file *f, uint32_t row)
 }
 
 /* The row of an id, or NULL. */
-static const char *find(const rows_file *f, uint64_t id, uint64_t place)
+static const char *file_find(const rows_file *f, uint64_t id, uint64_t place)
 {
     const uint8_t tag = hash_tag(place);
     uint64_t at = place_home(place, f->buckets);
@@ -170,8 +170,8 @@ static const char *find(const rows_file *f, uint64_t id, uint64_t place)
 
 /* Rows of n <= GROUP ids: first the buckets are fetched, then the rows that
  * they name, then all is compared. */
-static void find_group(const rows_file *f, size_t n, const uint64_t *ids,
-                       const char *rows[GROUP])
+static void file_find_group(const rows_file *f, size_t n, const uint64_t *ids,
+                            const char *rows[GROUP])
 {
     uint64_t place[GROUP];
 
@@ -189,11 +189,12 @@ static void find_group(const rows_file *f, size_t n, const uint64_t *ids,
         }
     }
     for (size_t i = 0; i < n; i++)
-        rows[i] = find(f, ids[i], place[i]);
+        rows[i] = file_find(f, ids[i], place[i]);
 }
 
 /* As a lookup in the table has it. */
-static int absent_vector(const rows_file *f, const uint64_t *id, float *to)
+static int file_absent_vector(const rows_file *f, const uint64_t *id,
+                              float *to)
 {
     if (persia_table_get_config(f->absent)->missing == MISSING_ZEROS) {
         memset(to, 0, f->config.dim * sizeof *to);
@@ -209,7 +210,7 @@ int persia_rows_file_look_up(const rows_file *f, size_t n, const uint64_t *ids,
 
     for (size_t at = 0; at < n; at += GROUP) {
         const size_t some = n - at < GROUP ? n - at : GROUP;
-        find_group(f, some, ids + at, rows);
+        file_find_group(f, some, ids + at, rows);
         for (size_t i = 0; i < some; i++) {
             float *to = out + (at + i) * stride;
             if (rows[i]) {
@@ -217,7 +218,7 @@ int persia_rows_file_look_up(const rows_file *f, size_t n, const uint64_t *ids,
                 continue;
             }
             ++*absent;
-            const int code = absent_vector(f, ids + at + i, to);
+            const int code = file_absent_vector(f, ids + at + i, to);
             if (code)
                 return code;
         }
@@ -232,7 +233,7 @@ void persia_rows_file_contains(const rows_file *f, size_t n,
 
     for (size_t at = 0; at < n; at += GROUP) {
         const size_t some = n - at < GROUP ? n - at : GROUP;
-        find_group(f, some, ids + at, rows);
+        file_find_group(f, some, ids + at, rows);
         for (size_t i = 0; i < some; i++)
             found[at + i] = rows[i] != NULL;
     }
@@ -274,7 +275,7 @@ int persia_rows_file_check(const rows_file *f)
     for (uint64_t i = 0; !code && i < f->rows; i++) {
         const char *row = f->row + i * f->stride;
         const uint64_t id = rows_id(row);
-        if (find(f, id, id_place(id, f->config.key)) != row)
+        if (file_find(f, id, id_place(id, f->config.key)) != row)
             return persia_err_set(PERSIA_ECORRUPT,
                                   "%s: row %" PRIu64 " of id %lld is not "
                                   "found: it is there twice, or the index "

@@ -33,12 +33,12 @@ uint32_t persia_rows_stride(const rows_config *c)
 
 /* The scale at which `most` is the largest integer; 0 where values are as
  * small as zero. */
-static float scale_of(float most, float largest)
+static float rows_scale_of(float most, float largest)
 {
     return most < 2e-36f ? 0 : most / largest;
 }
 
-static int to_integer(float value, float scale, int largest)
+static int rows_to_integer(float value, float scale, int largest)
 {
     const float to_nearest = 0x1.8p23f; /* beside it floats are integers */
     if (!(scale > 0))
@@ -47,16 +47,16 @@ static int to_integer(float value, float scale, int largest)
     return q > largest ? largest : q < -largest ? -largest : q;
 }
 
-static void narrow_integers(const rows_config *c, const float *vector,
-                            float most, char *to)
+static void rows_narrow_integers(const rows_config *c, const float *vector,
+                                 float most, char *to)
 {
     const int eight = c->type == ROWS_INT8, largest = eight ? 127 : 7;
-    const float scale = scale_of(most, (float)largest);
+    const float scale = rows_scale_of(most, (float)largest);
 
     memcpy(to, &scale, sizeof scale);
     to += sizeof scale;
     for (uint32_t j = 0; j < c->dim; j++) {
-        const int q = to_integer(vector[j], scale, largest);
+        const int q = rows_to_integer(vector[j], scale, largest);
         if (eight)
             to[j] = (char)q;
         else
@@ -87,7 +87,7 @@ int rows_narrow(const rows_config *c, uint32_t stride, uint64_t id,
             memcpy(to + 2 * (size_t)j, &half, sizeof half);
         }
     } else {
-        narrow_integers(c, vector, most, to);
+        rows_narrow_integers(c, vector, most, to);
     }
     return 1;
 }

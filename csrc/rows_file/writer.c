@@ -29,7 +29,7 @@ struct rows_writer {
 };
 
 /* The header for an index and rows, with spaces up to where data begins. */
-static int make_header(rows_writer *w, const char *metadata)
+static int writer_make_header(rows_writer *w, const char *metadata)
 {
     const uint64_t index = w->buckets * ROWS_BUCKET;
     const uint64_t rows = w->rows * w->stride;
@@ -66,7 +66,7 @@ static int writer_memory(rows_writer *w, const char *metadata)
                               "%s: no memory for an index of %zu bytes",
                               w->name, index);
     memset(w->index, 0, index);
-    return make_header(w, metadata);
+    return writer_make_header(w, metadata);
 }
 
 int persia_rows_writer_open(int folder, const char *name,
@@ -110,7 +110,7 @@ int persia_rows_writer_open(int folder, const char *name,
     return code;
 }
 
-static void index_add(rows_writer *w, uint64_t id, uint32_t row)
+static void writer_index_add(rows_writer *w, uint64_t id, uint32_t row)
 {
     const uint64_t place = id_place(id, w->config.key);
     uint64_t at = place_home(place, w->buckets);
@@ -125,7 +125,7 @@ static void index_add(rows_writer *w, uint64_t id, uint32_t row)
     w->index[at].slot[entry] = row;
 }
 
-static int flush(rows_writer *w)
+static int writer_flush(rows_writer *w)
 {
     const uint64_t begin = w->data + w->buckets * ROWS_BUCKET;
     const uint64_t before = w->written * w->stride - w->held;
@@ -153,8 +153,8 @@ int persia_rows_writer_add(rows_writer *w, size_t n, const uint64_t *ids,
                 "too large for its type",
                 w->name, (long long)ids[i]);
         w->held += w->stride;
-        index_add(w, ids[i], (uint32_t)w->written++);
-        const int code = w->held >= BUFFER ? flush(w) : PERSIA_OK;
+        writer_index_add(w, ids[i], (uint32_t)w->written++);
+        const int code = w->held >= BUFFER ? writer_flush(w) : PERSIA_OK;
         if (code)
             return code;
     }
@@ -167,7 +167,7 @@ int persia_rows_writer_finish(rows_writer *w)
         return persia_err_set(PERSIA_EARG,
                               "%s: %" PRIu64 " of %" PRIu64 " rows were added",
                               w->name, w->written, w->rows);
-    int code = flush(w);
+    int code = writer_flush(w);
     if (!code)
         code = file_write(w->fd, w->name, w->index,
                           w->buckets * sizeof(bucket), w->data);

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <strings.h>
 
-static int is_loopback(const char *host)
+static int address_is_loopback(const char *host)
 {
     struct in_addr v4;
     struct in6_addr v6;
@@ -64,11 +64,11 @@ int address_parse(const char *text, rpc_address *out)
     memcpy(out->host, host, n);
     out->host[n] = 0;
     out->port = number;
-    out->loopback = is_loopback(out->host);
+    out->loopback = address_is_loopback(out->host);
     return PERSIA_OK;
 }
 
-static int not_pem(const char *text, const char *what)
+static int address_not_pem(const char *text, const char *what)
 {
     if (!text ||
         (strstr(text, "-----BEGIN ") && strstr(text, "-----END ")))
@@ -82,7 +82,7 @@ static int not_pem(const char *text, const char *what)
     return 1;
 }
 
-static int token_wrong(const char *token, const char *what)
+static int address_token_wrong(const char *token, const char *what)
 {
     if (!token)
         return 0;
@@ -101,10 +101,11 @@ static int token_wrong(const char *token, const char *what)
 int security_check(const rpc_security *s, const rpc_address *a,
                    const char *address, int server)
 {
-    if (not_pem(s->ca, "security.ca") || not_pem(s->cert, "security.cert") ||
-        not_pem(s->key, "security.key") ||
-        token_wrong(s->token, "security.token") ||
-        token_wrong(s->admin_token, "security.admin_token"))
+    if (address_not_pem(s->ca, "security.ca") ||
+        address_not_pem(s->cert, "security.cert") ||
+        address_not_pem(s->key, "security.key") ||
+        address_token_wrong(s->token, "security.token") ||
+        address_token_wrong(s->admin_token, "security.admin_token"))
         return PERSIA_EARG;
     if (!s->cert != !s->key)
         return persia_err_set(PERSIA_EARG,

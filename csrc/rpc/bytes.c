@@ -39,7 +39,7 @@ static struct {
     size_t bytes; /* of all kept */
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static piece *pool_remove(unsigned i)
+static piece *bytes_pool_remove(unsigned i)
 {
     piece *p = pool.kept[i];
     pool.kept_n--;
@@ -51,7 +51,7 @@ static piece *pool_remove(unsigned i)
 
 /* The smallest piece that holds n bytes and is not much too large; of several
  * the one that was given back last: it may still be in the cache. */
-static piece *pool_take(size_t n)
+static piece *bytes_pool_take(size_t n)
 {
     piece *found = NULL;
     pthread_mutex_lock(&pool.lock);
@@ -63,7 +63,7 @@ static piece *pool_take(size_t n)
             best = i;
     }
     if (best < POOL_PIECES)
-        found = pool_remove(best);
+        found = bytes_pool_remove(best);
     pthread_mutex_unlock(&pool.lock);
     return found;
 }
@@ -71,7 +71,7 @@ static piece *pool_take(size_t n)
 void *bytes_take(size_t n)
 {
     piece *p;
-    if (n >= POOL_FROM && (p = pool_take(n)))
+    if (n >= POOL_FROM && (p = bytes_pool_take(n)))
         return p + 1;
     if (n > SIZE_MAX / 2)
         goto fail;
@@ -105,7 +105,7 @@ void bytes_give(void *data)
     unsigned old_n = 0;
     pthread_mutex_lock(&pool.lock);
     while (pool.kept_n == POOL_PIECES || pool.bytes + p->size > POOL_BYTES)
-        old[old_n++] = pool_remove(0);
+        old[old_n++] = bytes_pool_remove(0);
     pool.kept[pool.kept_n++] = p;
     pool.bytes += p->size;
     pthread_mutex_unlock(&pool.lock);

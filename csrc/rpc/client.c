@@ -60,15 +60,15 @@ static const char *method_name(const rpc_channel *c, uint32_t method)
     return strrchr(c->methods->paths[method], '/') + 1;
 }
 
-static int is_administration(const rpc_channel *c, uint32_t method)
+static int client_is_administration(const rpc_channel *c, uint32_t method)
 {
     return c->methods->admin >> method & 1;
 }
 
 /* The token that a call shows; empty: none. */
-static grpc_slice token_of(const rpc_channel *c, uint32_t method)
+static grpc_slice client_token_of(const rpc_channel *c, uint32_t method)
 {
-    int admin = is_administration(c, method);
+    int admin = client_is_administration(c, method);
     grpc_slice token = c->tokens[admin];
     return GRPC_SLICE_LENGTH(token) ? token : c->tokens[!admin];
 }
@@ -124,7 +124,7 @@ static void call_ended(rpc_sent *sent)
 }
 
 /* The text of a status that is not of our server. */
-static void tell_status(client_call *l, const char *details)
+static void client_tell_status(client_call *l, const char *details)
 {
     const char *address = l->channel->address;
     const char *method = method_name(l->channel, l->method);
@@ -170,7 +170,7 @@ static void call_judge(client_call *l)
             l->rc = PERSIA_EDENIED;
         size_t room = strlen(l->channel->address) + strlen(text) + 3;
         if (!sent)
-            tell_status(l, text);
+            client_tell_status(l, text);
         else if ((l->text = malloc(room)))
             snprintf(l->text, room, "%s: %s", l->channel->address, text);
         free(details);
@@ -178,13 +178,13 @@ static void call_judge(client_call *l)
     }
     if (!l->reply) {
         l->rc = PERSIA_EPROTOCOL;
-        tell_status(l, "the answer holds no message");
+        client_tell_status(l, "the answer holds no message");
         return;
     }
     l->rc = received_join(l->reply, NULL, &l->answer.memory, &l->answer.n);
     l->answer.data = l->answer.memory;
     if (l->rc != PERSIA_OK)
-        tell_status(l, persia_err_text());
+        client_tell_status(l, persia_err_text());
 }
 
 static void call_done(rpc_tag *tag, int ok)
@@ -199,7 +199,7 @@ static void call_done(rpc_tag *tag, int ok)
     sent_drop(&l->sent);
 }
 
-static gpr_timespec deadline_after(uint64_t timeout_ns)
+static gpr_timespec client_deadline_after(uint64_t timeout_ns)
 {
     gpr_timespec now = gpr_now(GPR_CLOCK_MONOTONIC);
     if (timeout_ns > INT64_MAX)
@@ -214,7 +214,7 @@ static grpc_call_error call_start(client_call *l)
     grpc_metadata token;
     memset(&token, 0, sizeof token);
     token.key = grpc_slice_from_static_string("authorization");
-    token.value = token_of(c, l->method);
+    token.value = client_token_of(c, l->method);
     grpc_op ops[6];
     memset(ops, 0, sizeof ops);
     ops[0].op = GRPC_OP_SEND_INITIAL_METADATA;
@@ -238,8 +238,8 @@ static grpc_call_error call_start(client_call *l)
     return grpc_call_start_batch(call, ops, 6, &l->tag, NULL);
 }
 
-static int check_start(const rpc_channel *c, uint32_t method,
-                       uint64_t timeout_ns)
+static int client_check_start(const rpc_channel *c, uint32_t method,
+                              uint64_t timeout_ns)
 {
     int code = persia_fork_check("a channel");
     if (code == PERSIA_OK && method >= c->methods->n)
@@ -265,7 +265,7 @@ static int call_link(client_call *l)
     } else {
         l->call = grpc_channel_create_registered_call(
             c->channel, NULL, GRPC_PROPAGATE_DEFAULTS, c->queue,
-            c->handles[l->method], deadline_after(l->timeout_ns), NULL);
+            c->handles[l->method], client_deadline_after(l->timeout_ns), NULL);
         l->next = c->calls;
         l->link = &c->calls;
         if (c->calls)
@@ -280,7 +280,7 @@ int persia_rpc_start(rpc_channel *c, uint32_t method, wire_out *o,
                      uint64_t timeout_ns, rpc_callback callback, void *ctx)
 {
     size_t n = o->bytes;
-    int code = check_start(c, method, timeout_ns);
+    int code = client_check_start(c, method, timeout_ns);
     if (code != PERSIA_OK) {
         persia_wire_out_free(o);
         return code;
@@ -362,7 +362,7 @@ const char *persia_rpc_channel_address(const rpc_channel *c)
     return c->address;
 }
 
-static int milliseconds(uint64_t ns)
+static int client_milliseconds(uint64_t ns)
 {
     uint64_t ms = ns / 1000000;
     return ms > INT_MAX ? INT_MAX : ms < 1 ? 1 : (int)ms;
@@ -382,7 +382,7 @@ static int channel_connect(rpc_channel *c, const rpc_channel_config *config)
     args_integer(&a, GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     args_integer(&a, GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
     if (config->keepalive_ns) {
-        int ms = milliseconds(config->keepalive_ns);
+        int ms = client_milliseconds(config->keepalive_ns);
         args_integer(&a, GRPC_ARG_KEEPALIVE_TIME_MS, ms);
         args_integer(&a, GRPC_ARG_KEEPALIVE_TIMEOUT_MS, ms);
         args_integer(&a, GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);

@@ -61,7 +61,7 @@ static int is_connection(int fd, int port)
     return ntohs(at) == port;
 }
 
-static int cookie_of(int fd, uint64_t *out)
+static int connections_cookie_of(int fd, uint64_t *out)
 {
     socklen_t n = sizeof *out;
     return getsockopt(fd, SOL_SOCKET, SO_COOKIE, out, &n) == 0;
@@ -79,7 +79,7 @@ static int next_connection(DIR *files, int port)
     return -1;
 }
 
-static int note_found(connections *c, int fd)
+static int connections_note_found(connections *c, int fd)
 {
     if (c->found_n == c->found_max) {
         size_t max = c->found_max ? 2 * c->found_max : 64;
@@ -91,55 +91,55 @@ static int note_found(connections *c, int fd)
     }
     connection *f = &c->found[c->found_n];
     f->fd = fd;
-    c->found_n += (size_t)cookie_of(fd, &f->cookie);
+    c->found_n += (size_t)connections_cookie_of(fd, &f->cookie);
     return 1;
 }
 
 /* ---- the count ---------------------------------------------------------- */
 
-static int by_number(const void *a, const void *b)
+static int connections_by_number(const void *a, const void *b)
 {
     uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
     return x < y ? -1 : x > y;
 }
 
-static int is_known(const connections *c, uint64_t cookie)
+static int connections_is_known(const connections *c, uint64_t cookie)
 {
-    return bsearch(&cookie, c->known, c->known_n, sizeof cookie, by_number) !=
-           NULL;
+    return bsearch(&cookie, c->known, c->known_n, sizeof cookie,
+                   connections_by_number) != NULL;
 }
 
 /* gRPC may close its descriptor at any time, and another file may get its
  * number: so ours keeps the socket while we look which one it is. */
-static void refuse(connections *c, const connection *one)
+static void connections_refuse(connections *c, const connection *one)
 {
     uint64_t cookie;
     int fd = fcntl(one->fd, F_DUPFD_CLOEXEC, 0);
     if (fd < 0)
         return; /* the next count sees it again */
-    if (cookie_of(fd, &cookie) && cookie == one->cookie &&
+    if (connections_cookie_of(fd, &cookie) && cookie == one->cookie &&
         shutdown(fd, SHUT_RDWR) == 0)
         atomic_fetch_add(&c->refused, 1);
     close(fd);
 }
 
 /* Closes those beyond the limit; what was there before stays. */
-static void count(connections *c)
+static void rpc_connections_count(connections *c)
 {
     size_t old = 0, room, stay = 0;
     c->found_n = 0;
     rewinddir(c->files);
     for (int fd; (fd = next_connection(c->files, c->port)) >= 0;)
-        if (!note_found(c, fd))
+        if (!connections_note_found(c, fd))
             return; /* no memory: the next time */
     for (size_t i = 0; i < c->found_n; i++)
-        old += (size_t)is_known(c, c->found[i].cookie);
+        old += (size_t)connections_is_known(c, c->found[i].cookie);
     room = c->max - old;
     for (size_t i = 0; i < c->found_n; i++) {
         const connection *f = &c->found[i];
-        if (!is_known(c, f->cookie)) {
+        if (!connections_is_known(c, f->cookie)) {
             if (!room) {
-                refuse(c, f);
+                connections_refuse(c, f);
                 continue;
             }
             room--;
@@ -149,14 +149,14 @@ static void count(connections *c)
     for (size_t i = 0; i < stay; i++)
         c->known[i] = c->found[i].cookie;
     c->known_n = stay;
-    qsort(c->known, stay, sizeof *c->known, by_number);
+    qsort(c->known, stay, sizeof *c->known, connections_by_number);
 }
 
 static uint64_t guard_tick(void *ctx)
 {
     connections *c = ctx;
     const uint64_t start = persia_clock_ns();
-    count(c);
+    rpc_connections_count(c);
     const uint64_t now = persia_clock_ns();
     const uint64_t ms = (now - start) * COUNT_SHARE / 1000000u;
     return now + (ms < COUNT_MS ? COUNT_MS : ms > 10000 ? 10000 : ms) *

@@ -87,7 +87,7 @@ int sent_start(rpc_sent *s, wire_out *o, void (*ended)(rpc_sent *sent),
                grpc_byte_buffer **out);
 /* The call needs it no more: calls `ended` now if gRPC does neither. */
 void sent_drop(rpc_sent *s);
-/* For span_released() of slices.c: `ended` is called on the runtime's
+/* For slices_span_released() of slices.c: `ended` is called on the runtime's
  * thread. */
 void runtime_end_sent(rpc_sent *s);
 

@@ -3,7 +3,7 @@
  */
 #include "rpc/channel.h"
 
-static int without(const char *what, const char *address)
+static int none_without(const char *what, const char *address)
 {
     return persia_err_set(
         PERSIA_EUNAVAILABLE,
@@ -30,7 +30,7 @@ const char *persia_rpc_holes(void)
 int persia_rpc_server_start(const rpc_server_config *config, rpc_server **out)
 {
     *out = NULL;
-    return without("serving at", config->address);
+    return none_without("serving at", config->address);
 }
 
 int persia_rpc_server_port(const rpc_server *s)
@@ -61,7 +61,7 @@ int persia_rpc_channel_open(const rpc_channel_config *config,
                             rpc_channel **out)
 {
     *out = NULL;
-    return without("connecting to", config->address);
+    return none_without("connecting to", config->address);
 }
 
 /* There are no channels. */
@@ -75,7 +75,7 @@ int persia_rpc_start(rpc_channel *c, uint32_t method, wire_out *o,
     (void)callback;
     (void)ctx;
     persia_wire_out_free(o);
-    return without("calling", NULL);
+    return none_without("calling", NULL);
 }
 
 void persia_rpc_channel_close(rpc_channel *c)

@@ -94,7 +94,7 @@ void pollers_stop(rpc_pollers *p)
 /* gRPC takes buffers of megabytes for each message: that glibc returns them
  * takes a quarter of a server's time.  A process that only calls servers is
  * the user's, and stays as it is. */
-static void keep_memory(void)
+static void runtime_keep_memory(void)
 {
     (void)persia_keep_memory(MALLOC_KEEP);
 }
@@ -102,7 +102,7 @@ static void keep_memory(void)
 /* A parameter server lives long, and what its busiest moment took would be
  * kept for ever: now and then, what is not in use goes back.  A process that
  * trains, too, has a use for it in its next step. */
-static void trim_memory(void)
+static void runtime_trim_memory(void)
 {
 #ifdef __GLIBC__
     if (!atomic_load(&runtime.clients))
@@ -112,14 +112,14 @@ static void trim_memory(void)
 
 /* ---- messages that were sent ---- */
 
-static uint64_t trim_time(void)
+static uint64_t runtime_trim_time(void)
 {
     return persia_clock_ns() + (uint64_t)TRIM_SECONDS * 1000000000u;
 }
 
-static void *reaper_main(void *arg)
+static void *runtime_reaper_main(void *arg)
 {
-    uint64_t trim_at = trim_time();
+    uint64_t trim_at = runtime_trim_time();
     (void)arg;
     pthread_mutex_lock(&runtime.sent_lock);
     while (runtime.sent || !runtime.stop) {
@@ -135,8 +135,8 @@ static void *reaper_main(void *arg)
         if (s)
             s->ended(s);
         if (persia_clock_ns() >= trim_at) {
-            trim_memory();
-            trim_at = trim_time();
+            runtime_trim_memory();
+            trim_at = runtime_trim_time();
         }
         pthread_mutex_lock(&runtime.sent_lock);
     }
@@ -159,7 +159,7 @@ void runtime_end_sent(rpc_sent *s)
  * gRPC that looks after connections whose buffers were full, which it does for
  * 10 s at a time: so long no signal would be seen, and no new server could
  * start. */
-static void start_grpc(void)
+static void runtime_start_grpc(void)
 {
     sigset_t all, before; /* gRPC's threads inherit the mask */
     sigfillset(&all);
@@ -173,9 +173,9 @@ static void start_grpc(void)
 static int runtime_start(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, start_grpc);
+    pthread_once(&once, runtime_start_grpc);
     runtime.stop = 0;
-    return persia_thread_start(&runtime.reaper, reaper_main, NULL,
+    return persia_thread_start(&runtime.reaper, runtime_reaper_main, NULL,
                                "persia-rpc-sent");
 }
 
@@ -189,7 +189,7 @@ static void runtime_stop(void)
 }
 
 /* Both under the lock. */
-static int enter(void)
+static int rpc_runtime_enter(void)
 {
     int code = runtime.users ? PERSIA_OK : runtime_start();
     if (code == PERSIA_OK)
@@ -197,7 +197,7 @@ static int enter(void)
     return code;
 }
 
-static void leave(void)
+static void rpc_runtime_leave(void)
 {
     if (--runtime.users == 0)
         runtime_stop();
@@ -206,9 +206,9 @@ static void leave(void)
 int runtime_enter(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, keep_memory);
+    pthread_once(&once, runtime_keep_memory);
     pthread_mutex_lock(&runtime.lock);
-    int code = enter();
+    int code = rpc_runtime_enter();
     pthread_mutex_unlock(&runtime.lock);
     return code;
 }
@@ -216,7 +216,7 @@ int runtime_enter(void)
 void runtime_leave(void)
 {
     pthread_mutex_lock(&runtime.lock);
-    leave();
+    rpc_runtime_leave();
     pthread_mutex_unlock(&runtime.lock);
 }
 
@@ -233,12 +233,12 @@ static unsigned client_threads(void)
 int runtime_enter_client(grpc_completion_queue **out)
 {
     pthread_mutex_lock(&runtime.lock);
-    int code = enter();
+    int code = rpc_runtime_enter();
     if (code == PERSIA_OK && !runtime.clients) {
         code = pollers_start(&runtime.pollers, client_threads(),
                              "persia-rpc-cli");
         if (code != PERSIA_OK)
-            leave();
+            rpc_runtime_leave();
     }
     if (code == PERSIA_OK) {
         runtime.clients++;
@@ -253,6 +253,6 @@ void runtime_leave_client(void)
     pthread_mutex_lock(&runtime.lock);
     if (--runtime.clients == 0)
         pollers_stop(&runtime.pollers);
-    leave();
+    rpc_runtime_leave();
     pthread_mutex_unlock(&runtime.lock);
 }

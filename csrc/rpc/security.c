@@ -37,7 +37,7 @@ grpc_server_credentials *server_credentials(const rpc_security *s)
 static const char SCHEME[] = "Bearer ";
 
 /* "Bearer " and the token; NULL for none. */
-static int header_of(const char *token, char **out)
+static int security_header_of(const char *token, char **out)
 {
     *out = NULL;
     if (!token)
@@ -54,15 +54,15 @@ static int header_of(const char *token, char **out)
 int guard_init(rpc_guard *g, const rpc_security *s)
 {
     *g = (rpc_guard){0};
-    int code = header_of(s->token, &g->token);
+    int code = security_header_of(s->token, &g->token);
     if (code == PERSIA_OK)
-        code = header_of(s->admin_token, &g->admin_token);
+        code = security_header_of(s->admin_token, &g->admin_token);
     if (code != PERSIA_OK)
         guard_free(g);
     return code;
 }
 
-static void forget(char *secret)
+static void security_forget(char *secret)
 {
     if (secret)
         explicit_bzero(secret, strlen(secret));
@@ -71,13 +71,13 @@ static void forget(char *secret)
 
 void guard_free(rpc_guard *g)
 {
-    forget(g->token);
-    forget(g->admin_token);
+    security_forget(g->token);
+    security_forget(g->admin_token);
     *g = (rpc_guard){0};
 }
 
 /* In a time that tells nothing but the length. */
-static int same_secret(const char *secret, grpc_slice shown)
+static int security_same_secret(const char *secret, grpc_slice shown)
 {
     size_t n = strlen(secret);
     if (GRPC_SLICE_LENGTH(shown) != n)
@@ -99,8 +99,9 @@ int guard_admits(const rpc_guard *g, const grpc_metadata_array *metadata,
         const grpc_metadata *m = &metadata->metadata[i];
         if (grpc_slice_str_cmp(m->key, "authorization") != 0)
             continue;
-        user |= g->token && same_secret(g->token, m->value);
-        *admin |= g->admin_token && same_secret(g->admin_token, m->value);
+        user |= g->token && security_same_secret(g->token, m->value);
+        *admin |=
+            g->admin_token && security_same_secret(g->admin_token, m->value);
     }
     user |= !g->token || *admin;
     if (!g->admin_token)

@@ -104,14 +104,14 @@ static size_t slot_number(const slot *l)
 
 /* ---- the end of a call ---- */
 
-static void live_add(rpc_server *s)
+static void server_live_add(rpc_server *s)
 {
     pthread_mutex_lock(&s->lock);
     s->live++;
     pthread_mutex_unlock(&s->lock);
 }
 
-static void live_drop(rpc_server *s)
+static void server_live_drop(rpc_server *s)
 {
     pthread_mutex_lock(&s->lock);
     assert(s->live);
@@ -147,10 +147,10 @@ static void slot_ended(rpc_sent *sent)
     bytes_give(l->memory);
     /* While this thread is inside gRPC another one may see the slot's end,
      * and the server must not be freed before this one is out. */
-    live_add(s);
+    server_live_add(s);
     stalls_freed(s->stalls, slot_number(l));
     slot_wait(l);
-    live_drop(s);
+    server_live_drop(s);
 }
 
 static void slot_leave(slot *l)
@@ -322,8 +322,8 @@ static void slot_stalled(void *ctx, size_t number)
 /* ---- health ---- */
 
 /* Whether the request, a HealthCheckRequest, is about `service`. */
-static int health_asks(const unsigned char *data, size_t n,
-                       const char *service)
+static int server_health_asks(const unsigned char *data, size_t n,
+                              const char *service)
 {
     size_t length = strlen(service);
     if (!length)
@@ -332,12 +332,13 @@ static int health_asks(const unsigned char *data, size_t n,
            memcmp(data + 2, service, length) == 0;
 }
 
-static void health_answer(slot *l)
+static void server_health_answer(slot *l)
 {
     static const unsigned char states[2][2] = {{8, 2}, {8, 1}};
     const unsigned char *data = l->memory;
-    if (!health_asks(data, l->call.request_n, "") &&
-        !health_asks(data, l->call.request_n, l->server->methods->service)) {
+    if (!server_health_asks(data, l->call.request_n, "") &&
+        !server_health_asks(data, l->call.request_n,
+                            l->server->methods->service)) {
         slot_refuse(l, GRPC_STATUS_NOT_FOUND, NULL, "no such service");
         return;
     }
@@ -379,7 +380,7 @@ static void slot_read(rpc_tag *tag, int ok)
     if (code != PERSIA_OK)
         slot_fail(&l->call, code, persia_err_text());
     else if (l->health)
-        health_answer(l);
+        server_health_answer(l);
     else
         l->server->handler(l->server->ctx, &l->call);
     /* From here on the slot may be another call's. */
@@ -397,7 +398,7 @@ static uint32_t method_of(const rpc_methods *methods, grpc_slice path)
 /* A little before the caller's own deadline, so that an answer which says
  * what was waited for still arrives.  gRPC rounds the time left, by at most
  * a hundredth, up. */
-static uint64_t deadline_of(gpr_timespec deadline)
+static uint64_t server_deadline_of(gpr_timespec deadline)
 {
     /* The clock of later cores is 5 s before ours: only differences serve. */
     gpr_timespec to_go = gpr_time_sub(
@@ -421,7 +422,7 @@ static void slot_taken(rpc_tag *tag, int ok)
     rpc_server *s = l->server;
     if (!ok) {
         slot_leave(l);
-        live_drop(s);
+        server_live_drop(s);
         return;
     }
     int known = 1, admitted = 1;
@@ -444,7 +445,7 @@ static void slot_taken(rpc_tag *tag, int ok)
         return;
     }
     if (!l->health)
-        l->call.deadline = deadline_of(l->details.deadline);
+        l->call.deadline = server_deadline_of(l->details.deadline);
     stalls_reads(s->stalls, slot_number(l), l->grpc);
     grpc_op op;
     memset(&op, 0, sizeof op);
@@ -691,7 +692,7 @@ static int server_wait(rpc_server *s, uint64_t until)
 }
 
 /* Waits until the handler has answered all that it has. */
-static void admitted_wait(rpc_server *s, uint64_t until)
+static void server_admitted_wait(rpc_server *s, uint64_t until)
 {
     pthread_mutex_lock(&s->lock);
     int late = 0;
@@ -714,7 +715,7 @@ void persia_rpc_server_stop(rpc_server *s, uint64_t grace_ns)
         grpc_server_shutdown_and_notify(s->server, s->pollers.queue,
                                         &s->down);
         uint64_t until = grace_ns > never - now ? never : now + grace_ns;
-        admitted_wait(s, until);
+        server_admitted_wait(s, until);
         /* Left are answers that are being sent, requests that were not whole
          * and connections that are idle: they wait for their clients. */
         now = persia_clock_ns();

@@ -12,7 +12,7 @@ enum { POINT_FROM = 512, SLICES_ON_STACK = 32 };
 enum { JOIN_TOGETHER = 1 << 20, JOIN_PARTS = 32 };
 
 /* Called by gRPC, on any thread, maybe with its locks held. */
-static void span_released(void *arg)
+static void slices_span_released(void *arg)
 {
     rpc_sent *s = arg;
     if (atomic_fetch_sub_explicit(&s->users, 1, memory_order_acq_rel) == 1)
@@ -42,7 +42,7 @@ int sent_start(rpc_sent *s, wire_out *o, void (*ended)(rpc_sent *sent),
             slices[i] = grpc_slice_from_copied_buffer(span.data, span.n);
         else
             slices[i] = grpc_slice_new_with_user_data(
-                (void *)(uintptr_t)span.data, span.n, span_released, s);
+                (void *)(uintptr_t)span.data, span.n, slices_span_released, s);
     }
     *out = grpc_raw_byte_buffer_create(slices, n);
     for (size_t i = 0; i < n; i++)
@@ -64,7 +64,7 @@ typedef struct joining {
     size_t slices; /* of a part */
 } joining;
 
-static int join_part(void *ctx, size_t part)
+static int slices_join_part(void *ctx, size_t part)
 {
     const joining *j = ctx;
     size_t first = part * j->slices, end = first + j->slices, at = 0;
@@ -94,9 +94,9 @@ int received_join(grpc_byte_buffer *b, sched *s, void **data, size_t *n)
     int together = s && *n >= JOIN_TOGETHER;
     j.slices = together ? count / JOIN_PARTS + 1 : count;
     if (!together)
-        return join_part(&j, 0);
-    return persia_sched_for(s, (count + j.slices - 1) / j.slices, join_part,
-                            &j);
+        return slices_join_part(&j, 0);
+    return persia_sched_for(s, (count + j.slices - 1) / j.slices,
+                            slices_join_part, &j);
 }
 
 /* ---- arguments ---- */

@@ -131,7 +131,7 @@ void stalls_freed(stalls *w, size_t slot)
 
 /* Notes those of a kind from w->late[n] on; returns the next n.  Under the
  * lock. */
-static size_t look(stalls *w, kind *k, uint64_t now, size_t n)
+static size_t stalls_look(stalls *w, kind *k, uint64_t now, size_t n)
 {
     size_t refused = 0;
     /* Many large requests at once are slow for each other: while some arrive,
@@ -160,7 +160,7 @@ static size_t look(stalls *w, kind *k, uint64_t now, size_t n)
     return n;
 }
 
-static void send_away(stalls *w, const late *l)
+static void stalls_send_away(stalls *w, const late *l)
 {
     if (!l->call) {
         w->refuse(w->ctx, l->slot);
@@ -175,10 +175,11 @@ static uint64_t stalls_tick(void *ctx)
     stalls *w = ctx;
     const uint64_t now = persia_clock_ns();
     pthread_mutex_lock(&w->lock);
-    size_t n = look(w, &w->other, now, look(w, &w->health, now, 0));
+    size_t n =
+        stalls_look(w, &w->other, now, stalls_look(w, &w->health, now, 0));
     pthread_mutex_unlock(&w->lock);
     for (size_t i = 0; i < n; i++)
-        send_away(w, &w->late[i]);
+        stalls_send_away(w, &w->late[i]);
     return persia_clock_ns() + (uint64_t)LOOK_MS * 1000000u;
 }
 

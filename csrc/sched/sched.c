@@ -106,7 +106,7 @@ static loop *find_loop(sched *s)
     return NULL;
 }
 
-static void *worker_main(void *arg)
+static void *sched_worker_main(void *arg)
 {
     sched *s = arg;
     of_a_pool = 1;
@@ -137,7 +137,7 @@ static void *worker_main(void *arg)
     return NULL;
 }
 
-static void wake_workers(sched *s, size_t wanted, unsigned idle)
+static void sched_wake_workers(sched *s, size_t wanted, unsigned idle)
 {
     if (wanted >= idle) {
         if (idle)
@@ -148,7 +148,7 @@ static void wake_workers(sched *s, size_t wanted, unsigned idle)
         pthread_cond_signal(&s->work);
 }
 
-static void relax(void)
+static void sched_relax(void)
 {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -164,7 +164,7 @@ static void loop_wait(sched *s, loop *l)
     for (unsigned i = 0;; i++) {
         if (!atomic_load_explicit(&l->users, memory_order_acquire))
             return;
-        relax();
+        sched_relax();
         if (i % 16 == 0) {
             uint64_t now = persia_clock_ns();
             if (!until)
@@ -181,7 +181,7 @@ static void loop_wait(sched *s, loop *l)
 }
 
 /* Runs a loop on the pool's workers and this thread. */
-static void run_on_pool(sched *s, loop *l)
+static void sched_run_on_pool(sched *s, loop *l)
 {
     persia_cond_init(&l->left);
     pthread_mutex_lock(&s->lock);
@@ -191,7 +191,7 @@ static void run_on_pool(sched *s, loop *l)
     *end = l;
     unsigned idle = s->idle;
     pthread_mutex_unlock(&s->lock);
-    wake_workers(s, l->n - 1, idle);
+    sched_wake_workers(s, l->n - 1, idle);
 
     loop_run(&s->lock, l);
 
@@ -251,7 +251,7 @@ static int loop_for(sched *s, size_t n, int alone, sched_loop_fn fn, void *ctx)
     if (alone || !s->workers)
         loop_run(&s->lock, &l);
     else if (!run_on_team(s, &l))
-        run_on_pool(s, &l);
+        sched_run_on_pool(s, &l);
     if (l.error.code == PERSIA_OK)
         return PERSIA_OK;
     return persia_err_again(&l.error);
@@ -270,7 +270,7 @@ int persia_sched_for_rows(sched *s, size_t n, uint64_t rows, sched_loop_fn fn,
 
 /* ---- background jobs ---- */
 
-static void *background_main(void *arg)
+static void *sched_background_main(void *arg)
 {
     sched *s = arg;
     of_a_pool = 1;
@@ -304,13 +304,13 @@ static void *background_main(void *arg)
 
 /* Sees to a background thread for one more job; job_lock is held.  Jobs that
  * are added while the pool stops are of jobs, whose own threads continue. */
-static int need_background(sched *s)
+static int sched_need_background(sched *s)
 {
     if (s->queued < s->idle_jobs || s->background_n == s->background_max ||
         s->job_stop)
         return PERSIA_OK;
     int code = persia_thread_start(&s->background[s->background_n],
-                                   background_main, s, "persia-jobs");
+                                   sched_background_main, s, "persia-jobs");
     if (code == PERSIA_OK)
         s->background_n++;
     return s->background_n ? PERSIA_OK : code;
@@ -327,7 +327,7 @@ int persia_sched_submit(sched *s, sched_job_fn fn, void *ctx)
                               "out of memory: a background job");
     *j = (job){.fn = fn, .ctx = ctx};
     pthread_mutex_lock(&s->job_lock);
-    code = need_background(s);
+    code = sched_need_background(s);
     if (code == PERSIA_OK) {
         *s->last = j;
         s->last = &j->link;
@@ -384,7 +384,7 @@ int persia_sched_create_background(unsigned threads, unsigned background,
     /* `workers` counts threads to join; persia_sched_for reads it only later.
      */
     for (unsigned i = 0; i + 1 < threads; i++) {
-        code = persia_thread_start(&s->worker[i], worker_main, s,
+        code = persia_thread_start(&s->worker[i], sched_worker_main, s,
                                    "persia-loop");
         if (code != PERSIA_OK)
             goto fail;

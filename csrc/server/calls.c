@@ -19,12 +19,12 @@ typedef struct request {
     shard_reply reply; /* until it is sent */
 } request;
 
-static void answered(void *ctx, int rc, shard_reply *reply);
+static void calls_answered(void *ctx, int rc, shard_reply *reply);
 
 /* ---- methods ------------------------------------------------------------ */
 
 /* Of a push, for the log. */
-static void keep_raw(request *r)
+static void calls_keep_raw(request *r)
 {
     r->push.raw = r->call->request;
     r->push.raw_n = r->call->request_n;
@@ -33,17 +33,17 @@ static void keep_raw(request *r)
 /* The arguments of a call: the message, or a struct around it. */
 #define ARGS_PLAIN(r, name) (&(r)->m.name)
 #define ARGS_JOBS(r, name)                                                    \
-    ((r)->name = (shard_##name){.m = &(r)->m.name}, keep_raw(r), &(r)->name)
+    ((r)->name = (shard_##name){.m = &(r)->m.name}, calls_keep_raw(r),        \
+     &(r)->name)
 
 #define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
     static int start_##name(request *r)                                       \
     {                                                                         \
-        int rc = persia_wire_get_##message(r->call->request,                  \
-                                           r->call->request_n, &r->memory,    \
-                                           &r->m.name);                       \
+        int rc = persia_wire_get_##message(                                   \
+            r->call->request, r->call->request_n, &r->memory, &r->m.name);    \
         if (!rc)                                                              \
             r->s->ref->ops->name(r->s->ref, ARGS_##args(r, name),             \
-                                 r->call->deadline, answered, r);             \
+                                 r->call->deadline, calls_answered, r);       \
         return rc;                                                            \
     }                                                                         \
     static int put_##name(wire_out *o, const void *m)                         \
@@ -69,7 +69,7 @@ static const struct {
 
 enum { PEER = 128 };
 
-static const char *peer_of(rpc_call *call, char *out)
+static const char *calls_peer_of(rpc_call *call, char *out)
 {
     snprintf(out, PEER, "this process");
     if (call->peer)
@@ -101,10 +101,10 @@ static void line_rows(const request *r)
     char peer[PEER];
     if (t && (m->drop || m->erase || m->clear))
         service_wake(s, lines_write(&s->lines, kind,
-                                 "peer=%s client=%016llx table=%s",
-                                 peer_of(r->call, peer),
-                                 (unsigned long long)m->caller.client,
-                                 persia_table_get_config(t)->name));
+                                    "peer=%s client=%016llx table=%s",
+                                    calls_peer_of(r->call, peer),
+                                    (unsigned long long)m->caller.client,
+                                    persia_table_get_config(t)->name));
 }
 
 static void line_restore(const request *r, const wire_restore_reply *reply)
@@ -114,12 +114,12 @@ static void line_restore(const request *r, const wire_restore_reply *reply)
     if (m->verb == RESTORE_COMMIT && reply->done)
         service_wake(r->s,
                      lines_write(&r->s->lines, LINE_RESTORED,
-                              "peer=%s client=%016llx root=%s folder=%s "
-                              "lineage=%016llx rows=%llu",
-                              peer_of(r->call, peer),
-                              (unsigned long long)m->caller.client, m->root,
-                              m->folder, (unsigned long long)m->lineage,
-                              (unsigned long long)reply->rows));
+                                 "peer=%s client=%016llx root=%s folder=%s "
+                                 "lineage=%016llx rows=%llu",
+                                 calls_peer_of(r->call, peer),
+                                 (unsigned long long)m->caller.client, m->root,
+                                 m->folder, (unsigned long long)m->lineage,
+                                 (unsigned long long)reply->rows));
 }
 
 static void line_hello(const request *r, const wire_hello_reply *reply)
@@ -127,11 +127,11 @@ static void line_hello(const request *r, const wire_hello_reply *reply)
     const wire_hello *m = &r->m.hello;
     char peer[PEER];
     if (reply->taken)
-        service_wake(r->s,
-                     lines_write(&r->s->lines, LINE_TAKEOVER,
+        service_wake(
+            r->s, lines_write(&r->s->lines, LINE_TAKEOVER,
                               "peer=%s client=%016llx rank=%u stream=%016llx "
                               "incarnation=%llu",
-                              peer_of(r->call, peer),
+                              calls_peer_of(r->call, peer),
                               (unsigned long long)m->caller.client, m->rank,
                               (unsigned long long)m->stream,
                               (unsigned long long)m->caller.incarnation));
@@ -163,7 +163,7 @@ static void request_sent(void *owner)
     request_free(owner);
 }
 
-static void fail(ps_service *s, rpc_call *call, int rc)
+static void calls_fail(ps_service *s, rpc_call *call, int rc)
 {
     err_kept error;
     persia_err_keep(&error, rc);
@@ -171,7 +171,7 @@ static void fail(ps_service *s, rpc_call *call, int rc)
     call->fail(call, rc, error.text);
 }
 
-static void answered(void *ctx, int rc, shard_reply *reply)
+static void calls_answered(void *ctx, int rc, shard_reply *reply)
 {
     request *r = ctx;
     ps_service *s = r->s;
@@ -188,7 +188,7 @@ static void answered(void *ctx, int rc, shard_reply *reply)
     if (rc) {
         persia_wire_out_free(&o);
         request_free(r);
-        fail(s, call, rc);
+        calls_fail(s, call, rc);
     } else if (r->reply.release) {
         call->reply(call, &o, request_sent, r);
     } else {
@@ -210,8 +210,8 @@ static int check_call(ps_service *s, rpc_call *call)
         return persia_err_set(PERSIA_EPROTOCOL, "there is no method %u",
                               method);
     if (flags & OP_ADMIN && !call->admin) {
-        line_denied(s, persia_wire_paths[method], peer_of(call, peer),
-                   "administration");
+        line_denied(s, persia_wire_paths[method], calls_peer_of(call, peer),
+                    "administration");
         return persia_err_set(PERSIA_EDENIED,
                               "%s is administration: it needs the "
                               "administration token",
@@ -241,5 +241,5 @@ void persia_service_handle(void *service, rpc_call *call)
         return;
     if (r)
         request_free(r);
-    fail(s, call, rc);
+    calls_fail(s, call, rc);
 }

@@ -27,16 +27,16 @@ struct ps_host {
 
 /* ---- life --------------------------------------------------------------- */
 
-static uint32_t number_of(const ps_service *s)
+static uint32_t host_number_of(const ps_service *s)
 {
     return persia_shard_no(s->shard);
 }
 
 /* The place of a shard among those that are here, or have gone. */
-static size_t place_locked(const ps_host *h, uint32_t shard)
+static size_t host_place_locked(const ps_host *h, uint32_t shard)
 {
     size_t i = 0;
-    while (i < h->n && number_of(h->services[i]) < shard)
+    while (i < h->n && host_number_of(h->services[i]) < shard)
         i++;
     return i;
 }
@@ -52,15 +52,15 @@ static size_t gone_place_locked(const ps_host *h, uint32_t shard)
 /* What their Hello says: those that are here, and those that have gone, for
  * whom the answer is where they are.  One that is alone, and was so from the
  * beginning, says nothing: its clients need not name it. */
-static int list_here_locked(ps_host *h)
+static int host_list_here_locked(ps_host *h)
 {
     uint64_t here[IDS_SHARDS_MAX];
     size_t n = 0;
     int rc = PERSIA_OK;
     for (size_t i = 0, k = 0; i < h->n || k < h->gone_n;)
-        if (k == h->gone_n || (i < h->n && number_of(h->services[i]) <
-                                               h->gone[k].shard))
-            here[n++] = number_of(h->services[i++]);
+        if (k == h->gone_n ||
+            (i < h->n && host_number_of(h->services[i]) < h->gone[k].shard))
+            here[n++] = host_number_of(h->services[i++]);
         else
             here[n++] = h->gone[k++].shard;
     if (n == 1 && !h->moves)
@@ -70,24 +70,24 @@ static int list_here_locked(ps_host *h)
     return rc;
 }
 
-static int check_order(ps_service *const *services, size_t n)
+static int host_check_order(ps_service *const *services, size_t n)
 {
     for (size_t i = 1; i < n; i++)
-        if (number_of(services[i - 1]) >= number_of(services[i]) ||
+        if (host_number_of(services[i - 1]) >= host_number_of(services[i]) ||
             persia_shard_count(services[i]->shard) !=
                 persia_shard_count(services[0]->shard))
             return persia_err_set(PERSIA_EARG,
                                   "shards %u and %u of a server are not in "
                                   "order, or not of one job",
-                                  number_of(services[i - 1]),
-                                  number_of(services[i]));
+                                  host_number_of(services[i - 1]),
+                                  host_number_of(services[i]));
     return PERSIA_OK;
 }
 
 int persia_host_create(ps_service *const *services, size_t n, ps_host **out)
 {
     *out = NULL;
-    int rc = check_order(services, n);
+    int rc = host_check_order(services, n);
     ps_host *h = rc ? NULL : calloc(1, sizeof *h);
     if (!rc && (!h || !(h->services = calloc(n + 1, sizeof *h->services))))
         rc = persia_err_set(PERSIA_ENOMEM, "no memory for %zu shards", n);
@@ -100,10 +100,10 @@ int persia_host_create(ps_service *const *services, size_t n, ps_host **out)
     h->n = n;
     h->room = n + 1;
     h->moves = !n;
-    h->first = n ? number_of(services[0]) : UINT32_MAX;
+    h->first = n ? host_number_of(services[0]) : UINT32_MAX;
     if (n)
         memcpy(h->services, services, n * sizeof *services);
-    if ((rc = list_here_locked(h)))
+    if ((rc = host_list_here_locked(h)))
         persia_host_destroy(h);
     else
         *out = h;
@@ -123,11 +123,12 @@ void persia_host_destroy(ps_host *h)
 }
 
 /* With the lock held: NULL: it is not here. */
-static ps_service *find_locked(const ps_host *h, uint32_t shard)
+static ps_service *host_find_locked(const ps_host *h, uint32_t shard)
 {
-    const size_t at = place_locked(h, shard);
-    return at < h->n && number_of(h->services[at]) == shard ? h->services[at]
-                                                            : NULL;
+    const size_t at = host_place_locked(h, shard);
+    return at < h->n && host_number_of(h->services[at]) == shard
+               ? h->services[at]
+               : NULL;
 }
 
 static gone *find_gone_locked(const ps_host *h, uint32_t shard)
@@ -138,11 +139,11 @@ static gone *find_gone_locked(const ps_host *h, uint32_t shard)
 
 /* ---- in and out --------------------------------------------------------- */
 
-static int add_locked(ps_host *h, ps_service *service)
+static int host_add_locked(ps_host *h, ps_service *service)
 {
-    const uint32_t shard = number_of(service);
-    const size_t at = place_locked(h, shard);
-    if (find_locked(h, shard))
+    const uint32_t shard = host_number_of(service);
+    const size_t at = host_place_locked(h, shard);
+    if (host_find_locked(h, shard))
         return persia_err_set(PERSIA_EARG, "shard %u is here already", shard);
     if (h->n && persia_shard_count(h->services[0]->shard) !=
                     persia_shard_count(service->shard))
@@ -166,19 +167,19 @@ static int add_locked(ps_host *h, ps_service *service)
     if (was)
         memmove(was, was + 1,
                 (size_t)(h->gone + h->gone_n-- - (was + 1)) * sizeof *was);
-    return list_here_locked(h);
+    return host_list_here_locked(h);
 }
 
 int persia_host_add(ps_host *h, ps_service *service)
 {
     pthread_rwlock_wrlock(&h->lock);
-    int rc = add_locked(h, service);
+    int rc = host_add_locked(h, service);
     pthread_rwlock_unlock(&h->lock);
     return rc;
 }
 
 /* Notes where a shard is. */
-static int note_locked(ps_host *h, uint32_t shard, const char *address)
+static int host_note_locked(ps_host *h, uint32_t shard, const char *address)
 {
     gone *at = find_gone_locked(h, shard);
     if (strlen(address) >= sizeof at->address || !*address ||
@@ -208,17 +209,17 @@ int persia_host_remove(ps_host *h, uint32_t shard, const char *address)
 {
     int rc = PERSIA_OK;
     pthread_rwlock_wrlock(&h->lock);
-    if (!find_locked(h, shard))
+    if (!host_find_locked(h, shard))
         rc = persia_err_set(PERSIA_EARG, "shard %u is not here", shard);
     else if (address)
-        rc = note_locked(h, shard, address);
+        rc = host_note_locked(h, shard, address);
     if (!rc) {
-        const size_t at = place_locked(h, shard);
+        const size_t at = host_place_locked(h, shard);
         h->moves = 1;
         h->n--;
         memmove(h->services + at, h->services + at + 1,
                 (h->n - at) * sizeof *h->services);
-        rc = list_here_locked(h);
+        rc = host_list_here_locked(h);
     }
     pthread_rwlock_unlock(&h->lock);
     return rc;
@@ -227,10 +228,10 @@ int persia_host_remove(ps_host *h, uint32_t shard, const char *address)
 int persia_host_place(ps_host *h, uint32_t shard, const char *address)
 {
     pthread_rwlock_wrlock(&h->lock);
-    int rc = find_locked(h, shard) ? PERSIA_OK
-                                   : note_locked(h, shard, address);
+    int rc = host_find_locked(h, shard) ? PERSIA_OK
+                                        : host_note_locked(h, shard, address);
     if (!rc)
-        rc = list_here_locked(h);
+        rc = host_list_here_locked(h);
     pthread_rwlock_unlock(&h->lock);
     return rc;
 }
@@ -368,7 +369,7 @@ static int many_make(rpc_call *call, wire_many *in, many **out)
 }
 
 /* Why a shard does not answer. */
-static int why_not_locked(const ps_host *h, uint32_t shard)
+static int host_why_not_locked(const ps_host *h, uint32_t shard)
 {
     const gone *to = find_gone_locked(h, shard);
     if (to)
@@ -381,7 +382,7 @@ static int why_not_locked(const ps_host *h, uint32_t shard)
                                 shard);
 }
 
-static void fail(rpc_call *call, int rc)
+static void host_fail(rpc_call *call, int rc)
 {
     err_kept error;
     persia_err_keep(&error, rc);
@@ -390,7 +391,7 @@ static void fail(rpc_call *call, int rc)
 
 /* Hands a call over to its shard.  A shard that is taken out must have been
  * handed none any more: so the lock is held. */
-static void hand_over(ps_host *h, uint32_t shard, rpc_call *call)
+static void host_hand_over(ps_host *h, uint32_t shard, rpc_call *call)
 {
     int rc = PERSIA_OK;
     if (call->method == WIRE_MANY) {
@@ -402,14 +403,14 @@ static void hand_over(ps_host *h, uint32_t shard, rpc_call *call)
         return;
     }
     pthread_rwlock_rdlock(&h->lock);
-    ps_service *to = find_locked(h, shard);
+    ps_service *to = host_find_locked(h, shard);
     if (to)
         persia_service_handle(to, call);
     else
-        rc = why_not_locked(h, shard);
+        rc = host_why_not_locked(h, shard);
     pthread_rwlock_unlock(&h->lock);
     if (rc)
-        fail(call, rc);
+        host_fail(call, rc);
 }
 
 static void many_handle(ps_host *h, rpc_call *call)
@@ -418,11 +419,11 @@ static void many_handle(ps_host *h, rpc_call *call)
     many *m;
     int rc = many_make(call, &in, &m);
     if (rc) {
-        fail(call, rc);
+        host_fail(call, rc);
         return;
     }
     for (size_t i = 0; i < m->n; i++)
-        hand_over(h, in.parts[i].shard, &m->parts[i].call);
+        host_hand_over(h, in.parts[i].shard, &m->parts[i].call);
     many_drop(m);
 }
 
@@ -430,12 +431,12 @@ static void many_handle(ps_host *h, rpc_call *call)
 
 /* Whose a call is that names no shard.  One that looks for a server whose
  * first shard has gone finds the others. */
-static uint32_t unnamed(ps_host *h)
+static uint32_t host_unnamed(ps_host *h)
 {
     pthread_rwlock_rdlock(&h->lock);
     uint32_t shard = h->first;
     if (shard == UINT32_MAX && h->n)
-        shard = number_of(h->services[0]);
+        shard = host_number_of(h->services[0]);
     if (shard == UINT32_MAX && h->gone_n)
         shard = h->gone[0].shard;
     pthread_rwlock_unlock(&h->lock);
@@ -448,7 +449,7 @@ void persia_host_handle(void *host, rpc_call *call)
     if (call->method == WIRE_MANY)
         many_handle(h, call);
     else
-        hand_over(h, unnamed(h), call);
+        host_hand_over(h, host_unnamed(h), call);
 }
 
 void persia_host_denied(void *host, const char *method, const char *peer)

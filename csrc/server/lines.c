@@ -23,7 +23,7 @@ void lines_init(server_lines *l, int fd)
 }
 
 /* Names in messages are of any bytes: one line stays one line. */
-static size_t make_printable(char *text, size_t n)
+static size_t lines_make_printable(char *text, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         if ((unsigned char)text[i] < ' ' || text[i] == 0x7f)
@@ -32,7 +32,7 @@ static size_t make_printable(char *text, size_t n)
     return n + 1;
 }
 
-static size_t smaller(size_t n, size_t most)
+static size_t lines_smaller(size_t n, size_t most)
 {
     return n < most ? n : most;
 }
@@ -49,12 +49,12 @@ static int write_line(const server_lines *l, enum line_kind kind,
                         gmtime_r(&now, &utc));
     n += (size_t)snprintf(text + n, sizeof text - n, "%s %s", names[kind],
                           fields);
-    n = make_printable(text, smaller(n, sizeof text - 2));
+    n = lines_make_printable(text, lines_smaller(n, sizeof text - 2));
     return poll(&room, 1, 0) == 1 && (room.revents & POLLOUT) &&
            write(l->fd, text, n) == (ssize_t)n;
 }
 
-static void write_count_locked(server_lines *l, enum line_kind kind)
+static void lines_write_count_locked(server_lines *l, enum line_kind kind)
 {
     char text[64];
     if (!l->of[kind].more)
@@ -75,7 +75,7 @@ uint64_t lines_count(server_lines *l, uint64_t now)
                 next = l->of[kind].until;
             continue;
         }
-        write_count_locked(l, kind);
+        lines_write_count_locked(l, kind);
         l->of[kind].until = l->of[kind].more ? now + MINUTE_NS : 0;
         l->of[kind].lines = 0;
     }
@@ -86,7 +86,7 @@ uint64_t lines_count(server_lines *l, uint64_t now)
 void lines_free(server_lines *l)
 {
     for (enum line_kind kind = 0; kind < LINE_KINDS; kind++)
-        write_count_locked(l, kind);
+        lines_write_count_locked(l, kind);
     pthread_mutex_destroy(&l->lock);
 }
 

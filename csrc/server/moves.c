@@ -24,14 +24,14 @@ void host_moves_free(host_moves *m)
     pthread_mutex_destroy(&m->lock);
 }
 
-static void fail(rpc_call *call, int rc)
+static void moves_fail(rpc_call *call, int rc)
 {
     err_kept error;
     persia_err_keep(&error, rc);
     call->fail(call, rc, error.text);
 }
 
-static int make(rpc_call *call, host_move **out)
+static int moves_make(rpc_call *call, host_move **out)
 {
     wire_memory memory;
     *out = NULL;
@@ -56,7 +56,7 @@ static int make(rpc_call *call, host_move **out)
 void host_moves_add(host_moves *m, rpc_call *call)
 {
     host_move *one;
-    int rc = make(call, &one);
+    int rc = moves_make(call, &one);
     if (!rc) {
         pthread_mutex_lock(&m->lock);
         if (m->closed || m->n == WAITING) {
@@ -72,7 +72,7 @@ void host_moves_add(host_moves *m, rpc_call *call)
             free(one);
     }
     if (rc)
-        fail(call, rc);
+        moves_fail(call, rc);
 }
 
 host_move *host_moves_take(host_moves *m, wire_move *out)

@@ -21,7 +21,7 @@ void service_wake(void *service, uint64_t at)
     persia_timer_wake(&((ps_service *)service)->timer, at);
 }
 
-static uint64_t tick(void *service)
+static uint64_t server_tick(void *service)
 {
     ps_service *s = service;
     const uint64_t now = persia_clock_ns();
@@ -32,7 +32,7 @@ static uint64_t tick(void *service)
 
 /* ---- life --------------------------------------------------------------- */
 
-static void job_ended(void *service)
+static void server_job_ended(void *service)
 {
     persia_job_ends_add(&((ps_service *)service)->ends);
 }
@@ -42,8 +42,8 @@ void persia_service_end_snapshot(ps_service *s)
     persia_shard_drop_snapshot(s->shard);
 }
 
-static int make_shard(ps_service *s, tables *tables,
-                      const service_config *config)
+static int server_make_shard(ps_service *s, tables *tables,
+                             const service_config *config)
 {
     shard_config c = {.shard = config->shard,
                       .shards = config->shards,
@@ -53,7 +53,7 @@ static int make_shard(ps_service *s, tables *tables,
                       .env = {.ctx = s,
                               .wake = service_wake,
                               .files = config->files,
-                              .ended = job_ended}};
+                              .ended = server_job_ended}};
     memcpy(c.name_space, config->name_space, sizeof c.name_space);
     int rc = PERSIA_OK;
     if (!(c.boot = config->boot))
@@ -75,9 +75,9 @@ int persia_service_create(tables *p, const service_config *config,
     persia_timer_init(&s->timer);
     persia_job_ends_init(&s->ends);
     lines_init(&s->lines, config->lines);
-    int rc = make_shard(s, p, config);
+    int rc = server_make_shard(s, p, config);
     if (!rc)
-        rc = persia_timer_start(&s->timer, tick, s, "persia-timer");
+        rc = persia_timer_start(&s->timer, server_tick, s, "persia-timer");
     if (rc)
         (void)persia_service_destroy(s);
     else

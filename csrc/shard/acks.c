@@ -14,7 +14,7 @@ void acks_free(acks *a)
 }
 
 /* The oldest half ends where there would be too many. */
-static void drop_old(acks *a, uint64_t words)
+static void acks_drop_old(acks *a, uint64_t words)
 {
     const size_t kept = words < a->words ? a->words - (size_t)words : 0;
     if (kept)
@@ -25,11 +25,11 @@ static void drop_old(acks *a, uint64_t words)
 }
 
 /* Room for the word of a number that is not before the base. */
-static int reach(acks *a, uint64_t number)
+static int acks_reach(acks *a, uint64_t number)
 {
     uint64_t word = (number - a->base) / 64;
     if (word >= WORDS_MAX) {
-        drop_old(a, word - WORDS_MAX / 2);
+        acks_drop_old(a, word - WORDS_MAX / 2);
         word = WORDS_MAX / 2;
     }
     if (word < a->words)
@@ -49,7 +49,7 @@ int acks_add(acks *a, uint64_t number)
 {
     if (number < a->base)
         return PERSIA_OK;
-    int rc = reach(a, number);
+    int rc = acks_reach(a, number);
     if (!rc)
         a->bits[(number - a->base) / 64] |= (uint64_t)1 << number % 64;
     return rc;

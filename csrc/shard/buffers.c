@@ -23,7 +23,7 @@ int buffers_create(uint64_t keep, buffers **out)
     return PERSIA_OK;
 }
 
-static void free_list(buffer *list)
+static void buffers_free_list(buffer *list)
 {
     while (list) {
         buffer *one = list;
@@ -33,9 +33,9 @@ static void free_list(buffer *list)
     }
 }
 
-static void free_all(buffers *b)
+static void buffers_free_all(buffers *b)
 {
-    free_list(b->kept);
+    buffers_free_list(b->kept);
     pthread_mutex_destroy(&b->lock);
     free(b);
 }
@@ -49,12 +49,12 @@ void buffers_destroy(buffers *b)
     int last = b->used == 0;
     pthread_mutex_unlock(&b->lock);
     if (last)
-        free_all(b);
+        buffers_free_all(b);
 }
 
 /* Sizes in steps of an eighth, so that replies of about the same size find
  * each other's buffers. */
-static size_t round_size(size_t bytes)
+static size_t buffers_round_size(size_t bytes)
 {
     size_t step = 4096;
     while (step * 16 <= bytes)
@@ -69,7 +69,7 @@ int buffers_take(buffers *b, size_t bytes, buffer **out)
     *out = NULL;
     if (bytes > SIZE_MAX / 4)
         return persia_err_set(PERSIA_ELIMIT, "a reply of %zu bytes", bytes);
-    size = round_size(bytes ? bytes : 1);
+    size = buffers_round_size(bytes ? bytes : 1);
     pthread_mutex_lock(&b->lock);
     for (buffer **at = &b->kept; *at; at = &(*at)->next)
         if ((*at)->size >= size && (*at)->size / 2 <= size &&
@@ -128,9 +128,9 @@ void buffer_give(buffer *one)
     }
     int last = b->destroyed && b->used == 0;
     pthread_mutex_unlock(&b->lock);
-    free_list(drop);
+    buffers_free_list(drop);
     if (last)
-        free_all(b);
+        buffers_free_all(b);
 }
 
 uint64_t buffers_bytes(buffers *b)

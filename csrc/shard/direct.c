@@ -6,7 +6,7 @@
 
 /* ---- answers ------------------------------------------------------------ */
 
-static void drop_user(direct *d)
+static void direct_drop_user(direct *d)
 {
     if (atomic_fetch_sub(&d->users, 1) != 1)
         return;
@@ -20,7 +20,7 @@ void call_end(const shard_call *c, int rc, shard_reply *reply)
 {
     direct *from = c->from;
     c->done(c->ctx, rc, reply);
-    drop_user(from);
+    direct_drop_user(from);
 }
 
 void call_fail(const shard_call *c, int code, const char *text)
@@ -44,7 +44,7 @@ void call_own(const shard_call *c, int rc, shard_reply *reply)
     call_end(c, rc, reply);
 }
 
-static void own_release(shard_reply *reply)
+static void direct_own_release(shard_reply *reply)
 {
     wire_memory memory = *(wire_memory *)reply->owner; /* it lies in it */
     persia_wire_memory_free(&memory);
@@ -58,7 +58,7 @@ int persia_shard_reply_make(size_t bytes, shard_reply *out,
     wire_memory *own = persia_wire_memory_take(&m, sizeof *own);
     void *message = own ? persia_wire_memory_take(&m, bytes) : NULL;
     *memory = own;
-    *out = (shard_reply){message, own_release, own};
+    *out = (shard_reply){message, direct_own_release, own};
     if (message) {
         memset(message, 0, bytes);
         *own = m;
@@ -146,7 +146,7 @@ static void direct_close(shard_ref *to)
 {
     direct *d = (direct *)to;
     persia_shard_refuse(to, PERSIA_ECLOSED, "the store was closed");
-    drop_user(d);
+    direct_drop_user(d);
     pthread_mutex_lock(&d->lock);
     while (!d->ended)
         persia_cond_wait(&d->end, &d->lock);

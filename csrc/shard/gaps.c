@@ -33,7 +33,7 @@ static void write_ranges(uint64_t *gaps, const ranges *from)
 }
 
 /* Joins range i and the one behind it. */
-static void join(ranges *r, size_t i)
+static void shard_gaps_join(ranges *r, size_t i)
 {
     if (r->at[i + 1].last > r->at[i].last)
         r->at[i].last = r->at[i + 1].last;
@@ -42,17 +42,17 @@ static void join(ranges *r, size_t i)
     r->n--;
 }
 
-static void join_closest(ranges *r)
+static void gaps_join_closest(ranges *r)
 {
     size_t best = 0;
     for (size_t i = 1; i + 1 < r->n; i++)
         if (r->at[i + 1].first - r->at[i].last <
             r->at[best + 1].first - r->at[best].last)
             best = i;
-    join(r, best);
+    shard_gaps_join(r, best);
 }
 
-static void add(uint64_t *gaps, range new)
+static void gaps_add(uint64_t *gaps, range new)
 {
     ranges r;
     size_t at = 0;
@@ -64,11 +64,11 @@ static void add(uint64_t *gaps, range new)
     r.n++;
     for (size_t i = at ? at - 1 : 0; i + 1 < r.n;)
         if (r.at[i + 1].first <= r.at[i].last + 1)
-            join(&r, i);
+            shard_gaps_join(&r, i);
         else
             i++;
     if (r.n > RANGES)
-        join_closest(&r);
+        gaps_join_closest(&r);
     write_ranges(gaps, &r);
 }
 
@@ -84,7 +84,7 @@ void gaps_settle(uint64_t *gaps, const window *w, uint64_t number)
             r.last++;
         if (r.last - w->watermark > size)
             r.last = number;
-        add(gaps, r);
+        gaps_add(gaps, r);
         n = r.last;
     }
 }
@@ -105,7 +105,7 @@ void gaps_fill(uint64_t *gaps, uint64_t number)
         }
         write_ranges(gaps, &r);
         if (behind.first <= behind.last)
-            add(gaps, behind);
+            gaps_add(gaps, behind);
         return;
     }
 }
@@ -115,7 +115,7 @@ void gaps_join(uint64_t *gaps, const uint64_t *more)
     ranges r;
     read_ranges(&r, more);
     for (size_t i = 0; i < r.n; i++)
-        add(gaps, r.at[i]);
+        gaps_add(gaps, r.at[i]);
 }
 
 int gaps_have(const uint64_t *gaps, uint64_t number)

@@ -24,7 +24,7 @@ struct group {
     uint8_t is_passed[]; /* [parts] */
 };
 
-static int has_ended_locked(const shard *s, uint64_t id)
+static int groups_has_ended_locked(const shard *s, uint64_t id)
 {
     for (uint32_t i = 0; i < GROUPS_ENDED; i++)
         if (s->ended_groups[i] == id)
@@ -32,7 +32,7 @@ static int has_ended_locked(const shard *s, uint64_t id)
     return 0;
 }
 
-static void remove_locked(shard *s, group *g)
+static void groups_remove_locked(shard *s, group *g)
 {
     group **at = &s->groups;
     while (*at != g)
@@ -45,7 +45,7 @@ static void remove_locked(shard *s, group *g)
 }
 
 /* Memory that a group needs to give its parts back. */
-static int take_room_locked(group *g)
+static int groups_take_room_locked(group *g)
 {
     if (!g->taken)
         g->taken = malloc(g->parts * sizeof *g->taken);
@@ -54,7 +54,8 @@ static int take_room_locked(group *g)
                                      g->parts);
 }
 
-static int find_locked(shard *s, uint64_t id, uint32_t parts, group **out)
+static int groups_find_locked(shard *s, uint64_t id, uint32_t parts,
+                              group **out)
 {
     group *g = s->groups;
     while (g && g->id != id)
@@ -90,15 +91,15 @@ static int find_locked(shard *s, uint64_t id, uint32_t parts, group **out)
     return PERSIA_OK;
 }
 
-static void touch_locked(shard *s, group *g)
+static void groups_touch_locked(shard *s, group *g)
 {
     g->until = persia_clock_ns() + FORGET_NS;
     wait_wake_locked(s, g->until);
 }
 
-static void pass_locked(shard *s, group *g, uint32_t part)
+static void groups_pass_locked(shard *s, group *g, uint32_t part)
 {
-    touch_locked(s, g);
+    groups_touch_locked(s, g);
     if (g->part[part] || g->is_passed[part])
         return;
     g->is_passed[part] = 1;
@@ -106,7 +107,7 @@ static void pass_locked(shard *s, group *g, uint32_t part)
 }
 
 /* The parts that wait, in their order; NULL: there are none. */
-static void **take_parts_locked(group *g, uint32_t *n)
+static void **groups_take_parts_locked(group *g, uint32_t *n)
 {
     *n = 0;
     if (!g->n)
@@ -126,15 +127,16 @@ static void **take_parts_locked(group *g, uint32_t *n)
 }
 
 /* The update, if it is whole. */
-static void **take_whole_locked(shard *s, group *g, uint32_t *n, int *rc)
+static void **groups_take_whole_locked(shard *s, group *g, uint32_t *n,
+                                       int *rc)
 {
     *n = 0;
     *rc = PERSIA_OK;
     if (g->n + g->passed < g->parts)
         return NULL;
-    void **parts = take_parts_locked(g, n);
+    void **parts = groups_take_parts_locked(g, n);
     s->ended_groups[s->ended_groups_n++ % GROUPS_ENDED] = g->id;
-    remove_locked(s, g);
+    groups_remove_locked(s, g);
     *rc = parts ? wait_begin_locked(s, parts, *n) : PERSIA_OK;
     return parts;
 }
@@ -150,7 +152,7 @@ typedef struct placed {
     int whole_rc;
 } placed;
 
-static void place_locked(shard *s, push_call *c, placed *out)
+static void groups_place_locked(shard *s, push_call *c, placed *out)
 {
     const wire_push *m = c->m;
     group *g;
@@ -161,7 +163,7 @@ static void place_locked(shard *s, push_call *c, placed *out)
     out->stale = is_stale(s, &m->caller);
     if (out->stale)
         return;
-    const int ended = has_ended_locked(s, m->group);
+    const int ended = groups_has_ended_locked(s, m->group);
     if (atomic_load(&s->hold) == SHARD_HELD)
         out->rc = refuse_moving();
     else if (is_new)
@@ -171,10 +173,10 @@ static void place_locked(shard *s, push_call *c, placed *out)
                         : wait_refuses_locked(c->call.from);
     if (out->rc || ended)
         return;
-    out->rc = find_locked(s, m->group, m->parts, &g);
+    out->rc = groups_find_locked(s, m->group, m->parts, &g);
     if (out->rc)
         return;
-    if (is_new && (out->rc = take_room_locked(g)))
+    if (is_new && (out->rc = groups_take_room_locked(g)))
         return;
     if (is_new) {
         out->replaced = g->part[m->part];
@@ -182,12 +184,12 @@ static void place_locked(shard *s, push_call *c, placed *out)
         g->n += !out->replaced;
         g->passed -= g->is_passed[m->part];
         g->is_passed[m->part] = 0;
-        touch_locked(s, g);
+        groups_touch_locked(s, g);
         wait_wake_locked(s, c->call.deadline);
     } else {
-        pass_locked(s, g, m->part);
+        groups_pass_locked(s, g, m->part);
     }
-    out->whole = take_whole_locked(s, g, &out->n, &out->whole_rc);
+    out->whole = groups_take_whole_locked(s, g, &out->n, &out->whole_rc);
 }
 
 void wait_group(shard *s, const push_call *part)
@@ -202,7 +204,7 @@ void wait_group(shard *s, const push_call *part)
     }
     err_kept why;
     pthread_mutex_lock(&s->wait_lock);
-    place_locked(s, c, &p);
+    groups_place_locked(s, c, &p);
     pthread_mutex_unlock(&s->wait_lock);
     if (p.state == LEDGER_BUSY)
         return;
@@ -236,11 +238,11 @@ int wait_pass(shard *s, const wire_leave *m)
     pthread_mutex_lock(&s->wait_lock);
     if (atomic_load(&s->hold) == SHARD_HELD) {
         rc = refuse_moving();
-    } else if (!has_ended_locked(s, m->group)) {
-        rc = find_locked(s, m->group, m->world, &g);
+    } else if (!groups_has_ended_locked(s, m->group)) {
+        rc = groups_find_locked(s, m->group, m->world, &g);
         if (!rc) {
-            pass_locked(s, g, m->rank);
-            whole = take_whole_locked(s, g, &n, &whole_rc);
+            groups_pass_locked(s, g, m->rank);
+            whole = groups_take_whole_locked(s, g, &n, &whole_rc);
         }
     }
     pthread_mutex_unlock(&s->wait_lock);
@@ -266,7 +268,7 @@ uint64_t groups_deadline_locked(const shard *s)
     return next;
 }
 
-static int is_late_locked(const group *g, uint64_t now)
+static int groups_is_late_locked(const group *g, uint64_t now)
 {
     for (uint32_t i = 0; i < g->parts; i++)
         if (g->part[i] && g->part[i]->call.deadline <= now)
@@ -274,7 +276,7 @@ static int is_late_locked(const group *g, uint64_t now)
     return 0;
 }
 
-static int is_from_locked(const group *g, const direct *from)
+static int groups_is_from_locked(const group *g, const direct *from)
 {
     for (uint32_t i = 0; i < g->parts; i++)
         if (g->part[i] && g->part[i]->call.from == from)
@@ -290,10 +292,11 @@ void **groups_take_locked(shard *s, uint64_t now, const direct *from,
         next = g->next;
         const int all = now == UINT64_MAX;
         void **parts = NULL;
-        if (from ? is_from_locked(g, from) : all || is_late_locked(g, now))
-            parts = take_parts_locked(g, n);
+        if (from ? groups_is_from_locked(g, from)
+                 : all || groups_is_late_locked(g, now))
+            parts = groups_take_parts_locked(g, n);
         if (!g->n && (all || (!from && g->until <= now)))
-            remove_locked(s, g);
+            groups_remove_locked(s, g);
         if (parts)
             return parts;
     }
@@ -312,5 +315,5 @@ void groups_failed(shard *s, uint64_t id)
 void groups_free(shard *s)
 {
     while (s->groups)
-        remove_locked(s, s->groups);
+        groups_remove_locked(s, s->groups);
 }

@@ -22,7 +22,8 @@ static void config_of_spec(const shard *s, const table_spec *spec,
 
 /* The specs of the first n tables, in `memory`.  One that was dropped keeps
  * its place, without rows and by a name of its own. */
-static int specs(shard *s, uint32_t n, wire_memory *memory, table_spec **out)
+static int hello_specs(shard *s, uint32_t n, wire_memory *memory,
+                       table_spec **out)
 {
     *out = persia_wire_memory_take(memory, n * sizeof **out);
     if (!*out)
@@ -75,7 +76,7 @@ typedef struct declaring {
 
 /* With the gate held.  A shard whose rows are not whole takes tables: those
  * that the next restore fills. */
-static int declare_gated(void *ctx)
+static int hello_declare_gated(void *ctx)
 {
     const declaring *d = ctx;
     int rc = check_lineage(d->s, &d->m->caller);
@@ -94,7 +95,8 @@ int declare_answer(shard *s, const wire_declare *m, wire_memory *memory,
 {
     (void)memory;
     *out = (wire_declare_reply){0};
-    return persia_tables_change(s->p, declare_gated, &(declaring){s, m, out});
+    return persia_tables_change(s->p, hello_declare_gated,
+                                &(declaring){s, m, out});
 }
 
 /* ---- Hello and Stats ---------------------------------------------------- */
@@ -106,7 +108,7 @@ typedef struct taken {
 
 /* Between two updates: no restore changes it meanwhile.  One that it has is
  * kept from clients that know an earlier one. */
-static int take_restore(void *ctx)
+static int hello_take_restore(void *ctx)
 {
     const taken *t = ctx;
     const uint64_t had = atomic_load(&t->s->restored);
@@ -125,8 +127,8 @@ static int take_restore(void *ctx)
 }
 
 /* Its slots: one run, none has moved. */
-static int list_slots(const shard *s, wire_memory *memory,
-                      wire_hello_reply *out)
+static int hello_list_slots(const shard *s, wire_memory *memory,
+                            wire_hello_reply *out)
 {
     const uint32_t first = shard_slot(s->no, s->shards);
     wire_slot_run *run = persia_wire_memory_take(memory, sizeof *run);
@@ -168,7 +170,8 @@ int persia_shard_set_here(shard *s, const uint64_t *here, size_t n, int beside)
 }
 
 /* The shards at its address. */
-static int list_here(shard *s, wire_memory *memory, wire_hello_reply *out)
+static int hello_list_here(shard *s, wire_memory *memory,
+                           wire_hello_reply *out)
 {
     int rc = PERSIA_OK;
     pthread_mutex_lock(&s->here_lock);
@@ -183,7 +186,7 @@ static int list_here(shard *s, wire_memory *memory, wire_hello_reply *out)
     return rc;
 }
 
-static uint32_t is_beside(shard *s)
+static uint32_t hello_is_beside(shard *s)
 {
     pthread_mutex_lock(&s->here_lock);
     const uint32_t beside = (uint32_t)s->beside;
@@ -209,7 +212,7 @@ int hello_answer(shard *s, const wire_hello *m, wire_memory *memory,
                               m->name_space, s->name_space);
     int rc = PERSIA_OK;
     if (m->takes)
-        rc = persia_tables_between(s->p, take_restore, &(taken){s, m});
+        rc = persia_tables_between(s->p, hello_take_restore, &(taken){s, m});
     if (rc)
         return rc;
     *out = (wire_hello_reply){.version = WIRE_VERSION,
@@ -230,10 +233,11 @@ int hello_answer(shard *s, const wire_hello *m, wire_memory *memory,
     else if (m->stream)
         rc = wait_open(s, m, out);
     if (!rc)
-        rc = list_slots(s, memory, out);
+        rc = hello_list_slots(s, memory, out);
     if (!rc)
-        rc = list_here(s, memory, out);
-    return rc ? rc : specs(s, (uint32_t)out->tables_n, memory, &out->tables);
+        rc = hello_list_here(s, memory, out);
+    return rc ? rc
+              : hello_specs(s, (uint32_t)out->tables_n, memory, &out->tables);
 }
 
 int stats_answer(shard *s, const wire_stats *m, wire_memory *memory,
@@ -242,28 +246,27 @@ int stats_answer(shard *s, const wire_stats *m, wire_memory *memory,
     (void)m;
     const mem_limit *limit = persia_tables_limit(s->p);
     const uint32_t n = persia_tables_tables(s->p);
-    *out = (wire_stats_reply){.boot = s->boot,
-                              .lineage = atomic_load(&s->lineage),
-                              .restore = atomic_load(&s->restored),
-                              .updates = persia_tables_updates(s->p),
-                              .step = wait_step(s),
-                              .uptime_ns = persia_clock_ns() - s->born,
-                              .memory_used = limit->used,
-                              .memory_limit = limit->maximum,
-                              .pulls = s->pulls,
-                              .pushes = s->pushes,
-                              .duplicates = s->duplicates,
-                              .parked = s->parked_n,
-                              .failed = s->failed,
-                              .recovers = atomic_load(&s->recovers) != 0,
-                              .done = jobs_restored(s) +
-                                      __atomic_load_n(&s->replayed.done,
-                                                      __ATOMIC_RELAXED),
-                              .total = __atomic_load_n(&s->replayed.total,
-                                                       __ATOMIC_RELAXED),
-                              .beside = is_beside(s),
-                              .tables_n = n};
-    int rc = specs(s, n, memory, &out->tables);
+    *out = (wire_stats_reply){
+        .boot = s->boot,
+        .lineage = atomic_load(&s->lineage),
+        .restore = atomic_load(&s->restored),
+        .updates = persia_tables_updates(s->p),
+        .step = wait_step(s),
+        .uptime_ns = persia_clock_ns() - s->born,
+        .memory_used = limit->used,
+        .memory_limit = limit->maximum,
+        .pulls = s->pulls,
+        .pushes = s->pushes,
+        .duplicates = s->duplicates,
+        .parked = s->parked_n,
+        .failed = s->failed,
+        .recovers = atomic_load(&s->recovers) != 0,
+        .done = jobs_restored(s) +
+                __atomic_load_n(&s->replayed.done, __ATOMIC_RELAXED),
+        .total = __atomic_load_n(&s->replayed.total, __ATOMIC_RELAXED),
+        .beside = hello_is_beside(s),
+        .tables_n = n};
+    int rc = hello_specs(s, n, memory, &out->tables);
     if (rc)
         return rc;
     out->stats = persia_wire_memory_take(memory, n * sizeof *out->stats);

@@ -30,7 +30,7 @@ static const unsigned moves[JOB_STATES] = {
     [JOB_FAILED] = 1 << JOB_DROPPED,
 };
 
-static void move_locked(job *n, enum job_state to)
+static void job_move_locked(job *n, enum job_state to)
 {
     assert(moves[n->state] >> to & 1);
     if (n->state == JOB_REPLACING)
@@ -44,18 +44,18 @@ static void move_locked(job *n, enum job_state to)
             persia_table_cut_stop(n->cuts[i]);
 }
 
-static int is_working(const job *n)
+static int job_is_working(const job *n)
 {
     return n->state == JOB_STARTING || n->state == JOB_RUNNING ||
            n->state == JOB_REPLACING;
 }
 
 /* With the text of this thread's error. */
-static void fail_locked(job *n, int code)
+static void job_fail_locked(job *n, int code)
 {
     n->code = code;
     snprintf(n->text, sizeof n->text, "%s", persia_err_text());
-    move_locked(n, JOB_FAILED);
+    job_move_locked(n, JOB_FAILED);
 }
 
 /* All that it has. */
@@ -85,16 +85,16 @@ void job_put(job *n)
 }
 
 /* Drops the job of a slot; what the caller has to put, without the lock. */
-static job *take_locked(jobs *j, int slot)
+static job *job_take_locked(jobs *j, int slot)
 {
     job *n = j->of[slot];
     j->of[slot] = NULL;
     if (n)
-        move_locked(n, JOB_DROPPED);
+        job_move_locked(n, JOB_DROPPED);
     return n;
 }
 
-static job *hold_locked(job *n)
+static job *job_hold_locked(job *n)
 {
     n->refs++;
     return n;
@@ -103,7 +103,7 @@ static job *hold_locked(job *n)
 /* ---- the thread of a job ------------------------------------------------ */
 
 /* Where a running job is (NULL: where one can be); NULL: nowhere. */
-static job **place_locked(jobs *j, const job *n)
+static job **job_place_locked(jobs *j, const job *n)
 {
     for (int k = 0; k < JOB_THREADS; k++)
         if (j->running[k] == n)
@@ -113,25 +113,25 @@ static job **place_locked(jobs *j, const job *n)
 
 /* STARTING is over: takes the place of the job that is there (*old), and the
  * cut in the same moment. */
-static int run_locked(job *n, job **old)
+static int job_run_locked(job *n, job **old)
 {
     jobs *j = &n->s->jobs;
     if (n->state != JOB_STARTING)
         return persia_interrupt_poll(); /* it was stopped */
     const int slot = (int)n->kind;
     assert(j->of[slot + JOB_KINDS] == n);
-    *old = take_locked(j, slot);
+    *old = job_take_locked(j, slot);
     j->of[slot] = n;
     j->of[slot + JOB_KINDS] = NULL;
     int rc = n->kind == JOB_SNAPSHOT ? snapshot_cut(n) : PERSIA_OK;
     if (!rc)
-        move_locked(n, JOB_RUNNING);
+        job_move_locked(n, JOB_RUNNING);
     return rc;
 }
 
 /* The thread of a commit in place.  Its caller holds the lock until the rows
  * are refused. */
-static void replace_body(void *ctx, sched *threads)
+static void job_replace_body(void *ctx, sched *threads)
 {
     job *n = ctx;
     persia_interrupt_watch(&n->flag);
@@ -148,7 +148,7 @@ static void job_body(void *ctx, sched *threads)
     int rc = n->io->open(n->io);
     if (!rc) {
         pthread_mutex_lock(&n->s->jobs.lock);
-        rc = run_locked(n, &old);
+        rc = job_run_locked(n, &old);
         pthread_mutex_unlock(&n->s->jobs.lock);
         job_put(old);
     }
@@ -160,12 +160,12 @@ static void job_body(void *ctx, sched *threads)
 
 /* Its rows are staged after the tables were emptied: it cannot be given up any
  * more, unless it was. */
-static void exchange_locked(job *n)
+static void job_exchange_locked(job *n)
 {
     int rc = restore_commit(n);
     n->exchanged = !rc;
     if (rc)
-        fail_locked(n, rc);
+        job_fail_locked(n, rc);
 }
 
 /* Nothing runs for it any more. */
@@ -176,12 +176,12 @@ static void job_end(void *ctx)
     jobs *j = &s->jobs;
     pthread_mutex_lock(&j->lock);
     const int replaces = n->state == JOB_REPLACING;
-    if (n->result && is_working(n))
-        fail_locked(n, n->result);
+    if (n->result && job_is_working(n))
+        job_fail_locked(n, n->result);
     else if (replaces)
-        exchange_locked(n);
-    if (!n->result && is_working(n))
-        move_locked(n, JOB_DONE);
+        job_exchange_locked(n);
+    if (!n->result && job_is_working(n))
+        job_move_locked(n, JOB_DONE);
     if (n->exchanged) { /* what waits is of the rows that were */
         pthread_mutex_unlock(&j->lock);
         wait_drop(s, PERSIA_ESTALE, OTHER_ROWS);
@@ -193,7 +193,7 @@ static void job_end(void *ctx)
         job_clear(n);
         pthread_mutex_lock(&j->lock);
     }
-    *place_locked(j, n) = NULL;
+    *job_place_locked(j, n) = NULL;
     n->refs--;
     if (last)
         free(n);
@@ -202,10 +202,10 @@ static void job_end(void *ctx)
     pthread_mutex_unlock(&j->lock);
 }
 
-static int start_locked(job *n, void (*body)(void *ctx, sched *threads))
+static int job_start_locked(job *n, void (*body)(void *ctx, sched *threads))
 {
     jobs *j = &n->s->jobs;
-    job **place = place_locked(j, NULL);
+    job **place = job_place_locked(j, NULL);
     const unsigned threads =
         n->kind == JOB_SNAPSHOT
             ? 2 /* one reads the cut, one writes */
@@ -256,19 +256,19 @@ int job_make(shard *s, enum job_kind kind, const char *root,
 }
 
 /* Whether the client of a job seems to be gone. */
-static int is_abandoned(const job *n)
+static int job_is_abandoned(const job *n)
 {
     return n->state == JOB_FAILED ||
            n->asked + ABANDONED_NS <= persia_clock_ns();
 }
 
 /* A cut that the server takes for its log gives way to those of clients. */
-static int is_own(const job *n)
+static int job_is_own(const job *n)
 {
     return !strcmp(n->root, CKPT_LOG_ROOT);
 }
 
-static int busy(const job *n)
+static int job_busy(const job *n)
 {
     return persia_err_set(PERSIA_EUNAVAILABLE,
                           "a %s %s/%s is there already; wait "
@@ -276,7 +276,7 @@ static int busy(const job *n)
                           kinds[n->kind], n->root, n->folder);
 }
 
-static int too_many(void)
+static int job_too_many(void)
 {
     return persia_err_set(PERSIA_EUNAVAILABLE,
                           "%d earlier snapshots and restores still wait for "
@@ -285,24 +285,25 @@ static int too_many(void)
 }
 
 /* Starts it.  *old, for the caller to put: one that did not get so far. */
-static int begin_locked(jobs *j, job *n, job **old)
+static int job_begin_locked(jobs *j, job *n, job **old)
 {
     if (j->closed)
         return persia_err_set(PERSIA_EUNAVAILABLE, "the server is stopping");
-    if (!place_locked(j, NULL))
-        return too_many();
+    if (!job_place_locked(j, NULL))
+        return job_too_many();
     const int slot = (int)n->kind + JOB_KINDS;
-    if (j->of[slot] && is_working(j->of[slot]) && !is_abandoned(j->of[slot]))
-        return busy(j->of[slot]);
-    *old = take_locked(j, slot);
-    int rc = start_locked(n, job_body);
+    if (j->of[slot] && job_is_working(j->of[slot]) &&
+        !job_is_abandoned(j->of[slot]))
+        return job_busy(j->of[slot]);
+    *old = job_take_locked(j, slot);
+    int rc = job_start_locked(n, job_body);
     if (!rc)
-        j->of[slot] = hold_locked(n);
+        j->of[slot] = job_hold_locked(n);
     return rc;
 }
 
-static int unknown(enum job_kind kind, const char *root, const char *folder,
-                   const char *what)
+static int job_unknown(enum job_kind kind, const char *root,
+                       const char *folder, const char *what)
 {
     return persia_err_set(
         PERSIA_EARG,
@@ -312,7 +313,7 @@ static int unknown(enum job_kind kind, const char *root, const char *folder,
         kinds[kind], root, folder, what);
 }
 
-static int failure(const job *n)
+static int job_failure(const job *n)
 {
     return persia_err_set(n->code, "the %s %s/%s failed: %s", kinds[n->kind],
                           n->root, n->folder, n->text);
@@ -320,7 +321,7 @@ static int failure(const job *n)
 
 /* ---- progress ----------------------------------------------------------- */
 
-static void watch_locked(job *n, uint64_t at)
+static void job_watch_locked(job *n, uint64_t at)
 {
     const uint64_t polls = __atomic_load_n(&n->flag.polls, __ATOMIC_RELAXED);
     if (polls != n->polls) {
@@ -331,36 +332,35 @@ static void watch_locked(job *n, uint64_t at)
                        "no progress for %llu s: its files hang, or "
                        "are too slow",
                        (unsigned long long)(n->patience / SECOND));
-        fail_locked(n, PERSIA_ETIMEOUT);
+        job_fail_locked(n, PERSIA_ETIMEOUT);
     }
 }
 
-static uint64_t later(uint64_t at, uint64_t by)
+static uint64_t job_later(uint64_t at, uint64_t by)
 {
     return at > UINT64_MAX - by ? UINT64_MAX : at + by;
 }
 
 /* When to look again. */
-static uint64_t tick_locked(jobs *j, int slot, uint64_t at,
-                            job **old)
+static uint64_t job_tick_locked(jobs *j, int slot, uint64_t at, job **old)
 {
     job *n = j->of[slot];
     if (n && n->state == JOB_REPLACING) {
-        watch_locked(n, at);
-        return n->state == JOB_REPLACING ? later(n->moved, n->patience)
+        job_watch_locked(n, at);
+        return n->state == JOB_REPLACING ? job_later(n->moved, n->patience)
                                          : n->asked + FORGET_NS;
     }
     if (n && n->asked + FORGET_NS <= at) {
-        *old = take_locked(j, slot);
+        *old = job_take_locked(j, slot);
         n = NULL;
     }
     if (!n)
         return UINT64_MAX;
-    if (is_working(n))
-        watch_locked(n, at);
+    if (job_is_working(n))
+        job_watch_locked(n, at);
     const uint64_t forget = n->asked + FORGET_NS;
-    const uint64_t stall = later(n->moved, n->patience);
-    return is_working(n) && stall < forget ? stall : forget;
+    const uint64_t stall = job_later(n->moved, n->patience);
+    return job_is_working(n) && stall < forget ? stall : forget;
 }
 
 uint64_t jobs_tick(shard *s, uint64_t at)
@@ -370,7 +370,7 @@ uint64_t jobs_tick(shard *s, uint64_t at)
     job *old[JOB_SLOTS] = {NULL};
     pthread_mutex_lock(&j->lock);
     for (int k = 0; k < JOB_SLOTS; k++) {
-        uint64_t one = tick_locked(j, k, at, &old[k]);
+        uint64_t one = job_tick_locked(j, k, at, &old[k]);
         if (one < next)
             next = one;
     }
@@ -401,11 +401,11 @@ uint64_t jobs_restored(shard *s)
 }
 
 /* Someone asks. */
-static void ask_locked(job *n)
+static void job_ask_locked(job *n)
 {
     n->asked = persia_clock_ns();
-    if (is_working(n))
-        watch_locked(n, n->asked);
+    if (job_is_working(n))
+        job_watch_locked(n, n->asked);
 }
 
 /* ---- requests: snapshots ------------------------------------------------ */
@@ -442,23 +442,24 @@ static int begin_snapshot_locked(jobs *j, const wire_snapshot *m, job *fresh,
     if (slot >= 0 && j->of[slot]->state != JOB_FAILED)
         return PERSIA_OK; /* the answer to the first was lost */
     /* One process saves into a root at a time: another one has died. */
-    if (n && strcmp(n->root, m->root) != 0 && !is_abandoned(n) && !is_own(n))
-        return busy(n);
+    if (n && strcmp(n->root, m->root) != 0 && !job_is_abandoned(n) &&
+        !job_is_own(n))
+        return job_busy(n);
     if (slot == JOB_SNAPSHOT) /* it has failed, and begins again */
-        *failed = take_locked(j, slot);
-    return begin_locked(j, fresh, old);
+        *failed = job_take_locked(j, slot);
+    return job_begin_locked(j, fresh, old);
 }
 
 static int answer_snapshot_locked(job *n, wire_snapshot_reply *reply,
                                   job **held)
 {
-    ask_locked(n);
+    job_ask_locked(n);
     if (n->state == JOB_FAILED)
-        return failure(n);
+        return job_failure(n);
     reply->started = n->state != JOB_STARTING;
     reply->done = n->state == JOB_DONE;
     reply->rows_written = atomic_load(&n->rows);
-    *held = hold_locked(n);
+    *held = job_hold_locked(n);
     if (!reply->started)
         return PERSIA_OK;
     reply->restore = n->moment.restore;
@@ -492,13 +493,13 @@ static int ask_snapshot(shard *s, const wire_snapshot *m, uint64_t deadline,
     if (rc) {
         ;
     } else if (m->verb == SNAPSHOT_END) {
-        old = slot < 0 ? NULL : take_locked(j, slot);
+        old = slot < 0 ? NULL : job_take_locked(j, slot);
         reply->started = 1;
         reply->done = !runs_snapshot(j, m);
     } else if (slot >= 0) {
         rc = answer_snapshot_locked(j->of[slot], reply, held);
     } else {
-        rc = unknown(JOB_SNAPSHOT, m->root, m->folder, "known");
+        rc = job_unknown(JOB_SNAPSHOT, m->root, m->folder, "known");
     }
     pthread_mutex_unlock(&j->lock);
     job_put(fresh);
@@ -539,8 +540,8 @@ void persia_shard_drop_snapshot(shard *s)
 {
     jobs *j = &s->jobs;
     pthread_mutex_lock(&j->lock);
-    job *old = take_locked(j, JOB_SNAPSHOT);
-    job *next = take_locked(j, JOB_SNAPSHOT + JOB_KINDS);
+    job *old = job_take_locked(j, JOB_SNAPSHOT);
+    job *next = job_take_locked(j, JOB_SNAPSHOT + JOB_KINDS);
     pthread_mutex_unlock(&j->lock);
     job_put(old);
     job_put(next);
@@ -571,74 +572,75 @@ static int runs_restore(const jobs *j, const wire_restore *m)
     return runs;
 }
 
-static int abort_locked(jobs *j, const wire_restore *m,
-                        wire_restore_reply *reply, job **old)
+static int job_abort_locked(jobs *j, const wire_restore *m,
+                            wire_restore_reply *reply, job **old)
 {
     const int slot = find_restore(j, m);
     if (slot >= 0 && j->of[slot]->state != JOB_REPLACING) /* too late */
-        *old = take_locked(j, slot);
+        *old = job_take_locked(j, slot);
     reply->done = !runs_restore(j, m);
     return PERSIA_OK;
 }
 
-static int prepare_locked(jobs *j, const wire_restore *m, job *fresh,
-                          wire_restore_reply *reply, job **old, job **failed)
+static int job_prepare_locked(jobs *j, const wire_restore *m, job *fresh,
+                              wire_restore_reply *reply, job **old,
+                              job **failed)
 {
     job *n = j->of[JOB_RESTORE];
     int slot = find_restore(j, m), rc = PERSIA_OK;
     if (slot < 0) {
-        if (n && is_working(n) && !is_abandoned(n))
-            return busy(n);
-        if ((rc = begin_locked(j, fresh, old)))
+        if (n && job_is_working(n) && !job_is_abandoned(n))
+            return job_busy(n);
+        if ((rc = job_begin_locked(j, fresh, old)))
             return rc;
         slot = JOB_RESTORE + JOB_KINDS;
     }
     n = j->of[slot];
-    ask_locked(n);
+    job_ask_locked(n);
     reply->done = n->state == JOB_DONE;
     reply->rows = atomic_load(&n->rows);
     if (n->state != JOB_FAILED)
         return PERSIA_OK;
-    rc = failure(n);
-    *failed = take_locked(j, slot); /* asked for once more it begins */
+    rc = job_failure(n);
+    *failed = job_take_locked(j, slot); /* asked for once more it begins */
     return rc;
 }
 
 /* Starts what restore_commit() would do at once. */
-static int replace_locked(jobs *j, job *n)
+static int job_replace_locked(jobs *j, job *n)
 {
     const job *writes = j->of[JOB_SNAPSHOT];
-    if (writes && is_working(writes))
-        return busy(writes);
-    if (!place_locked(j, NULL))
-        return too_many();
+    if (writes && job_is_working(writes))
+        return job_busy(writes);
+    if (!job_place_locked(j, NULL))
+        return job_too_many();
     n->moved = persia_clock_ns();
-    int rc = start_locked(n, replace_body);
+    int rc = job_start_locked(n, job_replace_body);
     if (rc)
         return rc;
-    move_locked(n, JOB_REPLACING);
+    job_move_locked(n, JOB_REPLACING);
     return restore_refuse_rows(n);
 }
 
 /* *done: the rows are exchanged. */
-static int exchange_rows_locked(jobs *j, job *n, const wire_restore *m,
-                                uint32_t *done, job **snapshot)
+static int job_exchange_rows_locked(jobs *j, job *n, const wire_restore *m,
+                                    uint32_t *done, job **snapshot)
 {
     const job *writes = j->of[JOB_SNAPSHOT];
     *done = 1;
     if (n->exchanged)
         return PERSIA_OK;
     /* No rows arrive while one is made. */
-    if (writes && (!strcmp(writes->root, m->root) || is_abandoned(writes) ||
-                   is_own(writes)))
-        *snapshot = take_locked(j, JOB_SNAPSHOT);
+    if (writes && (!strcmp(writes->root, m->root) ||
+                   job_is_abandoned(writes) || job_is_own(writes)))
+        *snapshot = job_take_locked(j, JOB_SNAPSHOT);
     *done = !n->in_place;
-    return n->in_place ? replace_locked(j, n) : restore_commit(n);
+    return n->in_place ? job_replace_locked(j, n) : restore_commit(n);
 }
 
-static int commit_locked(shard *s, const wire_restore *m,
-                         wire_restore_reply *reply, job **old,
-                         job **snapshot)
+static int job_commit_locked(shard *s, const wire_restore *m,
+                             wire_restore_reply *reply, job **old,
+                             job **snapshot)
 {
     jobs *j = &s->jobs;
     job *n = j->of[JOB_RESTORE];
@@ -646,19 +648,19 @@ static int commit_locked(shard *s, const wire_restore *m,
     if (!n && m->lineage && m->lineage == atomic_load(&s->lineage))
         return PERSIA_OK; /* the answer to the first was lost */
     if (find_restore(j, m) != JOB_RESTORE)
-        return unknown(JOB_RESTORE, m->root, m->folder, "prepared");
-    ask_locked(n);
+        return job_unknown(JOB_RESTORE, m->root, m->folder, "prepared");
+    job_ask_locked(n);
     reply->rows = atomic_load(&n->rows);
     if (n->state == JOB_FAILED)
-        return failure(n);
+        return job_failure(n);
     reply->done = n->state != JOB_REPLACING;
     if (!reply->done)
         return PERSIA_OK;
     if (n->state != JOB_DONE)
-        return unknown(JOB_RESTORE, m->root, m->folder, "prepared");
-    int rc = exchange_rows_locked(j, n, m, &reply->done, snapshot);
+        return job_unknown(JOB_RESTORE, m->root, m->folder, "prepared");
+    int rc = job_exchange_rows_locked(j, n, m, &reply->done, snapshot);
     if (!rc && reply->done)
-        *old = take_locked(j, JOB_RESTORE); /* with the rows that were */
+        *old = job_take_locked(j, JOB_RESTORE); /* with the rows that were */
     return rc;
 }
 
@@ -674,11 +676,11 @@ static int ask_restore(shard *s, const wire_restore *m, uint64_t deadline,
     if (rc)
         ;
     else if (m->verb == RESTORE_PREPARE)
-        rc = prepare_locked(j, m, fresh, reply, old, &other);
+        rc = job_prepare_locked(j, m, fresh, reply, old, &other);
     else if (m->verb == RESTORE_COMMIT)
-        rc = commit_locked(s, m, reply, old, &other);
+        rc = job_commit_locked(s, m, reply, old, &other);
     else
-        rc = abort_locked(j, m, reply, old);
+        rc = job_abort_locked(j, m, reply, old);
     pthread_mutex_unlock(&j->lock);
     job_put(fresh);
     job_put(other);
@@ -719,7 +721,7 @@ uint32_t persia_shard_end_jobs(shard *s)
     pthread_mutex_lock(&j->lock);
     j->closed = 1;
     for (int k = 0; k < JOB_SLOTS; k++)
-        old[k] = take_locked(j, k);
+        old[k] = job_take_locked(j, k);
     pthread_mutex_unlock(&j->lock);
     for (int k = 0; k < JOB_SLOTS; k++)
         job_put(old[k]);

@@ -20,7 +20,7 @@ void restore_free(job *n)
 /* ---- what was asked for ------------------------------------------------- */
 
 /* Sorts the files by table, keeping their order within each. */
-static int take_files(job *n, const wire_restore *m)
+static int job_restore_take_files(job *n, const wire_restore *m)
 {
     for (size_t i = 0; i < m->files_n; i++) {
         const wire_file *f = &m->files[i];
@@ -84,7 +84,7 @@ int restore_make(shard *s, const wire_restore *m, uint64_t deadline,
     persia_wire_memory_init(&n->memory);
     rc = logged_restore_keep(s, m, &n->memory, &n->request);
     if (!rc)
-        rc = take_files(n, m);
+        rc = job_restore_take_files(n, m);
     if (!rc)
         rc = ledger_create(LEDGER_STREAMS, &n->ledger);
     return rc ? rc : ledger_fill(n->ledger, m->ledgers, m->ledgers_n);
@@ -147,7 +147,7 @@ static int each_table(job *n, sched *threads, table_step step)
     return rc;
 }
 
-static void drop_staged(job *n)
+static void job_restore_drop_staged(job *n)
 {
     for (uint32_t i = 0; i < n->tables_n; i++) {
         persia_table_destroy(n->staged[i]);
@@ -156,7 +156,7 @@ static void drop_staged(job *n)
 }
 
 /* Whether the limit has room for the rows once those in use are gone. */
-static int fits_in_place(const job *n)
+static int job_restore_fits_in_place(const job *n)
 {
     const mem_limit *limit = persia_tables_limit(n->s->p);
     uint64_t given = 0, needed = 0;
@@ -169,13 +169,13 @@ static int fits_in_place(const job *n)
 }
 
 /* After an error: whether the restore can do without memory beside. */
-static int stage_later(job *n, int rc)
+static int job_restore_stage_later(job *n, int rc)
 {
     err_kept why;
     persia_err_keep(&why, rc);
-    drop_staged(n);
+    job_restore_drop_staged(n);
     atomic_store(&n->rows, 0);
-    if (rc == PERSIA_ELIMIT && fits_in_place(n)) {
+    if (rc == PERSIA_ELIMIT && job_restore_fits_in_place(n)) {
         n->in_place = 1;
         return PERSIA_OK;
     }
@@ -188,12 +188,12 @@ int restore_stage(job *n, sched *threads)
     if (rc)
         return rc;
     rc = each_table(n, threads, read_table);
-    return rc ? stage_later(n, rc) : PERSIA_OK;
+    return rc ? job_restore_stage_later(n, rc) : PERSIA_OK;
 }
 
 /* ---- in place ----------------------------------------------------------- */
 
-static void count_emptied(shard *s)
+static void job_restore_count_emptied(shard *s)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < TABLES_MAX; i++)
@@ -202,7 +202,7 @@ static void count_emptied(shard *s)
 }
 
 /* Between two updates. */
-static int refuse_rows(void *ctx)
+static int job_restore_refuse_rows(void *ctx)
 {
     const job *n = ctx;
     shard *s = n->s;
@@ -210,22 +210,22 @@ static int refuse_rows(void *ctx)
         if (table_of(n, i))
             s->is_emptied[i] = 1;
     atomic_store(&s->replacing, 1);
-    count_emptied(s);
+    job_restore_count_emptied(s);
     return PERSIA_OK;
 }
 
 int restore_refuse_rows(job *n)
 {
-    return persia_tables_between(n->s->p, refuse_rows, n);
+    return persia_tables_between(n->s->p, job_restore_refuse_rows, n);
 }
 
 /* Of the tables that have been exchanged.  Between two updates. */
-static void rows_are_there(const job *n)
+static void job_restore_rows_are_there(const job *n)
 {
     for (uint32_t i = 0; i < n->tables_n; i++)
         if (n->staged[i])
             n->s->is_emptied[i] = 0;
-    count_emptied(n->s);
+    job_restore_count_emptied(n->s);
 }
 
 int restore_replace(job *n, sched *threads)
@@ -241,7 +241,7 @@ int restore_replace(job *n, sched *threads)
 
 /* ---- putting the rows in their place ------------------------------------ */
 
-static int exchange_tables(job *n, uint32_t tables_n)
+static int job_restore_exchange_tables(job *n, uint32_t tables_n)
 {
     int rc = PERSIA_OK;
     for (uint32_t i = 0; i < tables_n && !rc; i++) {
@@ -250,28 +250,28 @@ static int exchange_tables(job *n, uint32_t tables_n)
         rc = persia_table_exchange(persia_tables_table(n->s->p, i),
                                    n->staged[i]);
         if (rc && i) /* back again */
-            (void)exchange_tables(n, i);
+            (void)job_restore_exchange_tables(n, i);
     }
     return rc;
 }
 
 /* Between two updates. */
-static int exchange(void *ctx)
+static int job_restore_exchange(void *ctx)
 {
     job *n = ctx;
     shard *s = n->s;
     int rc = check_stays(s);
     if (!rc)
-        rc = exchange_tables(n, n->tables_n);
+        rc = job_restore_exchange_tables(n, n->tables_n);
     if (rc)
         return rc;
     if ((rc = logged_restore(s, &n->request))) {
         err_kept why;
         persia_err_keep(&why, rc);
-        (void)exchange_tables(n, n->tables_n); /* back again */
+        (void)job_restore_exchange_tables(n, n->tables_n); /* back again */
         return persia_err_again(&why);
     }
-    rows_are_there(n);
+    job_restore_rows_are_there(n);
     ledger_exchange(s->ledger, n->ledger, &s->lineage, n->lineage);
     atomic_store(&s->restored, n->moment.restore);
     for (uint32_t i = 0; i < n->tables_n; i++)
@@ -285,5 +285,5 @@ static int exchange(void *ctx)
 
 int restore_commit(job *n)
 {
-    return persia_tables_between(n->s->p, exchange, n);
+    return persia_tables_between(n->s->p, job_restore_exchange, n);
 }

@@ -27,7 +27,7 @@ void snapshot_free(job *n)
 }
 
 /* Between two updates. */
-static int take_cut(void *ctx)
+static int job_snapshot_take_cut(void *ctx)
 {
     job *n = ctx;
     shard *s = n->s;
@@ -65,7 +65,7 @@ int snapshot_cut(job *n)
     int rc = ledger_room(n->s->ledger, &n->moment.ledgers,
                          &n->moment.ledgers_room);
     if (!rc)
-        rc = persia_tables_between(n->s->p, take_cut, n);
+        rc = persia_tables_between(n->s->p, job_snapshot_take_cut, n);
     for (uint32_t i = 0; i < tables && !rc; i++) {
         n->pushes[i] = persia_table_cut_clock(n->cuts[i]);
         n->configs[i] =
@@ -93,7 +93,7 @@ static int add_files(job *n, uint32_t no, const ckpt_files *files)
     return PERSIA_OK;
 }
 
-static int write_table(job *n, sched *threads, uint32_t no)
+static int job_snapshot_write_table(job *n, sched *threads, uint32_t no)
 {
     ckpt_files files = {0};
     char stem[64];
@@ -115,7 +115,7 @@ int snapshot_write(job *n, sched *threads)
     for (uint32_t i = 0; i < n->tables_n && !rc; i++) {
         rc = persia_interrupt_poll();
         if (!rc)
-            rc = write_table(n, threads, i);
+            rc = job_snapshot_write_table(n, threads, i);
     }
     return rc ? rc : n->io->sync(n->io);
 }

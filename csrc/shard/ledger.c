@@ -104,15 +104,15 @@ static int owner_compare(const ledger_owner *a, const ledger_owner *b)
 }
 
 /* By a secret key: a client that chooses names must not know which collide. */
-static stream **bucket_of(stream **bucket, uint32_t buckets, uint64_t key,
-                          uint64_t name)
+static stream **ledger_bucket_of(stream **bucket, uint32_t buckets,
+                                 uint64_t key, uint64_t name)
 {
     return &bucket[place_home(id_place(name, key), buckets)];
 }
 
-static stream *find_locked(ledger *l, uint64_t name)
+static stream *ledger_find_locked(ledger *l, uint64_t name)
 {
-    stream *s = *bucket_of(l->bucket, l->buckets, l->key, name);
+    stream *s = *ledger_bucket_of(l->bucket, l->buckets, l->key, name);
     while (s && s->name != name)
         s = s->next;
     if (s)
@@ -120,7 +120,7 @@ static stream *find_locked(ledger *l, uint64_t name)
     return s;
 }
 
-static void mark(stream *s, uint64_t number)
+static void ledger_mark(stream *s, uint64_t number)
 {
     if (number <= s->set.w.watermark) { /* settled while it was in flight */
         s->set.w.skipped--;
@@ -146,7 +146,7 @@ static void import_stream(stream *s, const wire_ledger *from)
 }
 
 /* More buckets, where there is memory; chains get longer otherwise. */
-static void grow_locked(ledger *l)
+static void ledger_grow_locked(ledger *l)
 {
     uint32_t buckets = 2 * l->buckets;
     stream **bigger = calloc(buckets, sizeof *bigger);
@@ -156,7 +156,7 @@ static void grow_locked(ledger *l)
         while (l->bucket[i]) {
             stream *s = l->bucket[i];
             l->bucket[i] = s->next;
-            stream **at = bucket_of(bigger, buckets, l->key, s->name);
+            stream **at = ledger_bucket_of(bigger, buckets, l->key, s->name);
             s->next = *at;
             *at = s;
         }
@@ -165,7 +165,7 @@ static void grow_locked(ledger *l)
     l->buckets = buckets;
 }
 
-static int under_way_locked(const ledger *l, uint64_t name)
+static int ledger_under_way_locked(const ledger *l, uint64_t name)
 {
     for (const ledger_flight *f = l->flights; f; f = f->next)
         if (f->stream == name)
@@ -174,13 +174,13 @@ static int under_way_locked(const ledger *l, uint64_t name)
 }
 
 /* Removes the stream used longest ago that has nothing in flight. */
-static int expire_locked(ledger *l)
+static int ledger_expire_locked(ledger *l)
 {
     stream **oldest = NULL;
     for (uint32_t i = 0; i < l->buckets; i++)
         for (stream **at = &l->bucket[i]; *at; at = &(*at)->next)
             if ((!oldest || (*at)->used < (*oldest)->used) &&
-                !under_way_locked(l, (*at)->name))
+                !ledger_under_way_locked(l, (*at)->name))
                 oldest = at;
     if (!oldest)
         return persia_err_set(PERSIA_ELIMIT,
@@ -197,19 +197,20 @@ static int expire_locked(ledger *l)
     return PERSIA_OK;
 }
 
-static void insert_locked(ledger *l, stream *s)
+static void ledger_insert_locked(ledger *l, stream *s)
 {
     if (l->streams >= l->buckets)
-        grow_locked(l);
-    stream **at = bucket_of(l->bucket, l->buckets, l->key, s->name);
+        ledger_grow_locked(l);
+    stream **at = ledger_bucket_of(l->bucket, l->buckets, l->key, s->name);
     s->next = *at;
     *at = s;
     l->streams++;
 }
 
-static int add_locked(ledger *l, uint64_t name, stream **out)
+static int ledger_add_locked(ledger *l, uint64_t name, stream **out)
 {
-    int rc = l->streams >= l->streams_max ? expire_locked(l) : PERSIA_OK;
+    int rc =
+        l->streams >= l->streams_max ? ledger_expire_locked(l) : PERSIA_OK;
     if (rc)
         return rc;
     stream *s = calloc(1, sizeof *s);
@@ -219,14 +220,14 @@ static int add_locked(ledger *l, uint64_t name, stream **out)
     s->name = name;
     s->used = ++l->uses;
     numbers_init(&s->set, 0);
-    insert_locked(l, s);
+    ledger_insert_locked(l, s);
     *out = s;
     return PERSIA_OK;
 }
 
 /* A stream that expired may have had updates of all these incarnations. */
-static int add_claimed_locked(ledger *l, uint64_t name, ledger_owner owner,
-                              stream **out)
+static int ledger_add_claimed_locked(ledger *l, uint64_t name,
+                                     ledger_owner owner, stream **out)
 {
     if (owner.incarnation <= l->expired)
         return persia_err_set(
@@ -234,12 +235,12 @@ static int add_claimed_locked(ledger *l, uint64_t name, ledger_owner owner,
             "the stream of these updates has "
             "expired: too many others were used since; open the "
             "store again");
-    return add_locked(l, name, out);
+    return ledger_add_locked(l, name, out);
 }
 
 /* What others have in flight counts as applied. */
-static void add_flights_locked(const ledger *l, const stream *s,
-                               wire_ledger *out)
+static void ledger_add_flights_locked(const ledger *l, const stream *s,
+                                      wire_ledger *out)
 {
     for (const ledger_flight *f = l->flights; f; f = f->next) {
         uint64_t bit = f->number - s->set.w.watermark - 1;
@@ -266,14 +267,14 @@ int ledger_open(ledger *l, uint64_t name, ledger_owner owner, int *taken,
     *taken = 0;
     assert(owner.incarnation > 0);
     pthread_mutex_lock(&l->lock);
-    stream *s = find_locked(l, name);
+    stream *s = ledger_find_locked(l, name);
     if (wire_leaps(s ? s->owner.incarnation : l->expired, owner.incarnation))
         rc = persia_err_set(PERSIA_EARG,
                             "incarnation %llu of a stream of updates: no "
                             "process was replaced so often",
                             (unsigned long long)owner.incarnation);
     else if (!s)
-        rc = add_claimed_locked(l, name, owner, &s);
+        rc = ledger_add_claimed_locked(l, name, owner, &s);
     else if (owner_compare(&s->owner, &owner) > 0)
         rc = persia_err_set(PERSIA_ECLOSED,
                             "another process sends the updates of "
@@ -285,7 +286,7 @@ int ledger_open(ledger *l, uint64_t name, ledger_owner owner, int *taken,
         if (*taken)
             drop_refusals_locked(l, s);
         export_stream(s, out);
-        add_flights_locked(l, s, out);
+        ledger_add_flights_locked(l, s, out);
     }
     pthread_mutex_unlock(&l->lock);
     return rc;
@@ -297,7 +298,7 @@ void ledger_read(ledger *l, uint64_t name, wire_ledger *out)
     out->stream = name;
     pthread_mutex_lock(&l->lock);
     out->incarnation = l->expired;
-    const stream *s = find_locked(l, name);
+    const stream *s = ledger_find_locked(l, name);
     if (s)
         export_stream(s, out);
     pthread_mutex_unlock(&l->lock);
@@ -306,7 +307,7 @@ void ledger_read(ledger *l, uint64_t name, wire_ledger *out)
 int ledger_is_older(ledger *l, uint64_t name, ledger_owner owner)
 {
     pthread_mutex_lock(&l->lock);
-    const stream *s = find_locked(l, name);
+    const stream *s = ledger_find_locked(l, name);
     int older = s && owner_compare(&owner, &s->owner) < 0;
     pthread_mutex_unlock(&l->lock);
     return older;
@@ -325,7 +326,7 @@ static ledger_flight **flight_locked(ledger *l, const ledger_key *key)
 
 static enum ledger_state check_locked(ledger *l, const ledger_key *key)
 {
-    const stream *s = find_locked(l, key->stream);
+    const stream *s = ledger_find_locked(l, key->stream);
     if (!s)
         return LEDGER_UNKNOWN;
     uint64_t watermark = s->set.w.watermark;
@@ -340,17 +341,17 @@ static enum ledger_state check_locked(ledger *l, const ledger_key *key)
 }
 
 /* Whether the stream is of this owner. */
-static enum ledger_state owned_locked(ledger *l, const ledger_key *key)
+static enum ledger_state ledger_owned_locked(ledger *l, const ledger_key *key)
 {
-    const stream *s = find_locked(l, key->stream);
+    const stream *s = ledger_find_locked(l, key->stream);
     int order = s ? owner_compare(&key->owner, &s->owner) : 1;
     return order < 0 ? LEDGER_TAKEN : order ? LEDGER_UNKNOWN : LEDGER_NEW;
 }
 
-static enum ledger_state look_locked(ledger *l, const ledger_key *key,
-                                     ledger_waiter *waiter)
+static enum ledger_state ledger_look_locked(ledger *l, const ledger_key *key,
+                                            ledger_waiter *waiter)
 {
-    enum ledger_state state = owned_locked(l, key);
+    enum ledger_state state = ledger_owned_locked(l, key);
     if (state == LEDGER_NEW)
         state = check_locked(l, key);
     ledger_flight *f = *flight_locked(l, key);
@@ -375,7 +376,7 @@ enum ledger_state ledger_look(ledger *l, const ledger_key *key,
                               ledger_waiter *waiter)
 {
     pthread_mutex_lock(&l->lock);
-    enum ledger_state state = look_locked(l, key, waiter);
+    enum ledger_state state = ledger_look_locked(l, key, waiter);
     pthread_mutex_unlock(&l->lock);
     return state;
 }
@@ -384,7 +385,7 @@ enum ledger_state ledger_begin(ledger *l, const ledger_key *key,
                                ledger_flight *f, ledger_waiter *waiter)
 {
     pthread_mutex_lock(&l->lock);
-    enum ledger_state state = look_locked(l, key, waiter);
+    enum ledger_state state = ledger_look_locked(l, key, waiter);
     if (state == LEDGER_NEW) {
         assert(!*flight_locked(l, key)); /* it would be BUSY */
         *f = (ledger_flight){.next = l->flights,
@@ -410,11 +411,11 @@ void ledger_commit(ledger *l, const ledger_key *key)
 {
     pthread_mutex_lock(&l->lock);
     /* It is there: streams with an update in flight do not expire. */
-    stream *s = find_locked(l, key->stream);
+    stream *s = ledger_find_locked(l, key->stream);
     if (s) {
         gaps_settle(s->gaps, &s->set.w, key->settled);
         numbers_settle(&s->set, key->settled);
-        mark(s, key->number);
+        ledger_mark(s, key->number);
     }
     pthread_mutex_unlock(&l->lock);
 }
@@ -424,7 +425,7 @@ void ledger_refuse(ledger *l, const ledger_key *key, int code,
 {
     pthread_mutex_lock(&l->lock);
     refusal *r = &l->refused[l->refused_n++ % LEDGER_REFUSALS];
-    stream *s = r->number ? find_locked(l, r->stream) : NULL;
+    stream *s = r->number ? ledger_find_locked(l, r->stream) : NULL;
     if (s && r->number > s->forgotten)
         s->forgotten = r->number;
     *r = (refusal){.stream = key->stream, .number = key->number,
@@ -447,7 +448,7 @@ int ledger_refusal(ledger *l, const ledger_key *key, char *text, size_t room)
     int code = PERSIA_OK;
     pthread_mutex_lock(&l->lock);
     const refusal *r = refusal_locked(l, key);
-    const stream *s = find_locked(l, key->stream);
+    const stream *s = ledger_find_locked(l, key->stream);
     if (r) {
         code = r->code;
         snprintf(text, room, "%s", r->text);
@@ -476,7 +477,7 @@ ledger_waiter *ledger_end(ledger *l, const ledger_key *key)
 
 /* ---- all streams -------------------------------------------------------- */
 
-static int room_make(uint32_t streams, wire_ledger **out, size_t *room)
+static int ledger_room_make(uint32_t streams, wire_ledger **out, size_t *room)
 {
     const size_t more = streams + (size_t)64;
     if (*room >= streams && *out)
@@ -497,14 +498,14 @@ int ledger_room(ledger *l, wire_ledger **out, size_t *room)
     pthread_mutex_lock(&l->lock);
     const uint32_t streams = l->streams;
     pthread_mutex_unlock(&l->lock);
-    return room_make(streams, out, room);
+    return ledger_room_make(streams, out, room);
 }
 
 int ledger_copy(ledger *l, wire_ledger **out, size_t *room, size_t *n)
 {
     *n = 0;
     pthread_mutex_lock(&l->lock);
-    int rc = room_make(l->streams, out, room);
+    int rc = ledger_room_make(l->streams, out, room);
     for (uint32_t i = 0; i < l->buckets && !rc; i++)
         for (const stream *s = l->bucket[i]; s; s = s->next)
             if (window_top(&s->set.w))
@@ -518,11 +519,11 @@ int ledger_fill(ledger *l, const wire_ledger *from, size_t n)
     int rc = PERSIA_OK;
     pthread_mutex_lock(&l->lock);
     for (size_t i = 0; i < n && !rc; i++) {
-        stream *s = find_locked(l, from[i].stream);
+        stream *s = ledger_find_locked(l, from[i].stream);
         if (s)
             rc = persia_err_set(PERSIA_EARG,
                                 "the ledger of a stream is there twice");
-        else if (!(rc = add_locked(l, from[i].stream, &s)))
+        else if (!(rc = ledger_add_locked(l, from[i].stream, &s)))
             import_stream(s, &from[i]);
     }
     pthread_mutex_unlock(&l->lock);
@@ -531,11 +532,11 @@ int ledger_fill(ledger *l, const wire_ledger *from, size_t n)
 
 /* The owners of `from`, where they are the later ones, to `to`: an older
  * one must not take a stream back because rows were restored. */
-static void keep_owners(ledger *to, ledger *from)
+static void ledger_keep_owners(ledger *to, ledger *from)
 {
     for (uint32_t i = 0; i < from->buckets; i++)
         for (stream **at = &from->bucket[i], *s; (s = *at);) {
-            stream *same = find_locked(to, s->name);
+            stream *same = ledger_find_locked(to, s->name);
             if (same && owner_compare(&same->owner, &s->owner) < 0)
                 same->owner = s->owner;
             if (same || !s->owner.incarnation ||
@@ -548,7 +549,7 @@ static void keep_owners(ledger *to, ledger *from)
             *s = (stream){.name = s->name, .owner = s->owner,
                           .used = ++to->uses};
             numbers_init(&s->set, 0);
-            insert_locked(to, s);
+            ledger_insert_locked(to, s);
         }
     if (from->expired > to->expired)
         to->expired = from->expired;
@@ -559,7 +560,7 @@ void ledger_exchange(ledger *l, ledger *other, _Atomic(uint64_t) *lineage,
 {
     pthread_mutex_lock(&l->lock);
     atomic_store(lineage, to);
-    keep_owners(other, l);
+    ledger_keep_owners(other, l);
     stream **bucket = l->bucket;
     uint32_t buckets = l->buckets, streams = l->streams;
     uint64_t uses = l->uses, expired = l->expired, key = l->key;

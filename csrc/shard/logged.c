@@ -22,8 +22,8 @@ PUT(restore)
 #undef PUT
 
 /* A message in one piece, in `memory`. */
-static int encode(message_put_fn put, const void *m, wire_memory *memory,
-                  wire_span *out)
+static int logged_encode(message_put_fn put, const void *m,
+                         wire_memory *memory, wire_span *out)
 {
     wire_out o;
     persia_wire_out_init(&o);
@@ -48,7 +48,7 @@ static int append_message(shard *s, enum log_type type, message_put_fn put,
     if (!s->log || s->replaying)
         return PERSIA_OK;
     persia_wire_memory_init(&memory);
-    int rc = encode(put, m, &memory, &part);
+    int rc = logged_encode(put, m, &memory, &part);
     if (!rc)
         rc = persia_log_append(s->log, type, &part, 1, &end);
     persia_wire_memory_free(&memory);
@@ -78,7 +78,7 @@ int logged_restore_keep(shard *s, const wire_restore *m, wire_memory *memory,
                         wire_span *out)
 {
     *out = (wire_span){NULL, 0};
-    return s->log && !s->replaying ? encode(put_restore, m, memory, out)
+    return s->log && !s->replaying ? logged_encode(put_restore, m, memory, out)
                                    : PERSIA_OK;
 }
 
@@ -118,7 +118,8 @@ int logged_tables(shard *s)
 /* ---- updates ------------------------------------------------------------ */
 
 /* The request without ids and gradients: number, settings and clocks stay. */
-static int encode_bare(const wire_push *m, wire_memory *memory, wire_span *out)
+static int logged_encode_bare(const wire_push *m, wire_memory *memory,
+                              wire_span *out)
 {
     wire_push bare = *m;
     const size_t bytes = m->tables_n * sizeof *bare.tables;
@@ -130,19 +131,19 @@ static int encode_bare(const wire_push *m, wire_memory *memory, wire_span *out)
         bare.tables[i].ids = NULL;
         bare.tables[i].grads = (wire_values){.no = m->tables[i].grads.no};
     }
-    return encode(put_push, &bare, memory, out);
+    return logged_encode(put_push, &bare, memory, out);
 }
 
-static int encode_part(const push_call *c, int bare, wire_memory *memory,
-                       wire_span *out)
+static int logged_encode_part(const push_call *c, int bare,
+                              wire_memory *memory, wire_span *out)
 {
     if (bare)
-        return encode_bare(c->m, memory, out);
+        return logged_encode_bare(c->m, memory, out);
     if (c->jobs)
         return persia_err_set(PERSIA_EARG, "a log takes updates that are "
                               "messages alone");
     if (!c->raw) /* of this process: as it would travel */
-        return encode(put_push, c->m, memory, out);
+        return logged_encode(put_push, c->m, memory, out);
     *out = (wire_span){c->raw, c->raw_n};
     return PERSIA_OK;
 }
@@ -159,7 +160,7 @@ int logged_push(shard *s, push_call *const *parts, uint32_t n, int bare,
     if (!spans)
         rc = PERSIA_ENOMEM;
     for (uint32_t i = 0; i < n && !rc; i++)
-        rc = encode_part(parts[i], bare, &memory, &spans[i]);
+        rc = logged_encode_part(parts[i], bare, &memory, &spans[i]);
     if (!rc)
         rc = persia_log_append(s->log, LOG_PUSH, spans, n, end);
     persia_wire_memory_free(&memory);

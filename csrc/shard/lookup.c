@@ -21,7 +21,7 @@ typedef struct pull_plan {
     size_t *first_piece; /* [m->tables_n + 1] */
 } pull_plan;
 
-static size_t piece_ids(const pull_plan *p, size_t i)
+static size_t lookup_piece_ids(const pull_plan *p, size_t i)
 {
     size_t dim = p->out[i].dim;
     if (p->m->dtype == WIRE_FP32 || PIECE * dim <= PIECE_FLOATS)
@@ -37,8 +37,8 @@ static int pull_piece(void *ctx, size_t piece)
 
     const wire_pull_table *want = &p->m->tables[t];
     const wire_values *out = &p->out[t];
-    const size_t first = (piece - p->first_piece[t]) * piece_ids(p, t);
-    const size_t left = want->n - first, most = piece_ids(p, t);
+    const size_t first = (piece - p->first_piece[t]) * lookup_piece_ids(p, t);
+    const size_t left = want->n - first, most = lookup_piece_ids(p, t);
     const uint32_t dtype = p->m->dtype;
     char *values = (char *)(uintptr_t)out->values +
                    first * out->dim * wire_dtype_bytes(dtype);
@@ -61,13 +61,13 @@ static int pull_piece(void *ctx, size_t piece)
     return rc;
 }
 
-static size_t round_up(size_t bytes)
+static size_t lookup_round_up(size_t bytes)
 {
     return (bytes + 63) / 64 * 64;
 }
 
 /* How the rows lie in one buffer: *bytes in all. */
-static int lay_out(pull_plan *p, uint64_t *bytes)
+static int lookup_lay_out(pull_plan *p, uint64_t *bytes)
 {
     const uint32_t dtype = p->m->dtype;
     *bytes = 0;
@@ -79,18 +79,18 @@ static int lay_out(pull_plan *p, uint64_t *bytes)
             return rc;
         const uint32_t dim = persia_table_get_config(p->tables[i])->dim;
         p->out[i] = (wire_values){.no = want->no, .dim = dim, .n = want->n};
-        *bytes += round_up(want->n * dim * wire_dtype_bytes(dtype)) +
-                  round_up(dtype == WIRE_FP16 ? want->n * 4 : 0) +
-                  round_up(p->m->want_rows ? want->n * 4 : 0);
-        p->first_piece[i + 1] = p->first_piece[i] +
-                                (want->n + piece_ids(p, i) - 1) /
-                                    piece_ids(p, i);
+        *bytes += lookup_round_up(want->n * dim * wire_dtype_bytes(dtype)) +
+                  lookup_round_up(dtype == WIRE_FP16 ? want->n * 4 : 0) +
+                  lookup_round_up(p->m->want_rows ? want->n * 4 : 0);
+        p->first_piece[i + 1] =
+            p->first_piece[i] +
+            (want->n + lookup_piece_ids(p, i) - 1) / lookup_piece_ids(p, i);
     }
     return persia_shard_check_bytes(p->s, "the rows would be an answer",
                                     *bytes);
 }
 
-static void place(pull_plan *p, char *at)
+static void lookup_place(pull_plan *p, char *at)
 {
     const uint32_t dtype = p->m->dtype;
     for (size_t i = 0; i < p->m->tables_n; i++) {
@@ -98,14 +98,14 @@ static void place(pull_plan *p, char *at)
         if (!v->n)
             continue;
         v->values = at;
-        at += round_up(v->n * v->dim * wire_dtype_bytes(dtype));
+        at += lookup_round_up(v->n * v->dim * wire_dtype_bytes(dtype));
         if (dtype == WIRE_FP16) {
             v->scales = (float *)(void *)at;
-            at += round_up(v->n * 4);
+            at += lookup_round_up(v->n * 4);
         }
         if (p->m->want_rows) {
             v->rows = (uint32_t *)(void *)at;
-            at += round_up(v->n * 4);
+            at += lookup_round_up(v->n * 4);
         }
     }
 }
@@ -124,10 +124,10 @@ static int pull_packed(shard *s, const wire_pull *m, answer *a)
     uint64_t ids = 0;
     for (size_t i = 0; i < n; i++)
         ids += m->tables[i].n;
-    int rc = lay_out(&p, &bytes);
+    int rc = lookup_lay_out(&p, &bytes);
     if (rc || (rc = buffers_take(s->buffers, (size_t)bytes, &a->bulk)))
         return rc;
-    place(&p, a->bulk->data);
+    lookup_place(&p, a->bulk->data);
     rc = persia_sched_for_rows(persia_tables_sched(s->p), p.first_piece[n],
                                ids, pull_piece, &p);
     a->m.pull = (wire_pull_reply){.dtype = m->dtype, .tables = p.out,

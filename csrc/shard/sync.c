@@ -18,8 +18,8 @@ void sync_free(sync_steps *s)
     s->part = NULL;
 }
 
-static int refuse(const sync_steps *s, uint64_t step, uint32_t rank,
-                  uint32_t parts)
+static int sync_refuse(const sync_steps *s, uint64_t step, uint32_t rank,
+                       uint32_t parts)
 {
     const unsigned long long number = step;
     uint64_t last = s->applying > s->step ? s->applying : s->step;
@@ -62,7 +62,7 @@ int sync_add(sync_steps *s, uint64_t step, uint32_t rank, uint32_t parts,
              void *part, void **replaced)
 {
     *replaced = NULL;
-    int rc = refuse(s, step, rank, parts);
+    int rc = sync_refuse(s, step, rank, parts);
     if (rc)
         return rc;
     if (!s->pending) {

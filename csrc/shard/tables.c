@@ -98,9 +98,9 @@ void persia_tables_destroy(tables *p)
     free(p);
 }
 
-static int refuse_difference(const table_config *have,
-                             const table_config *wanted,
-                             const spec_field *field)
+static int tables_refuse_difference(const table_config *have,
+                                    const table_config *wanted,
+                                    const spec_field *field)
 {
     char was[96], is[96];
     persia_spec_text(field, &have->spec, was, sizeof was);
@@ -112,8 +112,8 @@ static int refuse_difference(const table_config *have,
                           wanted->name, field->config, was, is);
 }
 
-static int declare_locked(tables *p, const table_config *config, uint32_t *no,
-                          int *created)
+static int tables_declare_locked(tables *p, const table_config *config,
+                                 uint32_t *no, int *created)
 {
     uint32_t n = p->tables_n;
     for (uint32_t i = 0; i < n; i++) {
@@ -123,7 +123,7 @@ static int declare_locked(tables *p, const table_config *config, uint32_t *no,
         const spec_field *field = persia_spec_difference(
             &persia_table_spec_list, &have->spec, &config->spec);
         if (field)
-            return refuse_difference(have, config, field);
+            return tables_refuse_difference(have, config, field);
         *no = i;
         *created = 0;
         return PERSIA_OK;
@@ -149,7 +149,7 @@ int persia_tables_declare(tables *p, const table_config *config, uint32_t *no,
                           int *created)
 {
     pthread_mutex_lock(&p->declaring);
-    int rc = declare_locked(p, config, no, created);
+    int rc = tables_declare_locked(p, config, no, created);
     pthread_mutex_unlock(&p->declaring);
     return rc;
 }

@@ -178,11 +178,11 @@ typedef struct update {
     optim_args *few;   /* [FEW] */
     wire_memory memory;
     buffer *wide;      /* gradients that were sent narrower than fp32 */
-    int some_are_out;  /* is_out() */
+    int some_are_out;  /* updates_is_out() */
     uint64_t step;     /* 0: none */
     uint64_t t;        /* of its parts with tables; 0: it has none */
     int applied;       /* as a whole or in part */
-    int bare;          /* without ids: apply_empty() */
+    int bare;          /* without ids: updates_apply_empty() */
     uint64_t logged;   /* behind its record */
     late_answer *late; /* or NULL */
     uint64_t updates;  /* of the shard, when it was */
@@ -197,7 +197,7 @@ typedef struct entry {
     atomic_int finite; /* it was widened, and holds no NaN and no Inf */
 } entry;
 
-static int by_table(const void *a, const void *b)
+static int updates_by_table(const void *a, const void *b)
 {
     const entry *x = a, *y = b;
     if (x->m->grads.no != y->m->grads.no)
@@ -213,7 +213,7 @@ typedef struct widening {
     size_t n;
 } widening;
 
-static int widen_piece(void *ctx, size_t piece)
+static int updates_widen_piece(void *ctx, size_t piece)
 {
     const widening *w = ctx;
     const size_t k = sched_range(w->first_piece, w->n, piece);
@@ -232,13 +232,13 @@ static int widen_piece(void *ctx, size_t piece)
     return PERSIA_OK;
 }
 
-static int is_narrow(const update *u, const entry *e)
+static int updates_is_narrow(const update *u, const entry *e)
 {
     return !e->job && u->calls[e->part]->m->dtype != WIRE_FP32;
 }
 
 /* Finds gradients that are fp32 where they lie, makes the others so. */
-static int widen(update *u, entry *entries, size_t n)
+static int updates_widen(update *u, entry *entries, size_t n)
 {
     size_t floats = 0;
     size_t *first_piece = persia_wire_memory_take(&u->memory,
@@ -248,7 +248,7 @@ static int widen(update *u, entry *entries, size_t n)
     first_piece[0] = 0;
     for (size_t i = 0; i < n; i++) {
         const wire_values *v = &entries[i].m->grads;
-        int narrow = is_narrow(u, &entries[i]);
+        int narrow = updates_is_narrow(u, &entries[i]);
         if (narrow)
             floats += v->n * v->dim;
         first_piece[i + 1] =
@@ -263,7 +263,7 @@ static int widen(update *u, entry *entries, size_t n)
     float *at = u->wide ? u->wide->data : NULL;
     for (size_t i = 0; i < n; i++) {
         const wire_values *v = &entries[i].m->grads;
-        if (!is_narrow(u, &entries[i])) {
+        if (!updates_is_narrow(u, &entries[i])) {
             entries[i].grad = v->values;
         } else if (v->n) {
             entries[i].grad = at;
@@ -273,7 +273,7 @@ static int widen(update *u, entry *entries, size_t n)
     }
     widening w = {entries, u->calls, first_piece, n};
     return persia_sched_for(persia_tables_sched(u->s->p), first_piece[n],
-                            widen_piece, &w);
+                            updates_widen_piece, &w);
 }
 
 /* Appends the parts of an entry to those of the job before. */
@@ -296,8 +296,8 @@ static void add_parts(push_job *job, push_part *to, const entry *e)
     job->parts_n++;
 }
 
-static int refuse_hyper(const update *u, const table *t, const entry *a,
-                        const entry *b)
+static int updates_refuse_hyper(const update *u, const table *t,
+                                const entry *a, const entry *b)
 {
     return persia_err_set(
         PERSIA_EARG,
@@ -313,7 +313,7 @@ static int refuse_hyper(const update *u, const table *t, const entry *a,
 }
 
 /* One job a table, its parts in the order of the ranks. */
-static int build_jobs(update *u, const entry *entries, size_t n)
+static int updates_build_jobs(update *u, const entry *entries, size_t n)
 {
     push_part *next = u->parts;
     for (size_t i = 0; i < n; i++) {
@@ -322,7 +322,7 @@ static int build_jobs(update *u, const entry *entries, size_t n)
         if (before && before->m->grads.no == e->m->grads.no) {
             if (persia_spec_difference(&persia_optim_hyper_list,
                                        &before->m->hyper, &e->m->hyper))
-                return refuse_hyper(u, t, before, e);
+                return updates_refuse_hyper(u, t, before, e);
             u->jobs[u->jobs_n - 1].distinct = 0;
         } else {
             u->optim[u->jobs_n] = args_of(&e->m->hyper, u->t);
@@ -342,7 +342,7 @@ static int build_jobs(update *u, const entry *entries, size_t n)
 }
 
 /* Memory for the settings of so many tables. */
-static int take_optim(update *u, size_t n)
+static int updates_take_optim(update *u, size_t n)
 {
     u->optim = n <= FEW
                    ? u->few
@@ -351,10 +351,10 @@ static int take_optim(update *u, size_t n)
 }
 
 /* The jobs of one caller, as they lie. */
-static int build_direct(update *u)
+static int updates_build_direct(update *u)
 {
     const push_call *c = u->calls[0];
-    int rc = take_optim(u, c->m->tables_n);
+    int rc = updates_take_optim(u, c->m->tables_n);
     if (rc)
         return rc;
     u->jobs = c->jobs;
@@ -369,7 +369,7 @@ static int build_direct(update *u)
 }
 
 /* The t that all parts with tables agree on. */
-static int find_t(update *u)
+static int updates_find_t(update *u)
 {
     for (uint32_t i = 0; i < u->n; i++) {
         const wire_push *m = u->calls[i]->m;
@@ -387,12 +387,12 @@ static int find_t(update *u)
     return PERSIA_OK;
 }
 
-static int build(update *u)
+static int updates_build(update *u)
 {
     size_t n = 0, parts = 0;
-    int rc = find_t(u);
+    int rc = updates_find_t(u);
     if (rc || (u->n == 1 && u->calls[0]->jobs))
-        return rc ? rc : build_direct(u);
+        return rc ? rc : updates_build_direct(u);
     for (uint32_t i = 0; i < u->n; i++) {
         const push_call *c = u->calls[i];
         n += c->m->tables_n;
@@ -402,7 +402,7 @@ static int build(update *u)
     entry *entries = persia_wire_memory_take(&u->memory, n * sizeof *entries);
     u->jobs = persia_wire_memory_take(&u->memory, n * sizeof *u->jobs);
     u->parts = persia_wire_memory_take(&u->memory, parts * sizeof *u->parts);
-    if (!entries || !u->jobs || !u->parts || take_optim(u, n))
+    if (!entries || !u->jobs || !u->parts || updates_take_optim(u, n))
         return PERSIA_ENOMEM;
     n = 0;
     for (uint32_t i = 0; i < u->n; i++) {
@@ -413,9 +413,9 @@ static int build(update *u)
                                    .part = i};
     }
     if (n)
-        qsort(entries, n, sizeof *entries, by_table);
-    rc = widen(u, entries, n);
-    return rc ? rc : build_jobs(u, entries, n);
+        qsort(entries, n, sizeof *entries, updates_by_table);
+    rc = updates_widen(u, entries, n);
+    return rc ? rc : updates_build_jobs(u, entries, n);
 }
 
 /* None was dropped since its number was checked. */
@@ -429,7 +429,7 @@ static int check_tables(const update *u, const wire_push *m)
 }
 
 /* Whether a part is not applied, for a reason of its own. */
-static int is_out(const push_call *c)
+static int updates_is_out(const push_call *c)
 {
     return c->stale || c->state != LEDGER_NEW;
 }
@@ -447,7 +447,7 @@ static int update_before(void *ctx)
         c->stale = is_stale(u->s, &c->m->caller);
         if (!c->stale)
             c->state = ledger_check(u->s->ledger, &c->key);
-        if (is_out(c))
+        if (updates_is_out(c))
             u->some_are_out = 1;
         else
             rc = check_tables(u, c->m);
@@ -478,8 +478,8 @@ static void update_after(void *ctx, int rc)
 }
 
 /* The same answer for a call and for its copies that arrived meanwhile. */
-static void part_answer(shard *s, push_call *c, int rc, const char *text,
-                        const wire_push_reply *reply)
+static void updates_part_answer(shard *s, push_call *c, int rc,
+                                const char *text, const wire_push_reply *reply)
 {
     const int stale = c->stale;
     const enum ledger_state state = c->state;
@@ -505,7 +505,7 @@ static void part_answer(shard *s, push_call *c, int rc, const char *text,
 /* Answers the parts that are out, each for itself; how many are left in
  * `calls`.  A part that the ledger has is through, and the others are applied
  * without it.  Any other may be sent again, so they are sent back, too. */
-static uint32_t parts_out(shard *s, push_call **calls, uint32_t n)
+static uint32_t updates_parts_out(shard *s, push_call **calls, uint32_t n)
 {
     uint32_t left = 0;
     int open = 0;
@@ -513,9 +513,11 @@ static uint32_t parts_out(shard *s, push_call **calls, uint32_t n)
         open |= calls[i]->stale || (calls[i]->state != LEDGER_NEW &&
                                     calls[i]->state != LEDGER_DONE);
     for (uint32_t i = 0; i < n; i++)
-        if (open || is_out(calls[i]))
-            part_answer(s, calls[i], PERSIA_EUNAVAILABLE, "another part of "
-                        "this update was not applied: send it again", NULL);
+        if (open || updates_is_out(calls[i]))
+            updates_part_answer(s, calls[i], PERSIA_EUNAVAILABLE,
+                                "another part of "
+                                "this update was not applied: send it again",
+                                NULL);
         else
             calls[left++] = calls[i];
     return left;
@@ -523,7 +525,7 @@ static uint32_t parts_out(shard *s, push_call **calls, uint32_t n)
 
 /* Whether this shard may be the only one that refuses the update: for its
  * rows or its memory. */
-static int is_refused_here(const update *u, int rc)
+static int updates_is_refused_here(const update *u, int rc)
 {
     return u->s->shards > 1 && !u->applied &&
            (rc == PERSIA_ECAPACITY || rc == PERSIA_ELIMIT ||
@@ -532,7 +534,7 @@ static int is_refused_here(const update *u, int rc)
 
 /* What a shard refuses others may apply.  It counts here as an update without
  * ids, so that counts and clocks, and Adam's t with them, move alike. */
-static void apply_empty(update *u, const tables_note *note)
+static void updates_apply_empty(update *u, const tables_note *note)
 {
     u->bare = 1;
     for (size_t j = 0; j < u->jobs_n; j++)
@@ -546,7 +548,8 @@ void push_answer_all(shard *s, push_call **parts, uint32_t n,
     const wire_push_reply applied = {.status = PUSH_APPLIED,
                                      .updates = reply->updates};
     for (uint32_t i = 0; i < n; i++)
-        part_answer(s, parts[i], why->code, why->text, i ? &applied : reply);
+        updates_part_answer(s, parts[i], why->code, why->text,
+                            i ? &applied : reply);
 }
 
 /* The counts of a step are in the answer to its first part, so that ranks may
@@ -570,7 +573,7 @@ static void update_answer_all(update *u, const err_kept *why)
 }
 
 /* None of an update was applied. */
-static void parts_failed(shard *s, uint64_t step, uint64_t group)
+static void updates_parts_failed(shard *s, uint64_t step, uint64_t group)
 {
     if (step)
         wait_failed(s);
@@ -578,7 +581,7 @@ static void parts_failed(shard *s, uint64_t step, uint64_t group)
 }
 
 /* 0: nothing was done, for some parts are out. */
-static int apply_parts(shard *s, push_call **calls, uint32_t n)
+static int updates_apply_parts(shard *s, push_call **calls, uint32_t n)
 {
     optim_args few[FEW];
     update u = {.s = s, .calls = calls, .n = n, .step = calls[0]->m->step,
@@ -589,18 +592,18 @@ static int apply_parts(shard *s, push_call **calls, uint32_t n)
     err_kept why;
     int rc = late_make(s, calls, n, &u.late);
     if (!rc)
-        rc = build(&u);
+        rc = updates_build(&u);
     if (!rc)
         rc = persia_tables_push_noted(s->p, u.jobs, u.jobs_n, &note);
     const int whole = !u.some_are_out;
-    const int here = rc && whole && is_refused_here(&u, rc);
+    const int here = rc && whole && updates_is_refused_here(&u, rc);
     if (here)
         (void)persia_err_set(
             rc, "%.900s (other shards may have applied their part)",
             persia_err_text());
     persia_err_keep(&why, rc);
     if (here)
-        apply_empty(&u, &note);
+        updates_apply_empty(&u, &note);
     buffer_give(u.wide);
     if (!whole) {
         free(u.late);
@@ -608,7 +611,7 @@ static int apply_parts(shard *s, push_call **calls, uint32_t n)
         return 0;
     }
     if (!u.applied)
-        parts_failed(s, u.step, calls[0]->m->group);
+        updates_parts_failed(s, u.step, calls[0]->m->group);
     /* Before copies of it stop waiting for this answer. */
     for (uint32_t i = 0; i < n && rc && u.applied; i++)
         ledger_refuse(s->ledger, &calls[i]->key, why.code, why.text);
@@ -623,15 +626,15 @@ void push_apply(shard *s, push_call **calls, uint32_t n)
 {
     const uint64_t step = calls[0]->m->step, group = calls[0]->m->group;
     do
-        n = parts_out(s, calls, n);
-    while (n && !apply_parts(s, calls, n));
+        n = updates_parts_out(s, calls, n);
+    while (n && !updates_apply_parts(s, calls, n));
     if (!n)
-        parts_failed(s, step, group);
+        updates_parts_failed(s, step, group);
 }
 
 /* ---- the call ----------------------------------------------------------- */
 
-static void apply_and_go_on(shard *s, push_call *c)
+static void updates_apply_and_go_on(shard *s, push_call *c)
 {
     push_apply(s, &c, 1);
     if (atomic_load(&s->parked_n)) /* pulls may wait for it */
@@ -639,18 +642,19 @@ static void apply_and_go_on(shard *s, push_call *c)
 }
 
 /* Applies an update that is in flight, or says why it is not. */
-static void apply_or_answer(shard *s, push_call *c, enum ledger_state state)
+static void updates_apply_or_answer(shard *s, push_call *c,
+                                    enum ledger_state state)
 {
     c->in_flight = state == LEDGER_NEW;
     if (c->in_flight)
-        apply_and_go_on(s, c);
+        updates_apply_and_go_on(s, c);
     else
         push_reply_state(s, c, state);
 }
 
 /* Another copy is in flight: others may answer and free this one as soon as
  * it is parked. */
-static void park_copy(shard *s, const push_call *copy)
+static void updates_park_copy(shard *s, const push_call *copy)
 {
     push_call *c = push_keep(copy);
     if (!c)
@@ -664,10 +668,10 @@ static void park_copy(shard *s, const push_call *copy)
     if (state == LEDGER_BUSY)
         return;
     atomic_fetch_sub(&s->parked_n, 1);
-    apply_or_answer(s, c, state);
+    updates_apply_or_answer(s, c, state);
 }
 
-static void apply_alone(shard *s, push_call *c)
+static void updates_apply_alone(shard *s, push_call *c)
 {
     /* Its answer may wait. */
     if (s->log && persia_log_syncs(s->log) && !(c = push_keep(c)))
@@ -675,9 +679,9 @@ static void apply_alone(shard *s, push_call *c)
     enum ledger_state state = ledger_begin(s->ledger, &c->key, &c->flight,
                                            NULL);
     if (state == LEDGER_BUSY)
-        park_copy(s, c);
+        updates_park_copy(s, c);
     else
-        apply_or_answer(s, c, state);
+        updates_apply_or_answer(s, c, state);
 }
 
 void push_run(shard *s, const shard_call *call, const shard_push *a)
@@ -699,5 +703,5 @@ void push_run(shard *s, const shard_call *call, const shard_push *a)
     else if (m->step)
         wait_part(s, &c);
     else
-        apply_alone(s, &c);
+        updates_apply_alone(s, &c);
 }

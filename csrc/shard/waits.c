@@ -57,7 +57,7 @@ uint64_t *wait_left(shard *s, uint32_t world, size_t *n)
 /* ---- parts of steps ----------------------------------------------------- */
 
 /* Fails a part, and the copies of it that wait. */
-static void fail_part(shard *s, push_call *c, int code, const char *text)
+static void waits_fail_part(shard *s, push_call *c, int code, const char *text)
 {
     while (c) {
         push_call *copy = (push_call *)c->waiter.next;
@@ -73,11 +73,11 @@ static void fail_part(shard *s, push_call *c, int code, const char *text)
 }
 
 /* Parts that were taken and will not be applied. */
-static void fail_parts(shard *s, void **parts, uint32_t n, int code,
-                       const char *text)
+static void waits_fail_parts(shard *s, void **parts, uint32_t n, int code,
+                             const char *text)
 {
     for (uint32_t i = 0; i < n; i++)
-        fail_part(s, parts[i], code, text);
+        waits_fail_part(s, parts[i], code, text);
     free(parts);
 }
 
@@ -105,7 +105,7 @@ int wait_begin_locked(shard *s, void **parts, uint32_t n)
 }
 
 /* Takes the pending step if it is whole; NULL if it is not. */
-static void **take_whole_locked(shard *s, uint32_t *n, int *rc)
+static void **waits_take_whole_locked(shard *s, uint32_t *n, int *rc)
 {
     *rc = PERSIA_OK;
     if (!sync_complete(&s->sync))
@@ -123,7 +123,7 @@ void wait_apply(shard *s, void **parts, uint32_t n, int rc)
         err_kept why;
         persia_err_keep(&why, rc);
         groups_failed(s, ((push_call *)parts[0])->m->group);
-        fail_parts(s, parts, n, why.code, why.text);
+        waits_fail_parts(s, parts, n, why.code, why.text);
         return;
     }
     atomic_fetch_sub(&s->parked_n, n);
@@ -143,7 +143,7 @@ typedef struct placed {
     int whole_rc;
 } placed;
 
-static void place_locked(shard *s, push_call *c, placed *out)
+static void waits_place_locked(shard *s, push_call *c, placed *out)
 {
     void *replaced = NULL;
     *out = (placed){.state = ledger_look(s->ledger, &c->key, &c->waiter)};
@@ -172,7 +172,7 @@ static void place_locked(shard *s, push_call *c, placed *out)
                      key->owner.client == c->key.owner.client;
     }
     wait_wake_locked(s, c->call.deadline);
-    out->whole = take_whole_locked(s, &out->n, &out->whole_rc);
+    out->whole = waits_take_whole_locked(s, &out->n, &out->whole_rc);
 }
 
 void wait_part(shard *s, const push_call *part)
@@ -186,7 +186,7 @@ void wait_part(shard *s, const push_call *part)
         return;
     }
     pthread_mutex_lock(&s->wait_lock);
-    place_locked(s, c, &p);
+    waits_place_locked(s, c, &p);
     pthread_mutex_unlock(&s->wait_lock);
 
     if (p.state == LEDGER_BUSY)
@@ -239,8 +239,9 @@ int wait_open(shard *s, const wire_hello *m, wire_hello_reply *out)
     if (!rc)
         rc = logged_claim(s, m);
     if (dropped)
-        fail_parts(s, dropped, n, PERSIA_EUNAVAILABLE, "another client has "
-                   "opened the stream of this part of a step");
+        waits_fail_parts(s, dropped, n, PERSIA_EUNAVAILABLE,
+                         "another client has "
+                         "opened the stream of this part of a step");
     if (rc == PERSIA_ECLOSED)
         return persia_err_set(rc, "rank %u of namespace '%s': %s", m->rank,
                               m->name_space, persia_err_text());
@@ -285,7 +286,7 @@ static int check_world(const shard *s, const wire_leave *m)
 }
 
 /* Hands out what is void then, as sync_move() does. */
-static void **move_locked(shard *s, const wire_leave *m, uint32_t *n)
+static void **waits_move_locked(shard *s, const wire_leave *m, uint32_t *n)
 {
     if (m->joins)
         s->world = m->world;
@@ -336,17 +337,17 @@ int leave_answer(shard *s, const wire_leave *m, wire_memory *memory,
     const sync_mover by = {m->caller.client, m->stream, m->move,
                            (int)m->joins};
     if (!sync_late(&s->sync, m->rank, &by))
-        dropped = move_locked(s, m, &n);
+        dropped = waits_move_locked(s, m, &n);
     int missed = n && ((push_call *)dropped[0])->m->step <= s->sync.missed;
     pthread_mutex_unlock(&s->wait_lock);
     if (missed) {
-        fail_parts(s, dropped, n, PERSIA_ELOST, "");
+        waits_fail_parts(s, dropped, n, PERSIA_ELOST, "");
     } else if (dropped) {
         char text[128];
         snprintf(text, sizeof text, "rank %u %s the steps of the job before "
                  "this step was whole", m->rank,
                  m->joins ? "joined" : "left");
-        fail_parts(s, dropped, n, PERSIA_ECLOSED, text);
+        waits_fail_parts(s, dropped, n, PERSIA_ECLOSED, text);
     }
     wait_go_on(s);
     *out = (wire_leave_reply){.step = wait_step(s)};
@@ -415,8 +416,8 @@ typedef struct which {
     const direct *from;
 } which;
 
-static int is_taken_locked(const shard *s, const parked *one,
-                           const which *w)
+static int waits_is_taken_locked(const shard *s, const parked *one,
+                                 const which *w)
 {
     if (w->from)
         return one->call.from == w->from;
@@ -425,12 +426,12 @@ static int is_taken_locked(const shard *s, const parked *one,
     return ledger_has(s->ledger, one->a->m->stream, one->a->m->after);
 }
 
-static parked *take_pulls_locked(shard *s, which w)
+static parked *waits_take_pulls_locked(shard *s, which w)
 {
     parked *taken = NULL, **at = &s->parked;
     while (*at) {
         parked *one = *at;
-        if (!is_taken_locked(s, one, &w)) {
+        if (!waits_is_taken_locked(s, one, &w)) {
             at = &one->next;
             continue;
         }
@@ -465,8 +466,8 @@ void wait_go_on(shard *s)
         uint32_t n = 0;
         int rc;
         pthread_mutex_lock(&s->wait_lock);
-        parked *pulls = take_pulls_locked(s, (which){0, NULL});
-        whole = take_whole_locked(s, &n, &rc);
+        parked *pulls = waits_take_pulls_locked(s, (which){0, NULL});
+        whole = waits_take_whole_locked(s, &n, &rc);
         pthread_mutex_unlock(&s->wait_lock);
         answer_pulls(s, pulls, PERSIA_OK, NULL);
         if (whole)
@@ -475,8 +476,8 @@ void wait_go_on(shard *s)
 }
 
 /* Fails the parts of groups: see groups_take_locked(). */
-static void fail_groups(shard *s, uint64_t now, const direct *from, int code,
-                        const char *text)
+static void waits_fail_groups(shard *s, uint64_t now, const direct *from,
+                              int code, const char *text)
 {
     void **parts;
     do {
@@ -484,7 +485,7 @@ static void fail_groups(shard *s, uint64_t now, const direct *from, int code,
         pthread_mutex_lock(&s->wait_lock);
         parts = groups_take_locked(s, now, from, &n);
         pthread_mutex_unlock(&s->wait_lock);
-        fail_parts(s, parts, n, code, text);
+        waits_fail_parts(s, parts, n, code, text);
     } while (parts);
 }
 
@@ -492,16 +493,16 @@ void wait_drop(shard *s, int code, const char *text)
 {
     uint32_t n;
     pthread_mutex_lock(&s->wait_lock);
-    parked *pulls = take_pulls_locked(s, (which){UINT64_MAX, NULL});
+    parked *pulls = waits_take_pulls_locked(s, (which){UINT64_MAX, NULL});
     void **parts = sync_take(&s->sync, 0, &n);
     pthread_mutex_unlock(&s->wait_lock);
     answer_pulls(s, pulls, code, text);
-    fail_parts(s, parts, n, code, text);
-    fail_groups(s, UINT64_MAX, NULL, code, text);
+    waits_fail_parts(s, parts, n, code, text);
+    waits_fail_groups(s, UINT64_MAX, NULL, code, text);
 }
 
 /* The next part that waits and is of this ref; NULL: none. */
-static void **take_part_locked(shard *s, const direct *from, uint32_t *n)
+static void **waits_take_part_locked(shard *s, const direct *from, uint32_t *n)
 {
     for (uint32_t i = 0; i < s->sync.parts; i++) {
         const push_call *c = s->sync.part[i];
@@ -519,17 +520,17 @@ void persia_shard_refuse(shard_ref *ref, int code, const char *text)
     pthread_mutex_lock(&s->wait_lock);
     from->refused = code;
     from->refused_text = text;
-    parked *pulls = take_pulls_locked(s, (which){0, from});
+    parked *pulls = waits_take_pulls_locked(s, (which){0, from});
     pthread_mutex_unlock(&s->wait_lock);
     answer_pulls(s, pulls, code, text);
     do {
         uint32_t n = 0;
         pthread_mutex_lock(&s->wait_lock);
-        parts = take_part_locked(s, from, &n);
+        parts = waits_take_part_locked(s, from, &n);
         pthread_mutex_unlock(&s->wait_lock);
-        fail_parts(s, parts, n, code, text);
+        waits_fail_parts(s, parts, n, code, text);
     } while (parts);
-    fail_groups(s, 0, from, code, text);
+    waits_fail_groups(s, 0, from, code, text);
 }
 
 /* ---- the tick ----------------------------------------------------------- */
@@ -547,7 +548,7 @@ static uint64_t step_deadline_locked(const shard *s)
 }
 
 /* The earliest deadline of what waits. */
-static uint64_t next_deadline_locked(const shard *s)
+static uint64_t waits_next_deadline_locked(const shard *s)
 {
     uint64_t next = groups_deadline_locked(s);
     for (const parked *p = s->parked; p; p = p->next)
@@ -558,14 +559,14 @@ static uint64_t next_deadline_locked(const shard *s)
 }
 
 /* Fails what has waited too long; all parts of a step if one of them has. */
-static void fail_late(shard *s, uint64_t now)
+static void waits_fail_late(shard *s, uint64_t now)
 {
     char missing[160], text[400];
     void **parts = NULL;
     uint32_t n = 0;
 
     pthread_mutex_lock(&s->wait_lock);
-    parked *pulls = take_pulls_locked(s, (which){now, NULL});
+    parked *pulls = waits_take_pulls_locked(s, (which){now, NULL});
     unsigned long long step = s->sync.pending;
     if (step_deadline_locked(s) <= now) {
         sync_missing(&s->sync, missing, sizeof missing);
@@ -574,8 +575,9 @@ static void fail_late(shard *s, uint64_t now)
     pthread_mutex_unlock(&s->wait_lock);
     answer_pulls(s, pulls, PERSIA_EUNAVAILABLE, "the update whose rows were "
                  "asked for did not arrive in time");
-    fail_groups(s, now, NULL, PERSIA_ETIMEOUT, "other batches of this update "
-                "did not arrive in time; nothing of it was applied");
+    waits_fail_groups(s, now, NULL, PERSIA_ETIMEOUT,
+                      "other batches of this update "
+                      "did not arrive in time; nothing of it was applied");
     if (!parts)
         return;
     snprintf(text, sizeof text,
@@ -583,7 +585,7 @@ static void fail_late(shard *s, uint64_t now)
              "was applied. Every rank makes as many updates, or iterates "
              "persia.DataLoader, or closes its store where it ends",
              step, missing);
-    fail_parts(s, parts, n, PERSIA_ETIMEOUT, text);
+    waits_fail_parts(s, parts, n, PERSIA_ETIMEOUT, text);
 }
 
 uint64_t persia_shard_tick(shard *s, uint64_t now)
@@ -591,9 +593,9 @@ uint64_t persia_shard_tick(shard *s, uint64_t now)
     pthread_mutex_lock(&s->wait_lock);
     s->wake_at = UINT64_MAX; /* others may set it again meanwhile */
     pthread_mutex_unlock(&s->wait_lock);
-    fail_late(s, now);
+    waits_fail_late(s, now);
     pthread_mutex_lock(&s->wait_lock);
-    uint64_t next = next_deadline_locked(s);
+    uint64_t next = waits_next_deadline_locked(s);
     if (next < s->wake_at)
         s->wake_at = next;
     pthread_mutex_unlock(&s->wait_lock);

@@ -18,14 +18,14 @@ INLINE_HOT void lanes_look(lanes *bad, const float *x)
     *bad |= (bits & EXPONENT) + LOWEST;
 }
 
-INLINE_HOT uint32_t float_bad(const float *x)
+INLINE_HOT uint32_t finite_float_bad(const float *x)
 {
     uint32_t bits;
     memcpy(&bits, x, sizeof bits);
     return (bits & EXPONENT) + LOWEST;
 }
 
-INLINE_HOT int none_bad(const lanes *bad, uint32_t more)
+INLINE_HOT int finite_none_bad(const lanes *bad, uint32_t more)
 {
     for (size_t k = 0; k < LANES; k++)
         more |= (*bad)[k];
@@ -45,9 +45,9 @@ HOT int persia_floats_finite(const float *x, size_t n)
     for (; i + LANES <= n; i += LANES)
         lanes_look(&bad[0], x + i);
     for (; i < n; i++)
-        rest |= float_bad(x + i);
+        rest |= finite_float_bad(x + i);
     bad[0] |= bad[1];
-    return none_bad(&bad[0], rest);
+    return finite_none_bad(&bad[0], rest);
 }
 
 HOT int persia_rows_finite(const float *x, size_t n, size_t dim, size_t stride)
@@ -69,7 +69,7 @@ HOT int persia_rows_finite(const float *x, size_t n, size_t dim, size_t stride)
         if (j < dim && j) /* the last ones, some of them again */
             lanes_look(&bad, row + dim - LANES);
         for (; j < dim && dim < LANES; j++)
-            rest |= float_bad(row + j);
+            rest |= finite_float_bad(row + j);
     }
-    return none_bad(&bad, rest);
+    return finite_none_bad(&bad, rest);
 }

@@ -71,7 +71,7 @@ static int cut_make(table *t, table_cut **out)
     return rc;
 }
 
-static int by_address(const void *a, const void *b)
+static int cut_by_address(const void *a, const void *b)
 {
     table *const *x = a, *const *y = b;
 
@@ -92,7 +92,7 @@ int persia_table_cut_begin(table *const *tables, size_t n, table_cut **out)
         locked[i] = tables[i];
         out[i] = NULL;
     }
-    qsort(locked, n, sizeof *locked, by_address);
+    qsort(locked, n, sizeof *locked, cut_by_address);
     for (size_t i = 1; i < n && !rc; i++)
         if (locked[i] == locked[i - 1])
             rc = persia_err_set(PERSIA_EARG,
@@ -147,7 +147,7 @@ typedef struct cut_out {
     size_t n;
 } cut_out;
 
-static void emit(const table *t, const char *row, cut_out *o)
+static void cut_emit(const table *t, const char *row, cut_out *o)
 {
     if (o->ids)
         o->ids[o->n] = row_id(row);
@@ -174,13 +174,13 @@ static void stripe_emit_locked(const table *t, stripe *s, size_t room,
         const char *row = stripe_row(t, s, c->cursor);
         uint64_t bit = c->copied[c->cursor / 64] >> (c->cursor % 64) & 1;
         if (!bit && row_clock(row))
-            emit(t, row, o);
+            cut_emit(t, row, o);
     }
     for (; c->aside_done < c->aside_n && o->n < room; c->aside_done++)
-        emit(t, c->aside.base + (size_t)c->aside_done * t->stride, o);
+        cut_emit(t, c->aside.base + (size_t)c->aside_done * t->stride, o);
 }
 
-static int next_locked(table_cut *cut, size_t room, cut_out *o)
+static int cut_next_locked(table_cut *cut, size_t room, cut_out *o)
 {
     enum { PIECE = 8192 }; /* rows for which a lock is held at most */
     table *t = cut->t;
@@ -218,7 +218,7 @@ int persia_table_cut_next(table_cut *cut, size_t room, uint64_t *ids,
     cut_out o = { ids, vectors, state, clocks, fields, 0 };
 
     pthread_mutex_lock(&cut->lock);
-    int rc = next_locked(cut, room, &o);
+    int rc = cut_next_locked(cut, room, &o);
     pthread_mutex_unlock(&cut->lock);
     *n = rc ? 0 : o.n;
     return rc;
@@ -238,7 +238,7 @@ int persia_table_cut_sightings(table_cut *cut, uint32_t from, uint32_t n,
     return rc;
 }
 
-static void stop_locked(table_cut *cut)
+static void cut_stop_locked(table_cut *cut)
 {
     table *t = cut->t;
 
@@ -259,7 +259,7 @@ void persia_table_cut_stop(table_cut *cut)
 {
     pthread_mutex_lock(&cut->lock);
     if (!cut->stopped)
-        stop_locked(cut);
+        cut_stop_locked(cut);
     pthread_mutex_unlock(&cut->lock);
 }
 

@@ -135,7 +135,7 @@ static size_t page_entries(const row_index *ix, const page *p, uint64_t hash,
     return n;
 }
 
-static void directory_set(row_index *ix, size_t first, size_t n, page *p)
+static void index_directory_set(row_index *ix, size_t first, size_t n, page *p)
 {
     for (size_t i = first; i < first + n; i++)
         ix->directory[i] = (page_ref){ p, p->buckets, p->depth };
@@ -281,14 +281,14 @@ static void page_grow(row_index *ix, row_store rows, uint64_t hash, page *old)
     assert(whole); /* it is larger */
     (void)whole;
     n = page_entries(ix, old, hash, &first);
-    directory_set(ix, first, n, to[0]);
+    index_directory_set(ix, first, n, to[0]);
     page_destroy(ix, old);
 }
 
 /* Pages for the two halves of `old`, of which `ones` rows are expected in
  * the second. */
-static void halves_create(row_index *ix, uint64_t prefix, const page *old,
-                          uint32_t ones, page *to[2])
+static void index_halves_create(row_index *ix, uint64_t prefix,
+                                const page *old, uint32_t ones, page *to[2])
 {
     for (uint32_t half = 0; half < 2; half++) {
         uint32_t phase = page_phase(prefix * 2 + half, old->depth + 1);
@@ -306,19 +306,19 @@ static void page_split(row_index *ix, row_store rows, uint64_t hash, page *old)
     size_t first, n;
 
     /* halves are nearly equal: the hash is a good one */
-    halves_create(ix, prefix, old, old->rows / 2, to);
+    index_halves_create(ix, prefix, old, old->rows / 2, to);
     if (!page_move(old, rows, ix->key, to)) { /* but a key may be unlucky */
         page_destroy(ix, to[0]);
         page_destroy(ix, to[1]);
-        halves_create(ix, prefix, old, page_count_ones(old, rows, ix->key),
-                      to);
+        index_halves_create(ix, prefix, old,
+                            page_count_ones(old, rows, ix->key), to);
         const int whole = page_move(old, rows, ix->key, to);
         assert(whole); /* each has been made for what it gets */
         (void)whole;
     }
     n = page_entries(ix, old, hash, &first);
-    directory_set(ix, first, n / 2, to[0]);
-    directory_set(ix, first + n / 2, n / 2, to[1]);
+    index_directory_set(ix, first, n / 2, to[0]);
+    index_directory_set(ix, first + n / 2, n / 2, to[1]);
     page_destroy(ix, old);
 }
 

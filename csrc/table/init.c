@@ -13,7 +13,7 @@
 #include <immintrin.h>
 #endif
 
-static uint64_t name_hash(const char *name)
+static uint64_t init_name_hash(const char *name)
 {
     uint64_t h = 0;
 
@@ -24,7 +24,7 @@ static uint64_t name_hash(const char *name)
 
 void row_init_keys(table *t)
 {
-    uint64_t key = id_hash(t->config.seed ^ name_hash(t->config.name));
+    uint64_t key = id_hash(t->config.seed ^ init_name_hash(t->config.name));
     uint64_t noise = id_hash(key);
 
     t->init_key[0] = (uint32_t)key;
@@ -34,7 +34,7 @@ void row_init_keys(table *t)
 }
 
 /* [0, 1), 24 bits. */
-INLINE_HOT float unit(uint32_t bits)
+INLINE_HOT float init_unit(uint32_t bits)
 {
     return (float)(int32_t)(bits >> 8) * (1.0f / 16777216.0f);
 }
@@ -46,7 +46,7 @@ typedef uint64_t pair __attribute__((vector_size(16)));
 
 /* The product of the lanes' low halves.  By name: for a whole product, which
  * is what GCC sees, AVX-512 has an instruction three times as slow. */
-INLINE_HOT pair multiply(pair a, uint32_t by)
+INLINE_HOT pair init_multiply(pair a, uint32_t by)
 {
 #ifdef __SSE2__
     return (pair)_mm_mul_epu32((__m128i)a, _mm_set1_epi64x(by));
@@ -56,8 +56,8 @@ INLINE_HOT pair multiply(pair a, uint32_t by)
 }
 
 /* Sixteen columns from block on, in their order. */
-static void philox_columns_any(const uint32_t key[2], uint64_t id,
-                               uint32_t block, uint32_t out[16])
+static void init_philox_columns_any(const uint32_t key[2], uint64_t id,
+                                    uint32_t block, uint32_t out[16])
 {
     const pair first = { block, block + 1 };
     pair k0 = (pair){ 0 } + key[0], k1 = (pair){ 0 } + key[1];
@@ -71,8 +71,8 @@ static void philox_columns_any(const uint32_t key[2], uint64_t id,
     }
     for (int round = 0; round < 10; round++) {
         for (uint32_t p = 0; p < 2; p++) {
-            pair p0 = multiply(c[p][0], 0xD2511F53u);
-            pair p1 = multiply(c[p][2], 0xCD9E8D57u);
+            pair p0 = init_multiply(c[p][0], 0xD2511F53u);
+            pair p1 = init_multiply(c[p][2], 0xCD9E8D57u);
             c[p][0] = (p1 >> 32) ^ c[p][1] ^ k0;
             c[p][2] = (p0 >> 32) ^ c[p][3] ^ k1;
             c[p][1] = p1;
@@ -95,8 +95,8 @@ static void philox_columns_any(const uint32_t key[2], uint64_t id,
 typedef uint64_t quad __attribute__((vector_size(32)));
 
 __attribute__((target("avx2"))) static void
-philox_columns_avx2(const uint32_t key[2], uint64_t id, uint32_t block,
-                    uint32_t out[16])
+init_philox_columns_avx2(const uint32_t key[2], uint64_t id, uint32_t block,
+                         uint32_t out[16])
 {
     const __m256i by0 = _mm256_set1_epi64x(0xD2511F53u);
     const __m256i by1 = _mm256_set1_epi64x(0xCD9E8D57u);
@@ -123,38 +123,39 @@ philox_columns_avx2(const uint32_t key[2], uint64_t id, uint32_t block,
 }
 #endif
 
-INLINE_HOT void philox_columns(const uint32_t key[2], uint64_t id,
-                               uint32_t block, uint32_t out[16])
+INLINE_HOT void init_philox_columns(const uint32_t key[2], uint64_t id,
+                                    uint32_t block, uint32_t out[16])
 {
 #ifdef PHILOX_AVX2
     if (__builtin_cpu_supports("avx2")) {
-        philox_columns_avx2(key, id, block, out);
+        init_philox_columns_avx2(key, id, block, out);
         return;
     }
 #endif
-    philox_columns_any(key, id, block, out);
+    init_philox_columns_any(key, id, block, out);
 }
 
-HOT static void uniform_fill(const uint32_t key[2], uint64_t id, uint32_t dim,
-                             float low, float width, float *out)
+HOT static void init_uniform_fill(const uint32_t key[2], uint64_t id,
+                                  uint32_t dim, float low, float width,
+                                  float *out)
 {
     uint32_t bits[16];
     uint32_t j = 0;
 
     for (; j + 16 <= dim; j += 16) {
-        philox_columns(key, id, j / 4, bits);
+        init_philox_columns(key, id, j / 4, bits);
         for (uint32_t k = 0; k < 16; k++)
-            out[j + k] = low + width * unit(bits[k]);
+            out[j + k] = low + width * init_unit(bits[k]);
     }
     if (j < dim)
-        philox_columns(key, id, j / 4, bits);
+        init_philox_columns(key, id, j / 4, bits);
     for (uint32_t k = 0; j + k < dim; k++)
-        out[j + k] = low + width * unit(bits[k]);
+        out[j + k] = low + width * init_unit(bits[k]);
 }
 
 /* A sum of twelve uniforms (Irwin-Hall): mean 0, variance 1, |x| <= 6, and
  * the same bits everywhere, which a logarithm of libm would not give. */
-static float normal_value(const uint32_t key[2], uint64_t id, uint32_t j)
+static float init_normal_value(const uint32_t key[2], uint64_t id, uint32_t j)
 {
     float sum = -6;
 
@@ -163,7 +164,8 @@ static float normal_value(const uint32_t key[2], uint64_t id, uint32_t j)
                                       1 + block };
         uint32_t bits[4];
         philox4x32(counter, key, bits);
-        sum += unit(bits[0]) + unit(bits[1]) + unit(bits[2]) + unit(bits[3]);
+        sum += init_unit(bits[0]) + init_unit(bits[1]) + init_unit(bits[2]) +
+               init_unit(bits[3]);
     }
     return sum;
 }
@@ -174,12 +176,13 @@ void row_init_vector(const table *t, uint64_t id, float *out)
 
     switch (c->init) {
     case INIT_UNIFORM:
-        uniform_fill(t->init_key, id, c->dim, c->init_a,
-                     c->init_b - c->init_a, out);
+        init_uniform_fill(t->init_key, id, c->dim, c->init_a,
+                          c->init_b - c->init_a, out);
         break;
     case INIT_NORMAL:
         for (uint32_t j = 0; j < c->dim; j++)
-            out[j] = c->init_a + c->init_b * normal_value(t->init_key, id, j);
+            out[j] =
+                c->init_a + c->init_b * init_normal_value(t->init_key, id, j);
         break;
     default:
         for (uint32_t j = 0; j < c->dim; j++)

@@ -51,8 +51,8 @@ typedef struct pull_chunk {
     const stripe_view *view;
 } pull_chunk;
 
-INLINE_HOT void stage_bucket(const pull_chunk *c, size_t at, size_t n,
-                             uint32_t mask, pull_block *b)
+INLINE_HOT void pull_stage_bucket(const pull_chunk *c, size_t at, size_t n,
+                                  uint32_t mask, pull_block *b)
 {
     const uint64_t key = c->t->config.hash_key;
 
@@ -68,9 +68,9 @@ INLINE_HOT void stage_bucket(const pull_chunk *c, size_t at, size_t n,
     }
 }
 
-INLINE_HOT void stage_row(const pull_chunk *c, size_t at, size_t n,
-                          uint32_t mask, size_t stride, size_t bytes,
-                          uint32_t dim, pull_block *b)
+INLINE_HOT void pull_stage_row(const pull_chunk *c, size_t at, size_t n,
+                               uint32_t mask, size_t stride, size_t bytes,
+                               uint32_t dim, pull_block *b)
 {
     for (size_t i = 0; i < n; i++) {
         for (uint32_t j = 0; j < dim; j += 16)
@@ -93,7 +93,7 @@ static const stripe *stripe_of(const table *t, uint64_t hash)
     return &t->stripe[hash_stripe(hash, t->stripes - 1)];
 }
 
-static void read_missing(const pull_chunk *c, size_t at)
+static void pull_read_missing(const pull_chunk *c, size_t at)
 {
     const table_config *config = &c->t->config;
     float *to = c->out + at * c->stride;
@@ -108,9 +108,9 @@ static void read_missing(const pull_chunk *c, size_t at)
 
 /* Returns how many ids had no row for sure; those in doubt go to `late`,
  * the bucket behind their home being fetched. */
-INLINE_HOT size_t stage_copy(const pull_chunk *c, size_t at, size_t n,
-                             const pull_block *b, uint32_t dtype,
-                             uint32_t dim, pull_late *late)
+INLINE_HOT size_t pull_stage_copy(const pull_chunk *c, size_t at, size_t n,
+                                  const pull_block *b, uint32_t dtype,
+                                  uint32_t dim, pull_late *late)
 {
     size_t missed = 0;
 
@@ -126,7 +126,7 @@ INLINE_HOT size_t stage_copy(const pull_chunk *c, size_t at, size_t n,
             late->at[late->n] = (uint16_t)(at + i);
             late->hash[late->n++] = b->hash[i];
         } else {
-            read_missing(c, at + i);
+            pull_read_missing(c, at + i);
             missed++;
         }
     }
@@ -147,7 +147,7 @@ static size_t pull_late_ids(const pull_chunk *c, const pull_late *late)
         int64_t slot = row_index_find(&s->index, stripe_rows(c->t, s),
                                       late->hash[i], c->ids[at]);
         if (slot < 0) {
-            read_missing(c, at);
+            pull_read_missing(c, at);
             missed++;
             continue;
         }
@@ -173,19 +173,18 @@ INLINE_HOT size_t pull_blocks(const pull_chunk *c, uint32_t dtype,
     for (size_t at = 0; at < c->n + 2 * BLOCK; at += BLOCK) {
         size_t turn = at / BLOCK;
         if (at < c->n)
-            stage_bucket(c, at, c->n - at < BLOCK ? c->n - at : BLOCK, mask,
-                         &ring[turn % RING]);
+            pull_stage_bucket(c, at, c->n - at < BLOCK ? c->n - at : BLOCK,
+                              mask, &ring[turn % RING]);
         if (turn >= 1 && at - BLOCK < c->n) {
             size_t left = c->n - (at - BLOCK);
-            stage_row(c, at - BLOCK, left < BLOCK ? left : BLOCK, mask,
-                      stride, bytes, dim, &ring[(turn - 1) % RING]);
+            pull_stage_row(c, at - BLOCK, left < BLOCK ? left : BLOCK, mask,
+                           stride, bytes, dim, &ring[(turn - 1) % RING]);
         }
         if (turn >= 2) {
             size_t left = c->n - (at - 2 * BLOCK);
-            missed += stage_copy(c, at - 2 * BLOCK,
-                                 left < BLOCK ? left : BLOCK,
-                                 &ring[(turn - 2) % RING], dtype, dim,
-                                 &late);
+            missed +=
+                pull_stage_copy(c, at - 2 * BLOCK, left < BLOCK ? left : BLOCK,
+                                &ring[(turn - 2) % RING], dtype, dim, &late);
         }
     }
     return missed + pull_late_ids(c, &late);

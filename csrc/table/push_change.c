@@ -128,7 +128,7 @@ HOT static void group_run_distinct(group *g, const push_part *part,
     g->n = n;
 }
 
-INLINE_HOT void grad_prefetch(const float *grad, uint32_t dim)
+INLINE_HOT void push_change_grad_prefetch(const float *grad, uint32_t dim)
 {
     for (uint32_t j = 0; j < dim; j += 16)
         __builtin_prefetch(grad + j);
@@ -143,8 +143,8 @@ INLINE_HOT void group_sum_again(group *g, uint32_t dim)
         const again *a = &g->again[k];
         const float **sum = &g->grad[a->entry];
         if (k + AHEAD < g->again_n) {
-            grad_prefetch(a[AHEAD].grad, dim);
-            grad_prefetch(g->grad[a[AHEAD].entry], dim);
+            push_change_grad_prefetch(a[AHEAD].grad, dim);
+            push_change_grad_prefetch(g->grad[a[AHEAD].entry], dim);
         }
         if (group_is_callers(g, *sum, dim)) {
             float *own = g->sums + g->sums_n++ * dim;
@@ -290,7 +290,7 @@ static int64_t row_make(apply *a, size_t d)
 
 /* Whether the gradient of an entry is finite: as it was given, it may be
  * known. */
-static inline int entry_finite(const apply *a, const float *grad)
+static inline int push_change_entry_finite(const apply *a, const float *grad)
 {
     const uint32_t dim = a->t->config.dim;
 
@@ -329,7 +329,7 @@ static void apply_block(apply *a, size_t at, size_t n, const int64_t *slots)
             group_absent(a->g, at + i);
             continue;
         }
-        if (!entry_finite(a, grad[i])) {
+        if (!push_change_entry_finite(a, grad[i])) {
             a->counts.nonfinite++;
             continue;
         }
@@ -354,13 +354,14 @@ static void apply_block(apply *a, size_t at, size_t n, const int64_t *slots)
 
 /* Stage 1 of a block: fetches the gradient and the row at the hint, if it was
  * not fetched before, or the home bucket. */
-static void stage_fetch(const apply *a, size_t at, size_t n, int64_t *slots)
+static void push_change_stage_fetch(const apply *a, size_t at, size_t n,
+                                    int64_t *slots)
 {
     const stripe *s = a->s;
 
     for (size_t i = 0; i < n; i++) {
         uint32_t hint = a->g->hint[at + i];
-        grad_prefetch(a->g->grad[at + i], a->t->config.dim);
+        push_change_grad_prefetch(a->g->grad[at + i], a->t->config.dim);
         if (hint < s->used) {
             if (hint >= a->g->used)
                 row_prefetch(stripe_row(a->t, s, hint), a->t->stride);
@@ -374,7 +375,8 @@ static void stage_fetch(const apply *a, size_t at, size_t n, int64_t *slots)
 
 /* Stage 2: what the bucket says; it is computed again, for a page may have
  * grown since stage 1. */
-static void stage_match(const apply *a, size_t at, size_t n, int64_t *slots)
+static void push_change_stage_match(const apply *a, size_t at, size_t n,
+                                    int64_t *slots)
 {
     for (size_t i = 0; i < n; i++) {
         uint64_t hash = a->g->hash[at + i];
@@ -458,7 +460,7 @@ static void absent_admit(apply *a)
             const uint32_t d = g->late[g->n - ++k];
             entry[n] = d;
             hash[n] = id_hash(g->id[d]);
-            if (entry_finite(a, g->grad[d]))
+            if (push_change_entry_finite(a, g->grad[d]))
                 n++;
             else
                 a->counts.nonfinite++;
@@ -489,7 +491,7 @@ static void apply_absent(apply *a)
     for (size_t k = 1; k <= g->absent_n; k++) {
         if (k + AHEAD <= g->absent_n) {
             const size_t next = g->late[g->n - k - AHEAD];
-            grad_prefetch(g->grad[next], a->t->config.dim);
+            push_change_grad_prefetch(g->grad[next], a->t->config.dim);
             __builtin_prefetch(row_index_home(&a->s->index, g->hash[next]), 1);
         }
         apply_block(a, g->late[g->n - k], 1, &slot);
@@ -512,16 +514,17 @@ static void apply_group(apply *a)
     for (size_t at = 0, turn = 0; at < n + 2 * block; at += block, turn++) {
         size_t before = at - block;
         if (at < n)
-            stage_fetch(a, at, n - at < block ? n - at : block,
-                        slots[turn % STAGES]);
+            push_change_stage_fetch(a, at, n - at < block ? n - at : block,
+                                    slots[turn % STAGES]);
         if (turn >= 2) { /* before stage 2: it may change the index */
             size_t k = at - 2 * block;
             apply_block(a, k, n - k < block ? n - k : block,
                         slots[(turn - 2) % STAGES]);
         }
         if (turn >= 1 && before < n)
-            stage_match(a, before, n - before < block ? n - before : block,
-                        slots[(turn - 1) % STAGES]);
+            push_change_stage_match(a, before,
+                                    n - before < block ? n - before : block,
+                                    slots[(turn - 1) % STAGES]);
     }
     apply_late(a);
     apply_absent(a);

@@ -131,7 +131,8 @@ int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n)
     return reservation_make(&plan->reservation, claims, jobs_n);
 }
 
-static int refuse_nonfinite(const table *t, uint64_t id, size_t sample)
+static int push_plan_refuse_nonfinite(const table *t, uint64_t id,
+                                      size_t sample)
 {
     return persia_err_set(
         PERSIA_ENONFINITE,
@@ -177,7 +178,7 @@ static int chunk_check_finite(const table *t, const push_part *part,
         size_t row = part->bag ? part->bag[i] : i;
         if (!persia_floats_finite(part->grad + row * part->stride, dim) ||
             (part->scale && !persia_floats_finite(part->scale + i, 1)))
-            return refuse_nonfinite(t, part->ids[i], row);
+            return push_plan_refuse_nonfinite(t, part->ids[i], row);
     }
     return PERSIA_OK;
 }

@@ -16,12 +16,12 @@ enum { STRIPE_ARENA = 4096, STRIPE_INDEX = 512 };
  * same rows while one grows. */
 enum { PAGE_SHIFT = 19 };
 
-static int has_capacity(const table *t)
+static int reserve_has_capacity(const table *t)
 {
     return t->config.capacity != 0;
 }
 
-static int passes_capacity(const table *t, uint64_t rows)
+static int reserve_passes_capacity(const table *t, uint64_t rows)
 {
     const table_config *c = &t->config;
 
@@ -29,49 +29,49 @@ static int passes_capacity(const table *t, uint64_t rows)
            atomic_load(&t->rows) + rows > c->capacity;
 }
 
-static uint64_t least(uint64_t a, uint64_t b)
+static uint64_t reserve_least(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
 }
 
 /* Of pages that are there twice for a moment, one a stripe. */
-static uint64_t moment_bytes(const table *t, uint64_t all)
+static uint64_t reserve_moment_bytes(const table *t, uint64_t all)
 {
     const uint64_t most = PAGE_BYTES * all;
 
     return atomic_load(&t->shallow)
                ? most
-               : least(most, (uint64_t)t->stripes << PAGE_SHIFT);
+               : reserve_least(most, (uint64_t)t->stripes << PAGE_SHIFT);
 }
 
 /* Slots that so many new rows may open: the rows of a table that evicts take
  * those of old ones at its capacity. */
-static size_t opens_of(const table *t, size_t rows)
+static size_t reserve_opens_of(const table *t, size_t rows)
 {
     const uint64_t capacity = t->config.capacity, now = atomic_load(&t->rows);
 
     if (!capacity || !t->evict.policy)
         return rows;
-    return (size_t)least(rows, capacity > now ? capacity - now : 0);
+    return (size_t)reserve_least(rows, capacity > now ? capacity - now : 0);
 }
 
-static uint64_t slot_bytes(const table *t, uint64_t opens)
+static uint64_t reserve_slot_bytes(const table *t, uint64_t opens)
 {
-    return opens * t->stride + least(opens, t->stripes) * STRIPE_ARENA;
+    return opens * t->stride + reserve_least(opens, t->stripes) * STRIPE_ARENA;
 }
 
 /* Bytes that new rows may take in pages of the index, apart from what they
- * make those grow that are there: growth_bytes(). */
+ * make those grow that are there: reserve_growth_bytes(). */
 static uint64_t index_bytes(const table *t, uint64_t rows)
 {
-    return rows * INDEX_BYTES + least(rows, t->stripes) * STRIPE_INDEX;
+    return rows * INDEX_BYTES + reserve_least(rows, t->stripes) * STRIPE_INDEX;
 }
 
 /* Of pages with `all` rows in the end, each of which may widen, whichever row
  * makes it. */
-static uint64_t growth_bytes(const table *t, uint64_t all)
+static uint64_t reserve_growth_bytes(const table *t, uint64_t all)
 {
-    return GROWTH_BYTES * all + moment_bytes(t, all);
+    return GROWTH_BYTES * all + reserve_moment_bytes(t, all);
 }
 
 /* Rows arrive in pieces: what the last one asks for, beside those that are
@@ -79,11 +79,11 @@ static uint64_t growth_bytes(const table *t, uint64_t all)
 uint64_t persia_table_restore_bytes(const table *t, uint64_t rows)
 {
     const uint64_t capacity = t->config.capacity;
-    const uint64_t all = capacity ? least(rows, capacity) : rows;
+    const uint64_t all = capacity ? reserve_least(rows, capacity) : rows;
 
     return all * (t->stride + INDEX_BYTES + GROWTH_BYTES) +
-           2 * least(all, t->stripes) * (STRIPE_ARENA + STRIPE_INDEX) +
-           moment_bytes(t, all) + admit_bytes(&t->admit);
+           2 * reserve_least(all, t->stripes) * (STRIPE_ARENA + STRIPE_INDEX) +
+           reserve_moment_bytes(t, all) + admit_bytes(&t->admit);
 }
 
 int reservation_make(reservation *r, reserve_claim *claims, size_t n)
@@ -104,10 +104,11 @@ int reservation_make(reservation *r, reserve_claim *claims, size_t n)
 }
 
 /* All locks, in the same order by everybody. */
-static void lock_all(const reservation *r, int (*lock)(pthread_rwlock_t *lock))
+static void reserve_lock_all(const reservation *r,
+                             int (*lock)(pthread_rwlock_t *lock))
 {
     for (size_t i = 0; i < r->n; i++)
-        if (has_capacity(r->claims[i].t))
+        if (reserve_has_capacity(r->claims[i].t))
             lock(&r->claims[i].t->full_lock);
     if (r->limit)
         lock(&r->limit->lock);
@@ -116,11 +117,11 @@ static void lock_all(const reservation *r, int (*lock)(pthread_rwlock_t *lock))
 /* ---- what claims announce ---- */
 
 /* Of the table, for all its claims in flight; with its growth_lock. */
-static int growth_change(table *t, mem_limit *limit)
+static int reserve_growth_change(table *t, mem_limit *limit)
 {
     const uint64_t all = atomic_load(&t->rows) + t->making, was = t->growth;
 
-    t->growth = t->making ? growth_bytes(t, all) : 0;
+    t->growth = t->making ? reserve_growth_bytes(t, all) : 0;
     if (t->growth > was)
         return persia_mem_announce(limit, t->growth - was);
     persia_mem_withdraw(limit, was - t->growth);
@@ -128,48 +129,48 @@ static int growth_change(table *t, mem_limit *limit)
 }
 
 /* Its own bytes are in *bytes; whether the table's fit. */
-static int growth_join(const reserve_claim *c, mem_limit *limit,
-                       uint64_t *bytes)
+static int reserve_growth_join(const reserve_claim *c, mem_limit *limit,
+                               uint64_t *bytes)
 {
     int fits;
 
-    *bytes += slot_bytes(c->t, atomic_load(c->opens)) +
+    *bytes += reserve_slot_bytes(c->t, atomic_load(c->opens)) +
               index_bytes(c->t, c->most);
     pthread_mutex_lock(&c->t->growth_lock);
     c->t->making += c->most;
-    fits = growth_change(c->t, limit);
+    fits = reserve_growth_change(c->t, limit);
     pthread_mutex_unlock(&c->t->growth_lock);
     return fits;
 }
 
 /* The rows that it made are counted, so that what is announced for others
  * covers them. */
-static void growth_leave(const reserve_claim *c, mem_limit *limit)
+static void reserve_growth_leave(const reserve_claim *c, mem_limit *limit)
 {
     pthread_mutex_lock(&c->t->growth_lock);
     (void)PERSIA_HOLDS(c->t->making >= c->most);
     c->t->making -= c->most;
-    (void)growth_change(c->t, limit);
+    (void)reserve_growth_change(c->t, limit);
     pthread_mutex_unlock(&c->t->growth_lock);
 }
 
 /* Tells others how much this one may take; whether that is near a limit,
  * together with what they have told. */
-static int announce(reservation *r)
+static int reserve_announce(reservation *r)
 {
     uint64_t bytes = 0;
     int near = 0;
 
     for (size_t i = 0; i < r->n; i++) {
         const reserve_claim *c = &r->claims[i];
-        if (has_capacity(c->t))
-            near |= passes_capacity(
+        if (reserve_has_capacity(c->t))
+            near |= reserve_passes_capacity(
                 c->t, atomic_fetch_add(&c->t->pending, c->most) + c->most);
         if (r->alone)
             continue; /* it counts, then announces */
-        atomic_store(c->opens, opens_of(c->t, c->most));
+        atomic_store(c->opens, reserve_opens_of(c->t, c->most));
         if (r->limit)
-            near |= !growth_join(c, r->limit, &bytes);
+            near |= !reserve_growth_join(c, r->limit, &bytes);
     }
     r->announced = bytes;
     if (r->limit)
@@ -186,11 +187,11 @@ static int reservation_check(reservation *r)
     for (size_t i = 0; i < r->n; i++) {
         const reserve_claim *c = &r->claims[i];
         const table_config *config = &c->t->config;
-        atomic_store(c->opens, opens_of(c->t, c->rows));
-        bytes += slot_bytes(c->t, atomic_load(c->opens)) + c->growth;
+        atomic_store(c->opens, reserve_opens_of(c->t, c->rows));
+        bytes += reserve_slot_bytes(c->t, atomic_load(c->opens)) + c->growth;
         if (c->rows > largest->rows)
             largest = c;
-        if (c->rows && passes_capacity(c->t, c->rows))
+        if (c->rows && reserve_passes_capacity(c->t, c->rows))
             return persia_err_set(
                 PERSIA_ECAPACITY,
                 "table %s holds %llu rows of at most %llu and %zu "
@@ -219,7 +220,7 @@ static int reservation_check(reservation *r)
 
 /* ---- counting ---- */
 
-static int by_stripe(const void *a, const void *b, void *ctx)
+static int reserve_by_stripe(const void *a, const void *b, void *ctx)
 {
     const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
     const table *t = ctx;
@@ -238,7 +239,7 @@ void reserve_count(reserve_claim *c, uint64_t *places, size_t n)
     memset(c->slots, 0, t->stripes * sizeof *c->slots);
     c->rows = 0;
     c->growth = 0;
-    qsort_r(places, n, sizeof *places, by_stripe, t);
+    qsort_r(places, n, sizeof *places, reserve_by_stripe, t);
     for (size_t i = 0; i < n; i++) /* a place is of one id */
         if (i == 0 || places[i] != places[i - 1])
             places[k++] = places[i];
@@ -329,8 +330,8 @@ static int reservation_take_exactly(reservation *r, reserve_count_fn count,
     int rc = PERSIA_OK;
 
     r->alone = 1;
-    lock_all(r, pthread_rwlock_wrlock);
-    (void)announce(r);
+    reserve_lock_all(r, pthread_rwlock_wrlock);
+    (void)reserve_announce(r);
     for (size_t i = 0; i < r->n && !rc; i++) {
         r->claims[i].rows = 0;
         rc = count(&r->claims[i], ctx);
@@ -346,8 +347,8 @@ static int reservation_take_exactly(reservation *r, reserve_count_fn count,
 
 int reservation_take(reservation *r, reserve_count_fn count, void *ctx)
 {
-    lock_all(r, pthread_rwlock_rdlock);
-    if (!announce(r) && !claims_reserve(r))
+    reserve_lock_all(r, pthread_rwlock_rdlock);
+    if (!reserve_announce(r) && !claims_reserve(r))
         return PERSIA_OK;
     reservation_leave(r);
     return reservation_take_exactly(r, count, ctx);
@@ -359,8 +360,8 @@ void reservation_leave(reservation *r)
         table *t = r->claims[i].t;
         claim_release(&r->claims[i]);
         if (r->limit && !r->alone)
-            growth_leave(&r->claims[i], r->limit);
-        if (!has_capacity(t))
+            reserve_growth_leave(&r->claims[i], r->limit);
+        if (!reserve_has_capacity(t))
             continue;
         atomic_fetch_sub(&t->pending, r->claims[i].most);
         pthread_rwlock_unlock(&t->full_lock);

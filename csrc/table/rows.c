@@ -247,7 +247,7 @@ int persia_table_erase(table *t, size_t n, const uint64_t *ids,
 }
 
 /* Whether all of x is finite as the table keeps it. */
-static int vector_fits(const table *t, const float *x)
+static int rows_vector_fits(const table *t, const float *x)
 {
     const float most = t->config.dtype == VECTOR_BF16 ? 0x1.FEFFFEp127f
                                                       : 0x1.FFFFFEp127f;
@@ -258,7 +258,7 @@ static int vector_fits(const table *t, const float *x)
     return 1;
 }
 
-static const char *state_misfit(const table *t, const float *state)
+static const char *rows_state_misfit(const table *t, const float *state)
 {
     const table_config *c = &t->config;
 
@@ -275,14 +275,14 @@ int persia_table_set(table *t, size_t n, const uint64_t *ids,
     if (rc)
         return rc;
     for (size_t i = 0; i < n; i++)
-        if (!vector_fits(t, vectors + i * t->config.dim))
+        if (!rows_vector_fits(t, vectors + i * t->config.dim))
             return persia_err_set(
                 PERSIA_ENONFINITE,
                 "table %s: the values for id %lld (row %zu) are "
                 "not finite; nothing was written",
                 t->config.name, (long long)ids[i], i);
     for (size_t i = 0; i < n && state; i++) {
-        const char *field = state_misfit(t, state + i * t->state_floats);
+        const char *field = rows_state_misfit(t, state + i * t->state_floats);
         if (field)
             return persia_err_set(
                 PERSIA_ENONFINITE,

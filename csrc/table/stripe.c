@@ -108,20 +108,20 @@ void stripe_release_locked(const table *t, stripe *s, uint32_t slot)
 /* ---- slots ----------------------------------------------------------- */
 
 /* Slots that fit in the stripe's address space. */
-static int64_t slots_fit(const table *t, const stripe *s)
+static int64_t stripe_slots_fit(const table *t, const stripe *s)
 {
     const size_t fit = persia_mem_arena_room(&s->arena) / t->stride;
 
     return fit < SLOTS_MAX ? (int64_t)fit : SLOTS_MAX;
 }
 
-static int slots_more(table *t, uint32_t i, uint64_t rows)
+static int stripe_slots_more(table *t, uint32_t i, uint64_t rows)
 {
     stripe *s = &t->stripe[i];
     int rc;
 
     pthread_rwlock_wrlock(&s->lock);
-    const int64_t fit = slots_fit(t, s);
+    const int64_t fit = stripe_slots_fit(t, s);
     if (rows > (uint64_t)(SLOTS_MAX - fit))
         rc = persia_err_set(PERSIA_ELIMIT,
                             "table %s: a stripe holds 2^32 rows; use "
@@ -130,7 +130,7 @@ static int slots_more(table *t, uint32_t i, uint64_t rows)
     else
         rc = persia_mem_arena_reserve(&s->arena,
                                       ((size_t)fit + rows) * t->stride);
-    const int64_t now = slots_fit(t, s);
+    const int64_t now = stripe_slots_fit(t, s);
     if (!row_index_deepen(&s->index, (uint64_t)now))
         atomic_store(&t->shallow, 1);
     atomic_fetch_add(&t->left[i], now - fit);
@@ -148,7 +148,7 @@ int stripe_reserve(table *t, uint32_t i, size_t rows)
             if (atomic_compare_exchange_weak(&t->left[i], &left,
                                              left - (int64_t)rows))
                 return PERSIA_OK;
-        rc = slots_more(t, i, rows - (uint64_t)left);
+        rc = stripe_slots_more(t, i, rows - (uint64_t)left);
         if (rc)
             return rc;
         left = atomic_load(&t->left[i]);
@@ -156,7 +156,8 @@ int stripe_reserve(table *t, uint32_t i, size_t rows)
 }
 
 /* A free slot, or one of those reserved. */
-static uint32_t slot_take(const table *t, stripe *s, const stripe_room *room)
+static uint32_t stripe_slot_take(const table *t, stripe *s,
+                                 const stripe_room *room)
 {
     const uint32_t slot = s->free_head;
 
@@ -173,7 +174,7 @@ static uint32_t slot_take(const table *t, stripe *s, const stripe_room *room)
 }
 
 /* Whether a stripe has its part of the capacity, of more rows than that. */
-static int has_its_part(const table *t, const stripe *s)
+static int stripe_has_its_part(const table *t, const stripe *s)
 {
     const uint64_t capacity = t->config.capacity;
 
@@ -205,7 +206,7 @@ static int row_count_below(table *t, stripe *s, const stripe_room *room)
     const uint64_t capacity = t->config.capacity;
     uint64_t rows = atomic_load_explicit(&t->rows, memory_order_relaxed);
 
-    if (rows >= capacity || has_its_part(t, s) ||
+    if (rows >= capacity || stripe_has_its_part(t, s) ||
         (t->evict.policy && !room_take(s, room)))
         return 0;
     while (rows < capacity)
@@ -270,7 +271,8 @@ int stripe_add_locked(table *t, stripe *s, uint64_t hash, uint64_t id,
     rc = row_count(t, s, clock, spare, room, evicted);
     if (rc)
         return rc;
-    *slot = slot_take(t, s, room); /* the one just evicted, if one was */
+    *slot =
+        stripe_slot_take(t, s, room); /* the one just evicted, if one was */
     if (*slot == ROW_NONE) {
         row_uncount(t, s);
         return PERSIA_ECAPACITY;

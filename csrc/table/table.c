@@ -105,21 +105,21 @@ static void limit_unlock(mem_limit *limit)
         pthread_rwlock_unlock(&limit->lock);
 }
 
-static int with_name(const table_config *c, int rc)
+static int table_with_name(const table_config *c, int rc)
 {
     return rc ? persia_err_set(rc, "table %s: %s", c->name, persia_err_text())
               : PERSIA_OK;
 }
 
-static int policies_make(const table_config *c, evictor *evict,
-                         admitter *admit)
+static int table_policies_make(const table_config *c, evictor *evict,
+                               admitter *admit)
 {
     int rc = persia_evict_make(&c->spec, c->score, c->score_ctx, evict);
 
     if (!rc)
         rc = persia_admit_make(&c->spec, c->first_slot,
                                c->slots ? c->slots : IDS_SLOTS, admit);
-    return with_name(c, rc);
+    return table_with_name(c, rc);
 }
 
 /* Its filter, of zeros. */
@@ -133,7 +133,7 @@ static int filter_make(table *t)
         return PERSIA_OK;
     rc = persia_mem_charge(t->config.limit, bytes);
     if (rc)
-        return with_name(&t->config, rc);
+        return table_with_name(&t->config, rc);
     rc = persia_mem_pages_take(bytes, &filter);
     if (rc)
         persia_mem_release(t->config.limit, bytes);
@@ -184,7 +184,7 @@ int persia_table_create(const table_config *config, table **out)
     int rc = config_check(config);
 
     *out = NULL;
-    rc = rc ? rc : policies_make(config, &evict, &admit);
+    rc = rc ? rc : table_policies_make(config, &evict, &admit);
     if (rc)
         return rc;
     stripes = stripes_of(config, &admit);

@@ -64,8 +64,8 @@ static int get_payload(const wire_at *at, cursor *c, payload *p,
                        unsigned depth);
 
 /* What lies between the tags of a group, which no field of ours is. */
-static int skip_group(const wire_at *at, cursor *c, uint64_t no,
-                      unsigned depth)
+static int get_skip_group(const wire_at *at, cursor *c, uint64_t no,
+                          unsigned depth)
 {
     payload p;
     int rc;
@@ -114,7 +114,7 @@ static int get_payload(const wire_at *at, cursor *c, payload *p,
         c->at += p->n;
         return PERSIA_OK;
     case CODING_GROUP:
-        return skip_group(at, c, p->no, depth);
+        return get_skip_group(at, c, p->no, depth);
     case CODING_GROUP_END:
         if (depth)
             return PERSIA_OK;
@@ -124,8 +124,8 @@ static int get_payload(const wire_at *at, cursor *c, payload *p,
                      (unsigned)p->coding);
 }
 
-static int expect(const wire_at *at, const payload *p,
-                  enum wire_coding coding)
+static int get_expect(const wire_at *at, const payload *p,
+                      enum wire_coding coding)
 {
     return p->coding == coding
                ? PERSIA_OK
@@ -134,11 +134,11 @@ static int expect(const wire_at *at, const payload *p,
 }
 
 /* How many numbers a payload of a repeated field holds: packed or one. */
-static int count_numbers(const wire_at *at, const payload *p, size_t *n)
+static int get_count_numbers(const wire_at *at, const payload *p, size_t *n)
 {
     if (p->coding != CODING_BYTES) {
         *n += 1;
-        return expect(at, p, CODING_VARINT);
+        return get_expect(at, p, CODING_VARINT);
     }
     for (size_t i = 0; i < p->n; i++)
         *n += p->data[i] < 0x80;
@@ -174,7 +174,7 @@ static int get_number(const wire_at *at, const wire_field *f,
         [KIND_FIXED64] = CODING_64,
         [KIND_FLOAT] = CODING_32,
     };
-    int rc = expect(at, p, codings[f->kind]);
+    int rc = get_expect(at, p, codings[f->kind]);
     if (rc)
         return rc;
     const uint32_t small = (uint32_t)p->number;
@@ -241,7 +241,7 @@ static int get_field(const wire_at *at, const wire_field *f, const payload *p,
     case KIND_FLOAT:
         return get_number(at, f, p, member);
     case KIND_NUMBERS:
-        return count_numbers(at, p, &t->counts[p->no]);
+        return get_count_numbers(at, p, &t->counts[p->no]);
     case KIND_NAME:
     case KIND_WORDS:
     case KIND_BULK:
@@ -249,7 +249,7 @@ static int get_field(const wire_at *at, const wire_field *f, const payload *p,
     case KIND_MESSAGES:
         break;
     }
-    if ((rc = expect(at, p, CODING_BYTES)))
+    if ((rc = get_expect(at, p, CODING_BYTES)))
         return rc;
     if (f->kind == KIND_WORDS)
         return get_words(at, f, p, member);
@@ -273,7 +273,7 @@ static int get_field(const wire_at *at, const wire_field *f, const payload *p,
 }
 
 /* Between the two: arrays for the repeated fields. */
-static int make_arrays(const wire_at *at, target *t, int *repeated)
+static int get_make_arrays(const wire_at *at, target *t, int *repeated)
 {
     const wire_type *type = at->type;
     for (uint32_t no = 1; no <= type->fields_n; no++) {
@@ -413,7 +413,7 @@ static int get_type(const wire_at *at, cursor c, wire_memory *memory, void *m,
     if (!rc)
         rc = get_missing(at, &t);
     if (!rc)
-        rc = make_arrays(at, &t, &repeated);
+        rc = get_make_arrays(at, &t, &repeated);
     if (rc || !repeated)
         return rc;
     if (type->dtype)

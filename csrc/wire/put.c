@@ -25,7 +25,7 @@ static void put_bytes(put *p, const void *data, size_t n)
     p->bytes += n;
 }
 
-static size_t varint_encode(uint64_t value, unsigned char to[10])
+static size_t put_varint_encode(uint64_t value, unsigned char to[10])
 {
     size_t n = 0;
     for (; value >= 0x80; value >>= 7)
@@ -37,13 +37,13 @@ static size_t varint_encode(uint64_t value, unsigned char to[10])
 static void put_varint(put *p, uint64_t value)
 {
     unsigned char bytes[10];
-    put_bytes(p, bytes, varint_encode(value, bytes));
+    put_bytes(p, bytes, put_varint_encode(value, bytes));
 }
 
-static size_t varint_bytes(uint64_t value)
+static size_t put_varint_bytes(uint64_t value)
 {
     unsigned char bytes[10];
-    return varint_encode(value, bytes);
+    return put_varint_encode(value, bytes);
 }
 
 static void put_tag(put *p, uint32_t no, enum wire_coding coding)
@@ -63,7 +63,7 @@ static void put_string(put *p, uint32_t no, const void *data, size_t n)
 static void put_pad(put *p, uint32_t no, size_t n)
 {
     static const unsigned char zeros[ALIGN];
-    size_t head = varint_bytes((uint64_t)no << 3) + varint_bytes(n);
+    size_t head = put_varint_bytes((uint64_t)no << 3) + put_varint_bytes(n);
     size_t pad = -(p->bytes + head) % ALIGN;
     if (pad == 1) /* a field has two bytes at least */
         pad += ALIGN;
@@ -111,7 +111,7 @@ static void put_numbers(put *p, uint32_t no, const uint64_t *numbers,
 {
     size_t bytes = 0;
     for (size_t i = 0; i < n; i++)
-        bytes += varint_bytes(numbers[i]);
+        bytes += put_varint_bytes(numbers[i]);
     put_tag(p, no, CODING_BYTES);
     put_varint(p, bytes);
     for (size_t i = 0; i < n; i++)
@@ -276,7 +276,7 @@ static void put_part_fields(put *p, const wire_part *m)
 }
 
 /* Bytes of a text without what does not fit, whole characters. */
-static size_t text_bytes(const char *text, size_t most)
+static size_t put_text_bytes(const char *text, size_t most)
 {
     size_t n = strnlen(text, most + 1);
     if (n <= most)
@@ -289,9 +289,9 @@ static size_t text_bytes(const char *text, size_t most)
 static void put_result_fields(put *p, const wire_result *m)
 {
     if (m->error[0])
-        put_string(p, 1, m->error, text_bytes(m->error, WIRE_NAME_MAX));
+        put_string(p, 1, m->error, put_text_bytes(m->error, WIRE_NAME_MAX));
     if (m->text[0])
-        put_string(p, 2, m->text, text_bytes(m->text, WIRE_TEXT_MAX));
+        put_string(p, 2, m->text, put_text_bytes(m->text, WIRE_TEXT_MAX));
 }
 
 /* One of the two. */

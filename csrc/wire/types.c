@@ -25,12 +25,12 @@ uint32_t type_number(const wire_type *t, const char *name)
 }
 
 /* "PushRequest.tables[3]"; returns its length, which may pass `room`. */
-static size_t describe(const wire_at *at, char *out, size_t room)
+static size_t types_describe(const wire_at *at, char *out, size_t room)
 {
     if (!at->up)
         return (size_t)snprintf(out, room, "%s", at->type->name);
     const wire_field *f = &at->up->type->fields[at->field];
-    size_t n = describe(at->up, out, room);
+    size_t n = types_describe(at->up, out, room);
     char index[32] = "";
     if (f->kind == KIND_MESSAGES)
         snprintf(index, sizeof index, "[%zu]", at->index);
@@ -45,7 +45,7 @@ int at_refuse(const wire_at *at, uint64_t no, const char *format, ...)
     const wire_field *f = type_field(at->type, no);
     va_list args;
 
-    size_t n = describe(at, place, sizeof place);
+    size_t n = types_describe(at, place, sizeof place);
     if (no && n < sizeof place) {
         if (f)
             snprintf(place + n, sizeof place - n, ".%s", f->name);
@@ -60,7 +60,7 @@ int at_refuse(const wire_at *at, uint64_t no, const char *format, ...)
 }
 
 /* Bytes of the UTF-8 character at s, which has n > 0 bytes; 0 if malformed. */
-static size_t utf8_length(const unsigned char *s, size_t n)
+static size_t types_utf8_length(const unsigned char *s, size_t n)
 {
     static const uint32_t least[] = { 0, 0, 0x80, 0x800, 0x10000 };
     size_t length = s[0] < 0x80   ? 1
@@ -92,7 +92,7 @@ int at_check_name(const wire_at *at, uint32_t no, const char *text,
     for (size_t i = 0, n; i < bytes; i += n) {
         if (!text[i])
             return at_refuse(at, no, "has a 0 at byte %zu", i);
-        n = utf8_length((const unsigned char *)text + i, bytes - i);
+        n = types_utf8_length((const unsigned char *)text + i, bytes - i);
         if (!n)
             return at_refuse(at, no, "is not UTF-8 at byte %zu", i);
     }

@@ -33,9 +33,10 @@ INLINE_HOT float row_scale(const float *row, uint32_t dim)
     default: call_(dim);                                                      \
     }
 
-INLINE_HOT void narrow_rows(size_t n, uint32_t dim,
-                            const float *restrict from, size_t stride,
-                            uint16_t *restrict to, float *restrict scales)
+INLINE_HOT void values_narrow_rows(size_t n, uint32_t dim,
+                                   const float *restrict from, size_t stride,
+                                   uint16_t *restrict to,
+                                   float *restrict scales)
 {
     for (size_t i = 0; i < n; i++, from += stride, to += dim) {
         const float scale = row_scale(from, dim);
@@ -45,18 +46,17 @@ INLINE_HOT void narrow_rows(size_t n, uint32_t dim,
     }
 }
 
-HOT static void narrow_fp16(size_t n, uint32_t dim, const float *from,
-                            size_t stride, uint16_t *to, float *scales)
-{
-#define CALL(d) narrow_rows(n, d, from, stride, to, scales)
+HOT static void values_narrow_fp16(size_t n, uint32_t dim, const float *from,
+                                   size_t stride, uint16_t *to, float *scales){
+#define CALL(d) values_narrow_rows(n, d, from, stride, to, scales)
     EACH_DIM(CALL)
 #undef CALL
 }
 
-INLINE_HOT void widen_rows(size_t n, uint32_t dim,
-                           const uint16_t *restrict from,
-                           const float *restrict scales, float *restrict to,
-                           size_t stride)
+INLINE_HOT void values_widen_rows(size_t n, uint32_t dim,
+                                  const uint16_t *restrict from,
+                                  const float *restrict scales,
+                                  float *restrict to, size_t stride)
 {
     for (size_t i = 0; i < n; i++, from += dim, to += stride) {
         const float scale = scales[i];
@@ -65,33 +65,34 @@ INLINE_HOT void widen_rows(size_t n, uint32_t dim,
     }
 }
 
-HOT static void widen_fp16(size_t n, uint32_t dim, const uint16_t *from,
-                           const float *scales, float *to, size_t stride)
-{
-#define CALL(d) widen_rows(n, d, from, scales, to, stride)
+HOT static void values_widen_fp16(size_t n, uint32_t dim, const uint16_t *from,
+                                  const float *scales, float *to,
+                                  size_t stride){
+#define CALL(d) values_widen_rows(n, d, from, scales, to, stride)
     EACH_DIM(CALL)
 #undef CALL
 }
 
-HOT static void narrow_bf16(size_t n, uint32_t dim, const float *restrict from,
-                            size_t stride, uint16_t *restrict to)
+HOT static void values_narrow_bf16(size_t n, uint32_t dim,
+                                   const float *restrict from, size_t stride,
+                                   uint16_t *restrict to)
 {
     for (size_t i = 0; i < n; i++, from += stride, to += dim)
         for (uint32_t j = 0; j < dim; j++)
             to[j] = bf16_narrow(from[j]);
 }
 
-HOT static void widen_bf16(size_t n, uint32_t dim,
-                           const uint16_t *restrict from, float *restrict to,
-                           size_t stride)
+HOT static void values_widen_bf16(size_t n, uint32_t dim,
+                                  const uint16_t *restrict from,
+                                  float *restrict to, size_t stride)
 {
     for (size_t i = 0; i < n; i++, from += dim, to += stride)
         for (uint32_t j = 0; j < dim; j++)
             to[j] = bf16_widen(from[j]);
 }
 
-static void copy_rows(size_t n, uint32_t dim, const float *from,
-                      size_t from_stride, float *to, size_t to_stride)
+static void values_copy_rows(size_t n, uint32_t dim, const float *from,
+                             size_t from_stride, float *to, size_t to_stride)
 {
     if (from_stride == dim && to_stride == dim) {
         if (n)
@@ -108,11 +109,11 @@ void persia_wire_narrow(uint32_t dtype, size_t n, uint32_t dim,
                         float *scales)
 {
     if (dtype == WIRE_FP32)
-        copy_rows(n, dim, from, stride, to, dim);
+        values_copy_rows(n, dim, from, stride, to, dim);
     else if (dtype == WIRE_FP16)
-        narrow_fp16(n, dim, from, stride, to, scales);
+        values_narrow_fp16(n, dim, from, stride, to, scales);
     else
-        narrow_bf16(n, dim, from, stride, to);
+        values_narrow_bf16(n, dim, from, stride, to);
 }
 
 void persia_wire_widen(uint32_t dtype, size_t n, uint32_t dim,
@@ -120,9 +121,9 @@ void persia_wire_widen(uint32_t dtype, size_t n, uint32_t dim,
                        size_t stride)
 {
     if (dtype == WIRE_FP32)
-        copy_rows(n, dim, from, dim, to, stride);
+        values_copy_rows(n, dim, from, dim, to, stride);
     else if (dtype == WIRE_FP16)
-        widen_fp16(n, dim, from, scales, to, stride);
+        values_widen_fp16(n, dim, from, scales, to, stride);
     else
-        widen_bf16(n, dim, from, to, stride);
+        values_widen_bf16(n, dim, from, to, stride);
 }

@@ -12,6 +12,8 @@ usage: python -m tests.lint.native csrc
 - Files have at most 800 lines, if they are not generated, of at most 79
   columns, no tabs, no unfinished business; functions outside of tests have
   bodies of at most 60 lines.
+- A static function says what it works on: `ledger_find`, and not `find`. See
+  tests/lint/statics.py.
 - Comments have none of the words that stand for a plainer one.
 - Every header compiles alone.
 - What csrc/spec/generate.py makes of persia.proto is current.
@@ -25,6 +27,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.lint.statics import room_objects, unsound
 from tests.lint.words import WORDS
 
 #: The rooms in their order: the list of docs/dev/rooms.md.
@@ -186,6 +189,15 @@ def check_bodies(path: Path, text: str) -> Iterator[Finding]:
             begin = 0
 
 
+def check_statics(path: Path, text: str, room: set[str]) -> Iterator[Finding]:
+    """Names of static functions."""
+    if GENERATED.match(text):
+        return
+    for name, at in unsound(path.stem, code_only(text), room):
+        line = text.count("\n", 0, at) + 1
+        yield path, line, f"{name}() does not name its object: see statics.py"
+
+
 def check_words(path: Path, text: str) -> Iterator[Finding]:
     """Plain words in comments."""
     for match in LITERAL.finditer(text):
@@ -242,6 +254,13 @@ def check_generated(csrc: Path) -> Iterator[Finding]:
 
 def check_tree(csrc: Path) -> Iterator[Finding]:
     """All findings in a source tree."""
+    objects = {
+        room: room_objects(
+            code_only(path.read_text(encoding="utf-8"))
+            for path in (csrc / room).glob("*.[ch]")
+        )
+        for room in ROOMS
+    }
     for path in sorted(csrc.rglob("*")):
         if path.suffix not in {".c", ".h", ".cpp", ".cu"}:
             continue
@@ -253,6 +272,8 @@ def check_tree(csrc: Path) -> Iterator[Finding]:
             yield from check_calls(path, text)
             yield from check_includes(path, room, text)
             yield from check_bodies(path, text)
+            if path.suffix == ".c":
+                yield from check_statics(path, text, objects[room])
             if room in SIMULATED:
                 yield from check_machine(path, text)
         elif path.parent == csrc or room in {"tests", "fuzz"}:

@@ -29,7 +29,18 @@ def test_sound_tree(tmp_path: Path) -> None:
             '/* CAME */ const char *other = "under way";\n'
             'const char *text = "sprintf(";\n'
             "int my_rand(int x) { return x; }\n"
-            "int f(void)\n{" + "\n" * 61 + "}\n",
+            "int f(void)\n{" + "\n" * 61 + "}\n"
+            "struct an_index {\n    int x;\n};\n"
+            "static int ids_of(int a)\n{\n}\n"
+            "static int set_ids(int a)\n{\n}\n"
+            "static int index_find(int a)\n{\n}\n"
+            "static const entry *take_entry(int a)\n{\n}\n"
+            "HOT static int\nstripe_lock(int a, struct stripes *s)\n{\n}\n"
+            "static int find(int a);\n"
+            "static int *table[2] = {\n    find(1)\n};\n",
+            "ids/stripe.h": "typedef struct table_stripe {\n    int x;\n"
+            "} table_stripe;\n",
+            "ids/other.c": "static int stripe_new(void)\n{\n}\n",
             "py/core.c": '#include <Python.h>\n#include "ids/ids.h"\n',
             "tests/ids/test_ids.c": '#include "base/lock.h"\n',
         },
@@ -64,6 +75,14 @@ def test_sound_tree(tmp_path: Path) -> None:
         ("ids/ids.c", "/*" + "-" * 80 + "*/", "84 columns"),
         ("ids/ids.c", "\n" * 800 + "int x;", "801 lines"),
         ("ids/ids.c", "int f(void)\n{" + "\n" * 62 + "}", "of 61 lines"),
+        ("ids/ids.c", "static int find(int a)\n{\n}", "find() does not name"),
+        ("ids/ids.c", "static int find_it(int a)\n{\n}", "find_it() does not"),
+        ("ids/ids.c", "static int ids(int a)\n{\n}", "ids() does not name"),
+        (
+            "ids/ids.c",
+            "static int\nof_8(uint64_t a, const void *b)\n{\n}",
+            "of_8() does not name",
+        ),
         ("ids/ids.c", "/* a row\n * comes */", "plainer words: 'comes'"),
         ("ids/ids.c", "int x; // nobody", "plainer words: 'nobody'"),
         ("misc/misc.c", "int x;", "misc is not a room"),

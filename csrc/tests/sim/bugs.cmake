@@ -107,9 +107,9 @@ bug(lost_update_not_told client/servers.c
 
 # What an earlier process of the rank left at some servers only.
 bug(missing_not_told client/complete.c
-[==[    return count(r, NULL, last);
+[==[    return complete_count(r, NULL, last);
 ]==]
-[==[    return sim_bug("missing_not_told") ? 0 : count(r, NULL, last);
+[==[    return sim_bug("missing_not_told") ? 0 : complete_count(r, NULL, last);
 ]==])
 
 # DUPLICATE is an acknowledgement, too.
@@ -131,11 +131,11 @@ bug(settled_too_far client/push.c
 # The server has been started again since it answered.
 bug(answer_of_a_former_life client/push.c
 [==[    if (there) {
-        note_number(from, number, settled);
+        push_note_number(from, number, settled);
 ]==]
 [==[    there |= sim_bug("answer_of_a_former_life");
     if (there) {
-        note_number(from, number, settled);
+        push_note_number(from, number, settled);
 ]==])
 
 # A rank must not use numbers that any server has.
@@ -205,9 +205,9 @@ bug(ledger_of_a_later_moment shard/job_snapshot.c
 #include <time.h>
 ]==])
 bug(ledger_of_a_later_moment shard/job_snapshot.c
-[==[        rc = persia_tables_between(n->s->p, take_cut, n);
+[==[        rc = persia_tables_between(n->s->p, job_snapshot_take_cut, n);
 ]==]
-[==[        rc = persia_tables_between(n->s->p, take_cut, n);
+[==[        rc = persia_tables_between(n->s->p, job_snapshot_take_cut, n);
     if (!rc && sim_bug("ledger_of_a_later_moment")) {
         nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
         rc = ledger_copy(n->s->ledger, &n->moment.ledgers,
@@ -258,10 +258,10 @@ bug(batch_of_a_dead_rank_is_done embedding_worker/offers.c
 # What a killed server lost is not found where its worker died, too.
 bug(loader_does_not_compare loader/resume.c
 [==[    if (asked)
-        (void)compare_with(s, &before, servers, &reply);
+        (void)resume_compare_with(s, &before, servers, &reply);
 ]==]
 [==[    if (asked && !sim_bug("loader_does_not_compare"))
-        (void)compare_with(s, &before, servers, &reply);
+        (void)resume_compare_with(s, &before, servers, &reply);
 ]==])
 
 # Ranks that die in the middle of a step: the batch of one that had returned
