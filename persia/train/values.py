@@ -59,7 +59,8 @@ def _alone(schema: Schema, feature: str) -> tuple[Any, Schema]:
         raise errors.InvalidArgument(
             f"no feature {feature!r} in the data; there are {known}"
         )
-    kind = next(k for k in _NOTHING if one in (getattr(schema, k) or []))
+    kinds = [k for k in _NOTHING if isinstance(getattr(schema, k), list)]
+    kind = next(k for k in kinds if one in getattr(schema, k))
     return one, schema.model_copy(update=_NOTHING | {kind: [one]})
 
 

@@ -22,6 +22,8 @@ SCHEMA = Schema.model_validate(
         "sequences": ["seen"],
         "crosses": [{"columns": ["user", "age"]}],
         "label": "click",
+        "weight": "times",
+        "timestamp": "when",
     }
 )
 
@@ -35,6 +37,8 @@ def data(tmp_path: Path) -> str:
             "genres": ["drama|war", "", "war", "jazz|drama|war"],
             "seen": [[3, 1], [], [2], [1, 4]],
             "click": [0, 1, 0, 1],
+            "times": [1.0, 2.0, 1.0, 0.5],
+            "when": [1, 2, 3, 4],
         }
     )
     path = tmp_path / "data.parquet"
