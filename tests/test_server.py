@@ -111,6 +111,10 @@ def test_all_that_serves_checks_whom_it_serves(kind: Any) -> None:
         validated(kind, {"tls_ca": "ca.pem"})
     with pytest.raises(errors.InvalidArgument, match="grace"):
         validated(kind, {"grace": -1})
+    # Before it waits for anything.
+    with pytest.raises(errors.InvalidArgument):
+        validated(kind, {"host": "::"}).security()
+    assert validated(kind, {"host": "::", "insecure": True}).security()
 
 
 @pytest.mark.parametrize(

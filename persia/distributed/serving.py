@@ -17,6 +17,7 @@ from persia.base.logs import say
 from persia.base.signals import Ending
 from persia.distributed.addresses import MESSAGE_LIMIT, namespace_of
 from persia.distributed.security import Security
+from persia.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from persia.prometheus import Page
@@ -78,8 +79,12 @@ class Guarded(pydantic.BaseModel):
         return self
 
     def security(self, admin_token_file: Path | None = None) -> Security:
-        """TLS and tokens, read from their files."""
-        return Security.load(
+        """TLS and tokens, read from their files.
+
+        Raises:
+            InvalidArgument: others than this machine could reach it without.
+        """
+        found = Security.load(
             ca=self.tls_ca,
             cert=self.tls_cert,
             key=self.tls_key,
@@ -91,6 +96,8 @@ class Guarded(pydantic.BaseModel):
             insecure=self.insecure,
             admin_token_file=admin_token_file,
         )
+        _check_address(self.host, found)
+        return found
 
 
 class Listening(Guarded):
@@ -153,6 +160,25 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _check_address(host: str, security: Security) -> None:
+    """The rule of all that serves, see ``csrc/rpc/address.c``."""
+    if is_loopback(host):
+        return
+    if security.cert is None and security.token is not None:
+        raise InvalidArgument(
+            f"{host}: a token would travel in the clear: give certificates "
+            "(`tls_cert`, `tls_key`), or no token"
+        )
+    if not security.insecure and (
+        security.cert is None or security.token is None
+    ):
+        raise InvalidArgument(
+            f"serving at {host}: an address that other machines reach needs "
+            "TLS and a token (`tls_cert`, `tls_key`, `token_file`), or "
+            "`insecure` where the network is trusted"
+        )
 
 
 def core_holes(config: Listening, holes: str) -> str | None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pydantic
 from pydantic import Field
 
-from persia.distributed.security import Security
-from persia.distributed.serving import Guarded, is_loopback
-from persia.errors import InvalidArgument
+from persia.distributed.serving import Guarded
 
 
 class ModelConfig(Guarded):
@@ -80,32 +76,3 @@ class ModelConfig(Guarded):
         description="Address of `metrics_port`, which has neither TLS nor a "
         "token.",
     )
-
-    def security(self, admin_token_file: Path | None = None) -> Security:
-        """TLS and the token, read from their files.
-
-        Raises:
-            InvalidArgument: others than this machine could reach it without.
-        """
-        found = super().security(admin_token_file)
-        _check_address(self.host, found)
-        return found
-
-
-def _check_address(host: str, security: Security) -> None:
-    """The rule of all that serves, see ``csrc/rpc/address.c``."""
-    if is_loopback(host):
-        return
-    if security.cert is None and security.token is not None:
-        raise InvalidArgument(
-            f"{host}: a token would travel in the clear: give certificates "
-            "(`tls_cert`, `tls_key`), or no token"
-        )
-    if not security.insecure and (
-        security.cert is None or security.token is None
-    ):
-        raise InvalidArgument(
-            f"serving at {host}: an address that other machines reach needs "
-            "TLS and a token (`tls_cert`, `tls_key`, `token_file`), or "
-            "`insecure` where the network is trusted"
-        )
