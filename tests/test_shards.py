@@ -14,7 +14,9 @@ import torch
 
 import persia
 from persia import JaggedBatch, _core, errors
+from persia.base.health import Health
 from persia.distributed.server import ServeConfig, find_shards
+from persia.distributed.serving import page_of
 from persia.distributed.shards import Shards
 from persia.distributed.status import ask
 from tests.checkpoints import assert_same_rows, fill, make_store
@@ -51,6 +53,8 @@ def serving(servers: int, **more: Any) -> Iterator[list[str]]:
                 **more,
             )
             shards = stack.enter_context(contextlib.closing(Shards(config)))
+            if page := page_of(config, Health()):
+                page.add(shards.collector())
             if config.save_on_exit is not None:
                 stack.callback(shards.save, config.save_on_exit)
             stack.callback(shards.stop, 1.0)

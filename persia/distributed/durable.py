@@ -341,7 +341,7 @@ def logs_in(path: Path) -> list[Path]:
         StorageError: there is none.
     """
     if not path.is_dir():
-        raise StorageError(f"{path} is no folder; give that of --log")
+        raise StorageError(f"{path} is no folder; give that of `log`")
     parts = ("log-*", f"{files.ROWS}/{SNAPSHOT}")
 
     def has_one(folder: Path) -> bool:
