@@ -371,6 +371,32 @@ class Part:
             yield persia.Batch(None, ids, torch.zeros(1))
 
 
+def test_a_part_that_had_ended_is_sent_again(
+    servers: Servers, tmp_path: Path
+) -> None:
+    """A load undid batches of a part that was closed, and none of the one
+    that is open."""
+    n = 6
+    parts: Any = {"0/2": Part(0, n), "1/2": Part(n, 2 * n)}
+    loader = Loader(epochs=1)
+    with contextlib.closing(Workers(servers.addresses, loaders=2)) as one:
+        trainer = CountingTrainer(servers, one, staleness=0)
+        trainer.most = n - 2
+        fed = in_thread(
+            lambda: loader.send_parts(
+                parts, lambda name: Sender(one.addresses, name=name)
+            )
+        )
+        wait_for(lambda: trainer.batches == n - 2)
+        trainer.store.save(tmp_path / "out")
+        trainer.most = n
+        wait_for(lambda: loader.counts()["streams"] == 1)  # one was closed
+        trainer.store.load(tmp_path / "out")
+        trainer.most = 1 << 62
+        fed()
+        assert trainer.counts(2 * n) == [1.0] * 2 * n
+
+
 def test_a_part_that_waits_for_one_that_is_sent_again(
     servers: Servers, tmp_path: Path
 ) -> None:

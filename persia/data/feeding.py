@@ -56,6 +56,7 @@ class _Stream:
         self.failure: errors.PersiaError | None = None
         """Of the first batch that ended without an update."""
         self.shown = 0  # how many of these were printed
+        self.loads = 0  # that were seen: see Sender.loads
         self._alone = isinstance(source, Kafka) and source.whole
         self._last = 0  # the number of the last batch
         self._committed = time.monotonic()
@@ -162,7 +163,7 @@ class Loader:
                 with self._again(one, left):
                     for epoch in range(self._epochs):
                         one.send(epoch)
-                    self._close(one)
+                    self._close(one, left)
 
     def send_parts(
         self, parts: Mapping[str, Dataset], sender: Callable[[str], Sender]
@@ -305,6 +306,15 @@ class Loader:
         for one in list(self._open):
             with self._again(one, left):
                 one.sender.skip(0)
+            self._see_loads(one, left)
+
+    def _see_loads(self, one: _Stream, left: dict[str, Dataset]) -> None:
+        """Those that were closed may lack batches of a checkpoint that was
+        loaded since: who claims one learns that."""
+        if one.loads != one.sender.loads:
+            one.loads = one.sender.loads
+            left |= self._closed
+            self._closed.clear()
 
     def _close_trained(self, epochs: int, left: dict[str, Dataset]) -> None:
         """Of many parts few are open at once; workers are to know by one of
@@ -322,12 +332,18 @@ class Loader:
             contextlib.suppress(errors.DeadlineExceeded),
             self._again(one, left),
         ):
-            self._close(one, _ASK)
+            self._close(one, left, _ASK)
 
-    def _close(self, one: _Stream, timeout: float | None = None) -> None:
+    def _close(
+        self,
+        one: _Stream,
+        left: dict[str, Dataset],
+        timeout: float | None = None,
+    ) -> None:
         """Waits until all is trained, at most so long without a batch that
         becomes trained."""
         one.flush(timeout)
+        self._see_loads(one, left)
         one.commit()
         self.failure = self.failure or one.failure
         with self._lock:

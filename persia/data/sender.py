@@ -151,6 +151,12 @@ class Sender:
         )
 
     @property
+    def loads(self) -> int:
+        """Checkpoints that were loaded into the servers while it was there,
+        as far as workers have reported."""
+        return int(self._core.counts()["loads"])
+
+    @property
     def position(self) -> int:
         """The number of batches, from the first one on, that are done. At the
         start that is what all servers have."""
@@ -223,7 +229,7 @@ class Sender:
         :class:`persia.errors.RowsReplaced`). ``away``: workers that cannot
         be reached now."""
         counts = self._core.counts()
-        del counts["stream"], counts["position"]
+        del counts["stream"], counts["position"], counts["loads"]
         return counts
 
     def close(self, ended: bool = True) -> None:
