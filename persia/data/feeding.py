@@ -306,7 +306,8 @@ class Loader:
         for one in list(self._open):
             with self._again(one, left):
                 one.sender.skip(0)
-            self._see_loads(one, left)
+            if one in self._open:
+                self._see_loads(one, left)
 
     def _see_loads(self, one: _Stream, left: dict[str, Dataset]) -> None:
         """Those that were closed may lack batches of a checkpoint that was
