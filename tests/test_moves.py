@@ -305,7 +305,7 @@ def test_servers_of_another_job(tmp_path: Path) -> None:
 def test_a_server_that_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another operator learns who is at it; and it can be given up."""
+    """Another operator gets the name of the first one. A cancel ends it."""
     monkeypatch.setattr(moves, "_SILENT", 0.5)
     with serving(tmp_path) as servers:
         with contextlib.closing(begin(servers, "127.0.0.1:9")) as asked:
@@ -489,7 +489,7 @@ def test_options_that_do_not_go_together() -> None:
         {"checkpoints": "/tmp/x", "save_on_exit": "job"},
     ):
         with pytest.raises(pydantic.ValidationError):
-            ServeConfig(join="a:1", **wrong)  # type: ignore[arg-type]
+            ServeConfig.model_validate({"join": "a:1"} | wrong)
 
 
 def test_a_rank_that_has_left_is_not_waited_for(tmp_path: Path) -> None:
@@ -510,7 +510,7 @@ def test_a_rank_that_has_left_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_prefetched_lookups(tmp_path: Path) -> None:
-    """Training with stale lookups, whose updates are under way."""
+    """Training with stale lookups, while updates are in flight."""
     ids = torch.arange(100)
     with serving(tmp_path) as servers:
         counter = Counter(addresses(servers[:2]))

@@ -82,6 +82,16 @@ static int open_has_moved(const server *s)
     return strcmp(persia_shard_address(s->ref), s->ref->address) != 0;
 }
 
+static int open_refuse_twice(const greeting *g, uint32_t i, uint32_t k)
+{
+    const wire_hello_reply *m = &g->replies[i];
+    return persia_err_set(
+        PERSIA_EMISMATCH,
+        "%s and %s are both shard %u of %u; give each server once",
+        g->r->servers[k]->address, g->r->servers[i]->address, m->shard,
+        m->shards);
+}
+
 /* Addresses that were given, as long as nothing has moved between them. */
 static int open_check_given(const greeting *g)
 {
@@ -91,12 +101,7 @@ static int open_check_given(const greeting *g)
         for (uint32_t k = 0; k < i; k++)
             if (m[i].shard == m[k].shard && !open_has_moved(r->servers[i]) &&
                 !open_has_moved(r->servers[k]))
-                return persia_err_set(
-                    PERSIA_EMISMATCH,
-                    "%s and %s are both shard %u of %u; give each "
-                    "server once",
-                    r->servers[k]->address, r->servers[i]->address, m[i].shard,
-                    m[i].shards);
+                return open_refuse_twice(g, i, k);
     return PERSIA_OK;
 }
 
@@ -148,12 +153,7 @@ static int open_check_shards(const greeting *g)
     for (uint32_t i = 0; i < r->servers_n; i++)
         for (uint32_t k = 0; k < i; k++)
             if (m[i].shard == m[k].shard)
-                return persia_err_set(
-                    PERSIA_EMISMATCH,
-                    "%s and %s are both shard %u of %u; give each "
-                    "server once",
-                    r->servers[k]->address, r->servers[i]->address, m[i].shard,
-                    m[i].shards);
+                return open_refuse_twice(g, i, k);
     if (r->servers_n == m[0].shards)
         return PERSIA_OK;
     char list[256] = "";

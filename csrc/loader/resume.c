@@ -77,7 +77,6 @@ static void resume_fall_back(loader_sender *s, const wire_hello_reply *m)
     if (m->lineage == s->lineage)
         return;
     s->lineage = m->lineage;
-    s->counts.loads++;
     s->counts.lost = count_lost(s, &m->ledger, settled);
     memset(s->ring, 0, sizeof s->ring);
     window_init(&s->done, s->ring, WORKER_WINDOW / 64);

@@ -651,6 +651,7 @@ void persia_sender_get_counts(loader_sender *s, sender_counts *out)
     pthread_mutex_lock(&s->lock);
     *out = s->counts;
     out->position = s->done.watermark;
+    out->lineage = s->lineage;
     out->done = s->done.watermark < s->number ? s->done.watermark : s->number;
     pthread_mutex_unlock(&s->lock);
     for (size_t i = 0; i < s->c.links_n; i++)

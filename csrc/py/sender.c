@@ -338,8 +338,8 @@ static PyObject *sender_counts_of(PyObject *self, PyObject *unused)
         "passed", (unsigned long long)c.passed, "moved",
         (unsigned long long)c.moved, "failed", (unsigned long long)c.failed,
         "lost", (unsigned long long)c.lost,
-        "away", (unsigned long long)c.away, "loads",
-        (unsigned long long)c.loads);
+        "away", (unsigned long long)c.away, "lineage",
+        (unsigned long long)c.lineage);
 }
 
 static PyObject *sender_close(PyObject *self, PyObject *arg)

@@ -56,7 +56,6 @@ class _Stream:
         self.failure: errors.PersiaError | None = None
         """Of the first batch that ended without an update."""
         self.shown = 0  # how many of these were printed
-        self.loads = 0  # that were seen: see Sender.loads
         self._alone = isinstance(source, Kafka) and source.whole
         self._last = 0  # the number of the last batch
         self._committed = time.monotonic()
@@ -150,7 +149,8 @@ class Loader:
         """Of the first batch that ended without an update."""
         self._epochs = epochs
         self._open: list[_Stream] = []
-        self._closed: dict[str, Dataset] = {}  # parts that were trained
+        # Parts that had ended, in rows of which lineage.
+        self._closed: dict[str, tuple[Dataset, int]] = {}
         self._ended: Counter[str] = Counter()
         self._lock = threading.Lock()  # a sender is not counted and closed
 
@@ -268,9 +268,9 @@ class Loader:
                         one.send(epoch)
                 self._close_trained(epochs, left)
                 return True
-            sender.close(ended=False)
             if state == "ended":
-                del left[name]
+                self._closed[name] = left.pop(name), sender.lineage
+            sender.close(ended=False)
         return False
 
     def _start(
@@ -298,7 +298,8 @@ class Loader:
                 self._open.remove(one)
                 one.sender.close(ended=False)
             left[one.part] = one.source
-            left |= self._closed  # they lack batches as well
+            # They may lack batches as well.
+            left |= {name: of for name, (of, _) in self._closed.items()}
             self._closed.clear()
 
     def _check_replaced(self, left: dict[str, Dataset]) -> None:
@@ -306,16 +307,16 @@ class Loader:
         for one in list(self._open):
             with self._again(one, left):
                 one.sender.skip(0)
-            if one in self._open:
-                self._see_loads(one, left)
+                self._reopen(one, left)
 
-    def _see_loads(self, one: _Stream, left: dict[str, Dataset]) -> None:
-        """Those that were closed may lack batches of a checkpoint that was
-        loaded since: who claims one learns that."""
-        if one.loads != one.sender.loads:
-            one.loads = one.sender.loads
-            left |= self._closed
-            self._closed.clear()
+    def _reopen(self, one: _Stream, left: dict[str, Dataset]) -> None:
+        """Rows of another lineage may lack batches of the parts that had
+        ended: a claim tells."""
+        lineage = one.sender.lineage
+        for name, (source, then) in list(self._closed.items()):
+            if then != lineage:
+                left[name] = source
+                del self._closed[name]
 
     def _close_trained(self, epochs: int, left: dict[str, Dataset]) -> None:
         """Of many parts few are open at once; workers are to know by one of
@@ -344,14 +345,14 @@ class Loader:
         """Waits until all is trained, at most so long without a batch that
         becomes trained."""
         one.flush(timeout)
-        self._see_loads(one, left)
+        self._reopen(one, left)
         one.commit()
         self.failure = self.failure or one.failure
         with self._lock:
             self._ended += _counts(one)
             self._ended["streams"] += 1
             self._open.remove(one)
-            self._closed[one.part] = one.source
+            self._closed[one.part] = one.source, one.sender.lineage
             one.sender.close()
 
     def _show_failures(self) -> None:

@@ -151,10 +151,10 @@ class Sender:
         )
 
     @property
-    def loads(self) -> int:
-        """Checkpoints that were loaded into the servers while it was there,
-        as far as workers have reported."""
-        return int(self._core.counts()["loads"])
+    def lineage(self) -> int:
+        """Of the rows that have what is done: a checkpoint that is loaded has
+        another one."""
+        return int(self._core.counts()["lineage"])
 
     @property
     def position(self) -> int:
@@ -229,7 +229,7 @@ class Sender:
         :class:`persia.errors.RowsReplaced`). ``away``: workers that cannot
         be reached now."""
         counts = self._core.counts()
-        del counts["stream"], counts["position"], counts["loads"]
+        del counts["stream"], counts["position"], counts["lineage"]
         return counts
 
     def close(self, ended: bool = True) -> None:

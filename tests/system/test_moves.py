@@ -91,7 +91,7 @@ def three(processes: Processes) -> list[tuple[subprocess.Popen[str], str]]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_four_roles_train_meanwhile(processes: Processes) -> None:
-    """Rows count each batch once, and nobody has an error."""
+    """Rows count each batch once, and no process has an error."""
     servers = [address for _, address in three(processes)]
     two = ",".join(servers[:2])
     _, worker = processes.serve(
