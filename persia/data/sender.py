@@ -152,8 +152,8 @@ class Sender:
 
     @property
     def lineage(self) -> int:
-        """Of the rows that have what is done: a checkpoint that is loaded has
-        another one."""
+        """The lineage of the rows that have what is done. A checkpoint that
+        is loaded changes it."""
         return int(self._core.counts()["lineage"])
 
     @property
