@@ -193,13 +193,14 @@ class Repository:
             model.load()
         self._ends = threading.Event()
         self._failed: dict[str, str] = {}
+        self._thread = threading.Thread(
+            target=self._follow,
+            args=(poll,),
+            name="persia-versions",
+            daemon=True,
+        )
         if poll:
-            threading.Thread(
-                target=self._follow,
-                args=(poll,),
-                name="persia-versions",
-                daemon=True,
-            ).start()
+            self._thread.start()
 
     def model(self, name: str) -> Model:
         """A model by its name.
@@ -222,6 +223,8 @@ class Repository:
     def _follow(self, poll: float) -> None:
         while not self._ends.wait(poll):
             for name, model in self.models.items():
+                if self._ends.is_set():
+                    return
                 try:
                     version = model.follow()
                 except PersiaError as error:
@@ -239,5 +242,8 @@ class Repository:
                     say(f"model {name}: version {version} answers")
 
     def close(self) -> None:
-        """Follows no more."""
+        """Follows no more. A version that is being loaded is loaded first:
+        the interpreter's end would abort a thread that is within torch."""
         self._ends.set()
+        if self._thread.is_alive():
+            self._thread.join()

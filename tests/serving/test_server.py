@@ -30,6 +30,7 @@ from persia.serving.config import ModelConfig
 from persia.serving.folder import versions_of
 from persia.serving.measures import Measures
 from persia.serving.process import Serving, serving
+from persia.serving.repository import Model, Repository
 from tests.serving import models
 
 pytest.importorskip("uvicorn", reason="persia[serve] is not installed")
@@ -303,6 +304,29 @@ def test_versions_roll_back_and_return(place: Path, tmp_path: Path) -> None:
         assert ask(at, "/v2/models/m/infer", body)[0] == 503
         assert ask(at, load, {})[0] == 200
         assert ask(at, "/v2/health/ready")[0] == 200
+
+
+def test_the_end_waits_for_a_version_that_is_being_loaded(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread within torch at the interpreter's end aborts the process."""
+    shutil.copytree(place / "out", tmp_path / "m")
+    loads, goes_on = threading.Event(), threading.Event()
+
+    def follow(model: Model) -> None:
+        loads.set()
+        assert goes_on.wait(60)
+
+    monkeypatch.setattr(Model, "follow", follow)
+    one = Repository({"m": str(tmp_path / "m")}, 1, 0.01)
+    assert loads.wait(60)
+    ended = threading.Event()
+    closes = threading.Thread(target=lambda: (one.close(), ended.set()))
+    closes.start()
+    assert not ended.wait(0.2)
+    goes_on.set()
+    assert ended.wait(60)
+    closes.join()
 
 
 def test_a_damaged_version_leaves_the_one_before(
