@@ -81,6 +81,23 @@ int sync_add(sync_steps *s, uint64_t step, uint32_t rank, uint32_t parts,
     return PERSIA_OK;
 }
 
+void **sync_infer_missed(sync_steps *s, uint64_t step, uint32_t rank,
+                         uint32_t parts, uint32_t *n)
+{
+    const uint64_t missed = step < s->pending ? step : s->pending;
+    *n = 0;
+    if (s->has_applied || !s->pending || step == s->pending ||
+        parts != s->parts || rank >= parts || s->part[rank] ||
+        s->left[rank] || wire_leaps(missed, step) ||
+        wire_leaps(missed, s->pending))
+        return NULL;
+    if (missed > s->missed)
+        s->missed = missed;
+    if (missed > s->step)
+        s->step = missed;
+    return step > missed ? sync_take(s, 0, n) : NULL;
+}
+
 int sync_complete(const sync_steps *s)
 {
     if (!s->pending || s->applying)
@@ -111,6 +128,7 @@ void **sync_take(sync_steps *s, int apply, uint32_t *n)
 void sync_applied(sync_steps *s, uint64_t step)
 {
     s->applying = 0;
+    s->has_applied = 1;
     if (step > s->step)
         s->step = step;
 }

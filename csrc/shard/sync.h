@@ -19,6 +19,7 @@ typedef struct sync_steps {
     uint64_t step;     /* applied last */
     uint64_t missed;   /* the last one that was applied elsewhere, or here in
                           an earlier life, as a rank has told */
+    int has_applied;   /* a step, in this life */
     uint64_t applying; /* was taken to be applied; 0: none */
     uint64_t pending;  /* is being collected; 0: none */
     uint32_t parts;    /* of the pending step */
@@ -41,6 +42,13 @@ void sync_free(sync_steps *s);
  * step that is being collected, or its rank has left. */
 int sync_add(sync_steps *s, uint64_t step, uint32_t rank, uint32_t parts,
              void *part, void **replaced);
+/* Before a part is added.  A rank sends the next step when it was answered the
+ * one before.  So of two ranks that send different steps to a shard that has
+ * applied none in this life, one had its answer to the earlier step from
+ * another life: that step is missed now, and is not applied any more.  Parts
+ * of it that are there are handed out as by sync_take(). */
+void **sync_infer_missed(sync_steps *s, uint64_t step, uint32_t rank,
+                         uint32_t parts, uint32_t *n);
 /* Whether the pending step can be applied now. */
 int sync_complete(const sync_steps *s);
 /* Ends collecting: the parts that are there, in the order of their ranks, in

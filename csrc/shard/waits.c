@@ -141,6 +141,8 @@ typedef struct placed {
     void **whole;        /* the step, if it is whole; [n] */
     uint32_t n;
     int whole_rc;
+    void **lost; /* parts of a step that was missed; [lost_n] */
+    uint32_t lost_n;
 } placed;
 
 static void waits_place_locked(shard *s, push_call *c, placed *out)
@@ -158,6 +160,9 @@ static void waits_place_locked(shard *s, push_call *c, placed *out)
         out->rc = persia_err_set(PERSIA_ECLOSED,
                                  "another process is rank %u of the steps now",
                                  c->m->part);
+    if (!out->stale && !out->rc)
+        out->lost = sync_infer_missed(&s->sync, c->m->step, c->m->part,
+                                      c->m->parts, &out->lost_n);
     out->missed = !out->stale && c->m->step <= s->sync.missed;
     if (!out->stale && !out->missed && !out->rc)
         out->rc = sync_add(&s->sync, c->m->step, c->m->part, c->m->parts, c,
@@ -191,6 +196,8 @@ void wait_part(shard *s, const push_call *part)
 
     if (p.state == LEDGER_BUSY)
         return;
+    if (p.lost)
+        waits_fail_parts(s, p.lost, p.lost_n, PERSIA_ELOST, "");
     if (p.state != LEDGER_NEW || p.rc || p.stale || p.missed) {
         atomic_fetch_sub(&s->parked_n, 1);
         if (p.stale)

@@ -215,6 +215,28 @@ static void ranks_come_and_go(void **state)
     job_stop(j);
 }
 
+/* An embedding worker sends a part again to a server that was started again;
+ * the other rank had its answer before. */
+static void a_part_whose_step_an_earlier_life_has_applied(void **state)
+{
+    (void)state;
+    job *j = job_start();
+    pending *a = send_part(j, 1, 7, LONG), *b = send_part(j, 2, 7, LONG);
+    pending *c = send_part(j, 0, 8, LONG);
+    assert_int_equal(push_wait(a).status, PUSH_LOST);
+    assert_int_equal(push_wait(b).status, PUSH_LOST);
+    a = send_part(j, 1, 8, LONG);
+    wire_push late = part_of(j, 2, 7);
+    assert_int_equal(push(&j->v, &late).status, PUSH_LOST);
+    b = send_part(j, 2, 8, LONG);
+    assert_int_equal(push_wait(a).status, PUSH_APPLIED);
+    assert_int_equal(push_wait(b).status, PUSH_APPLIED);
+    assert_int_equal(push_wait(c).status, PUSH_APPLIED);
+    assert_true(value(j) == RANKS);
+    assert_int_equal(stats_of(&j->v).parked, 0);
+    job_stop(j);
+}
+
 static void say_move(const job *j, uint64_t client, uint32_t joins,
                      uint32_t move)
 {
@@ -717,6 +739,7 @@ int main(void)
         cmocka_unit_test(one_bad_part_fails_the_step),
         cmocka_unit_test(a_copy_of_a_part_comes_late),
         cmocka_unit_test(ranks_come_and_go),
+        cmocka_unit_test(a_part_whose_step_an_earlier_life_has_applied),
         cmocka_unit_test(what_a_rank_said_before_does_not_count),
         cmocka_unit_test(who_has_left_is_told_by_who_goes_on),
         cmocka_unit_test(parts_of_a_process_before_are_not_applied),

@@ -108,6 +108,47 @@ static void what_is_refused(void **state)
     sync_free(&s);
 }
 
+static void infer(sync_steps *s, uint64_t step, uint32_t rank,
+                  const char *want)
+{
+    uint32_t n;
+    void **all = sync_infer_missed(s, step, rank, 3, &n);
+    assert_int_equal(n, strlen(want));
+    for (uint32_t i = 0; i < n; i++)
+        assert_ptr_equal(all[i], &part[want[i] - '0']);
+    free(all);
+}
+
+static void another_life_had_answered_a_rank(void **state)
+{
+    (void)state;
+    sync_steps s;
+    sync_init(&s);
+    s.step = 5; /* of a checkpoint */
+    infer(&s, 8, 0, "");
+    assert_int_equal(add(&s, 8, 0, 3), PERSIA_OK);
+    assert_int_equal(add(&s, 8, 2, 3), PERSIA_OK);
+    infer(&s, 8, 1, "");
+    infer(&s, 9, 0, ""); /* which has had no answer to 8 */
+    infer(&s, UINT64_MAX, 1, "");
+    assert_int_equal(s.missed, 0);
+    infer(&s, 7, 1, ""); /* the others had theirs, so they send 8 */
+    assert_int_equal(s.missed, 7);
+    infer(&s, 9, 1, "02"); /* and this one had its answer to 8 */
+    assert_int_equal(s.missed, 8);
+    assert_int_equal(s.pending, 0);
+    for (uint32_t r = 0; r < 3; r++)
+        assert_int_equal(add(&s, 9, r, 3), PERSIA_OK);
+    take(&s, 1, "012");
+    sync_applied(&s, 9);
+    /* This life knows what it has answered. */
+    assert_int_equal(add(&s, 10, 0, 3), PERSIA_OK);
+    infer(&s, 11, 1, "");
+    assert_int_equal(add(&s, 11, 1, 3), PERSIA_EARG);
+    take(&s, 0, "0");
+    sync_free(&s);
+}
+
 static void ranks_leave_and_join(void **state)
 {
     (void)state;
@@ -199,6 +240,7 @@ int main(void)
         cmocka_unit_test(a_step_waits_for_all_ranks),
         cmocka_unit_test(a_part_that_comes_again_replaces),
         cmocka_unit_test(what_is_refused),
+        cmocka_unit_test(another_life_had_answered_a_rank),
         cmocka_unit_test(ranks_leave_and_join),
         cmocka_unit_test(ranks_hear_of_others),
         cmocka_unit_test(many_are_missing),

@@ -28,8 +28,8 @@ void four_kill_loader(void);
 sim_node *four_any(uint32_t k);
 /* Starts what is down. */
 void four_heal(void);
-/* Waits until the loader's batches are done; 0: they need not be. */
-int four_await_end(uint64_t until);
+/* Waits until the loader's batches are done. */
+void four_await_end(uint64_t until);
 /* Batches of the loader; how many it counts as lost or failed.  killed: a
  * server was. */
 int four_batches(void);
