@@ -91,6 +91,14 @@ class Round:
         """Streams of batches: what workers call loaders."""
         return self.parts if self.kind == "parts" else self.loaders
 
+    @property
+    def ends_by_loss(self) -> bool:
+        """Whether a trainer that learns of a loss ends, and all are started
+        again: one that loads checkpoints, and ranks in step, which learn of
+        it at different steps."""
+        steps = self.staleness == 0 and self.ranks > 1
+        return self.fate == ROLLBACK or (steps and self.lost == "raise")
+
     def has(self, signal: str, role: str) -> bool:
         """Whether some process of the role gets the signal."""
         return any(

@@ -215,7 +215,7 @@ class Rank:
     def told(self) -> None:
         """A loss is no reason to stop, or one to begin again."""
         self.say("lost", self.lost())
-        if self.made.fate == ROLLBACK:
+        if self.made.ends_by_loss:
             os._exit(AGAIN)
 
     @contextlib.contextmanager

@@ -146,7 +146,11 @@ def _compare(made: Round, out: Verdict) -> None:
         f"missing {out.missing}, told {out.told} (loaders {out.loaders}, "
         f"workers {out.workers})"
     )
-    dies = made.has("KILL", "rank") or made.has("TERM", "rank")
+    dies = (
+        made.has("KILL", "rank")
+        or made.has("TERM", "rank")
+        or made.ends_by_loss
+    )
     # A loader that is started again sends what servers lack then, and one
     # whose worker dies what it has not heard to be done.
     sends = (
