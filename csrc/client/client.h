@@ -122,6 +122,7 @@ typedef struct client_update {
     uint64_t t;           /* see persia_client_t(); 0: by its name */
     uint64_t group;       /* of an update of several batches, each a part; or
                              0: then parts are of a step */
+    wire_maker maker;     /* the rank that an embedding worker sends it for */
 } client_update;
 /* A number is at most so far behind `through`, or as many before it are in
  * flight.  Numbers that were passed over may still be sent by a later life of
@@ -303,6 +304,8 @@ PERSIA_API int persia_client_call(ps_client *c, uint32_t shard,
 PERSIA_API int persia_client_repair(ps_client *c, uint32_t shard);
 PERSIA_API wire_caller persia_client_caller(const ps_client *c,
                                             uint32_t shard);
+/* This client, as a worker names it to servers. */
+PERSIA_API wire_maker persia_client_maker(const ps_client *c);
 
 /* ---- one shard ---- */
 

@@ -115,7 +115,8 @@ static void fill_push(void *ctx, request *q)
                      .t = p->t,
                      .dtype = r->dtype,
                      .skips = (uint32_t)p->skips,
-                     .shared = (uint32_t)r->shared};
+                     .shared = (uint32_t)r->shared,
+                     .maker = p->update.maker};
     pthread_mutex_lock(&r->lock);
     m->settled = r->settled.w.watermark;
     pthread_mutex_unlock(&r->lock);

@@ -722,6 +722,13 @@ int persia_client_repair(ps_client *r, uint32_t shard)
                          client_deadline(r));
 }
 
+wire_maker persia_client_maker(const ps_client *r)
+{
+    return (wire_maker){.stream = atomic_load(&r->stream),
+                        .client = r->client,
+                        .incarnation = atomic_load(&r->incarnation)};
+}
+
 wire_caller persia_client_caller(const ps_client *r, uint32_t shard)
 {
     return shard < r->servers_n ? server_caller(r, r->servers[shard])

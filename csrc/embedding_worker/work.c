@@ -573,6 +573,7 @@ static int work_push(asking *a, const batcher_grad *g, size_t n)
                                   .part = m->part,
                                   .parts = m->parts,
                                   .group = m->group,
+                                  .maker = m->maker,
                                   .through = o->m.settled,
                                   .t = m->t};
     int rc = persia_batcher_backward(o->stream->w, g, n, &update, optim,

@@ -313,6 +313,7 @@ static int source_push(batcher_source *source, const taken_update *u,
     m.part = u->name->part;
     m.parts = u->name->parts;
     m.group = u->name->group;
+    m.maker = persia_client_maker(u->c);
     m.hypers = hypers;
     m.hypers_n = t->r->plan.tables_n;
     int rc = hypers ? source_make_grads(t, u, &m, &memory)

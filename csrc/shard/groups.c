@@ -170,7 +170,11 @@ static void groups_place_locked(shard *s, push_call *c, placed *out)
         out->rc = ended ? persia_err_set(PERSIA_ECLOSED,
                                          "the update of several batches was "
                                          "applied without this one")
-                        : wait_refuses_locked(c->call.from);
+              : wait_is_of_former_locked(s, c)
+                  ? persia_err_set(PERSIA_ECLOSED,
+                                   "another process is the rank of this part "
+                                   "now")
+                  : wait_refuses_locked(c->call.from);
     if (out->rc || ended)
         return;
     out->rc = groups_find_locked(s, m->group, m->parts, &g);
@@ -300,6 +304,15 @@ void **groups_take_locked(shard *s, uint64_t now, const direct *from,
         if (parts)
             return parts;
     }
+    return NULL;
+}
+
+void **groups_take_former_locked(shard *s, uint32_t *n)
+{
+    for (group *g = s->groups; g; g = g->next)
+        for (uint32_t i = 0; i < g->parts; i++)
+            if (g->part[i] && wait_is_of_former_locked(s, g->part[i]))
+                return groups_take_parts_locked(g, n);
     return NULL;
 }
 

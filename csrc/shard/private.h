@@ -235,6 +235,9 @@ int wait_room(shard *s, uint32_t most);
 /* Opens the stream of a Hello; a part of a step that waits and is of another
  * client in this stream is sent back. */
 int wait_open(shard *s, const wire_hello *m, wire_hello_reply *out);
+/* Whether an embedding worker sends a part for an earlier process of its rank.
+ */
+int wait_is_of_former_locked(const shard *s, const push_call *c);
 /* A part of a step: waits, or applies the step. */
 void wait_part(shard *s, const push_call *part);
 /* A part of a group, likewise. */
@@ -257,6 +260,9 @@ uint64_t groups_deadline_locked(const shard *s);
  * UINT64_MAX: of any group, which is forgotten.  NULL: there is none. */
 void **groups_take_locked(shard *s, uint64_t now, const direct *from,
                           uint32_t *n);
+/* The parts of a group of which the rank of one has another process now; or
+ * NULL. */
+void **groups_take_former_locked(shard *s, uint32_t *n);
 /* Without the lock: the update of a group was not applied, and its parts may
  * be sent again.  0: nothing. */
 void groups_failed(shard *s, uint64_t id);

@@ -131,6 +131,14 @@ void wait_apply(shard *s, void **parts, uint32_t n, int rc)
     free(parts);
 }
 
+int wait_is_of_former_locked(const shard *s, const push_call *c)
+{
+    const wire_maker *m = &c->m->maker;
+    return m->stream &&
+           ledger_is_older(s->ledger, m->stream,
+                           (ledger_owner){m->incarnation, m->client});
+}
+
 /* What became of a part. */
 typedef struct placed {
     enum ledger_state state;
@@ -156,7 +164,9 @@ static void waits_place_locked(shard *s, push_call *c, placed *out)
         return;
     /* Here: a restore drops what was added before. */
     out->stale = is_stale(s, &c->m->caller);
-    if (!c->m->shared && sync_is_other(&s->sync, c->m->part, c->m->stream))
+    if (wait_is_of_former_locked(s, c) ||
+        (!c->m->shared &&
+         sync_is_other(&s->sync, c->m->part, c->m->stream)))
         out->rc = persia_err_set(PERSIA_ECLOSED,
                                  "another process is rank %u of the steps now",
                                  c->m->part);
@@ -222,6 +232,25 @@ void wait_part(shard *s, const push_call *part)
         wait_go_on(s);
 }
 
+/* Parts of steps and groups whose rank has another process now. */
+static void waits_drop_former(shard *s)
+{
+    void **parts;
+    do {
+        uint32_t n = 0;
+        pthread_mutex_lock(&s->wait_lock);
+        parts = groups_take_former_locked(s, &n);
+        for (uint32_t i = 0; i < s->sync.parts && !parts; i++)
+            if (s->sync.part[i] &&
+                wait_is_of_former_locked(s, s->sync.part[i]))
+                parts = sync_take_one(&s->sync, i, &n);
+        pthread_mutex_unlock(&s->wait_lock);
+        if (parts)
+            waits_fail_parts(s, parts, n, PERSIA_ECLOSED,
+                             "another process is the rank of this part now");
+    } while (parts);
+}
+
 int wait_open(shard *s, const wire_hello *m, wire_hello_reply *out)
 {
     void **dropped = NULL;
@@ -249,6 +278,8 @@ int wait_open(shard *s, const wire_hello *m, wire_hello_reply *out)
         waits_fail_parts(s, dropped, n, PERSIA_EUNAVAILABLE,
                          "another client has "
                          "opened the stream of this part of a step");
+    if (!rc)
+        waits_drop_former(s);
     if (rc == PERSIA_ECLOSED)
         return persia_err_set(rc, "rank %u of namespace '%s': %s", m->rank,
                               m->name_space, persia_err_text());

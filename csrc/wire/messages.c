@@ -30,6 +30,16 @@ static const wire_type caller_type = {
     .fields_n = 5
 };
 
+static const wire_field maker_fields[] = {
+    [1] = F(wire_maker, stream, FIXED64, "stream"),
+    [2] = F(wire_maker, client, FIXED64, "client"),
+    [3] = F(wire_maker, incarnation, U64, "incarnation"),
+};
+static const wire_type maker_type = {
+    .name = "Maker", .size = sizeof(wire_maker), .fields = maker_fields,
+    .fields_n = 3
+};
+
 static const wire_field batch_name_fields[] = {
     [1] = F(wire_batch_name, stream, FIXED64, "stream"),
     [2] = F(wire_batch_name, number, U64, "number"),
@@ -269,10 +279,11 @@ static const wire_field push_fields[] = {
     [13] = F(wire_push, group, FIXED64, "group"),
     [14] = F(wire_push, skips, U32, "skips", .limit = 1),
     [16] = F(wire_push, shared, U32, "shared", .limit = 1),
+    [17] = F(wire_push, maker, MESSAGE, "maker", .type = &maker_type),
 };
 static const wire_type push_type = {
     .name = "PushRequest", .size = sizeof(wire_push), .fields = push_fields,
-    .fields_n = 16, .dtype = 8, .check = at_check_push
+    .fields_n = 17, .dtype = 8, .check = at_check_push
 };
 
 static const wire_field push_reply_fields[] = {
@@ -824,10 +835,11 @@ static const wire_field return_fields[] = {
     [13] = F(wire_return, group, FIXED64, "group"),
     [20] = F(wire_return, stream, FIXED64, "stream"),
     [21] = F(wire_return, number, U64, "number"),
+    [22] = F(wire_return, maker, MESSAGE, "maker", .type = &maker_type),
 };
 static const wire_type return_type = {
     .name = "ReturnRequest", .size = sizeof(wire_return),
-    .fields = return_fields, .fields_n = 21, .dtype = 6,
+    .fields = return_fields, .fields_n = 22, .dtype = 6,
     .check = at_check_return
 };
 

@@ -157,6 +157,14 @@ typedef struct wire_caller {
     uint64_t slots_rev;
 } wire_caller;
 
+/* The rank whose gradients an embedding worker sends. Once another process
+ * owns the stream, parts that wait for others of this one are not applied. */
+typedef struct wire_maker {
+    uint64_t stream; /* of the rank's own updates; 0: not known */
+    uint64_t client; /* its owner's, as in Caller */
+    uint64_t incarnation;
+} wire_maker;
+
 typedef struct wire_batch_name {
     uint64_t stream;
     uint64_t number;
@@ -349,6 +357,7 @@ typedef struct wire_push {
     /* The stream is a data loader's. Else it is the rank's own: a part of a
      * step counts if its rank has joined the steps with this stream. */
     uint32_t shared;
+    wire_maker maker;
 } wire_push;
 
 typedef struct wire_push_reply {
@@ -812,6 +821,7 @@ typedef struct wire_return {
      * in its queue, applies the gradients to it. */
     uint64_t stream;
     uint64_t number;
+    wire_maker maker;
 } wire_return;
 
 typedef struct wire_return_reply {

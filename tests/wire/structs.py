@@ -80,6 +80,7 @@ STRUCTS = _read_header()
 #: Message of persia.proto -> struct of wire.h.
 NAMES = {
     "Caller": "caller",
+    "Maker": "maker",
     "HelloRequest": "hello",
     "HelloReply": "hello_reply",
     "Ledger": "ledger",

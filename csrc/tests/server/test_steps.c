@@ -237,6 +237,48 @@ static void a_part_whose_step_an_earlier_life_has_applied(void **state)
     job_stop(j);
 }
 
+/* A process claims the stream of a rank. */
+static void claim(const job *j, uint64_t stream, uint64_t client,
+                  uint64_t incarnation)
+{
+    wire_hello m = {.caller = {.client = client, .incarnation = incarnation},
+                    .version = WIRE_VERSION,
+                    .name_space = "test",
+                    .stream = stream};
+    result r = CALL(&j->v, HELLO, hello, &m);
+    assert_int_equal(r.code, PERSIA_OK);
+    result_free(&r);
+}
+
+/* Embedding workers had sent some parts of its update. */
+static void a_rank_is_replaced_within_an_update(void **state)
+{
+    (void)state;
+    job *j = job_start();
+    for (uint64_t turn = 0; turn < 2; turn++) {
+        const uint64_t life = 1 + 2 * turn;
+        wire_push m = part_of(j, 1, 7);
+        m.shared = 1;
+        m.maker = (wire_maker){77, 5, life};
+        if (turn) {
+            m.step = 0;
+            m.group = 9;
+        }
+        claim(j, 77, 5, life);
+        pending *a = push_start(&j->v, &m, LONG);
+        while (!stats_of(&j->v).parked)
+            sched_yield();
+        claim(j, 77, 6, life + 1);
+        expect_error(a, PERSIA_ECLOSED, "another process");
+        assert_int_equal(push_code(&j->v, &m), PERSIA_ECLOSED); /* a retry */
+        m.maker = (wire_maker){77, 6, life + 1};
+        a = push_start(&j->v, &m, SECOND / 50);
+        expect_error(a, PERSIA_ETIMEOUT, "");
+    }
+    assert_true(value(j) == 0);
+    job_stop(j);
+}
+
 static void say_move(const job *j, uint64_t client, uint32_t joins,
                      uint32_t move)
 {
@@ -740,6 +782,7 @@ int main(void)
         cmocka_unit_test(a_copy_of_a_part_comes_late),
         cmocka_unit_test(ranks_come_and_go),
         cmocka_unit_test(a_part_whose_step_an_earlier_life_has_applied),
+        cmocka_unit_test(a_rank_is_replaced_within_an_update),
         cmocka_unit_test(what_a_rank_said_before_does_not_count),
         cmocka_unit_test(who_has_left_is_told_by_who_goes_on),
         cmocka_unit_test(parts_of_a_process_before_are_not_applied),

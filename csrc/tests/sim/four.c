@@ -104,21 +104,13 @@ static void process_end(process *p, uint64_t least)
         process_kill(p, least);
 }
 
-/* A known hole, which loses nothing: an embedding worker sends a part of a
- * rank's earlier life once more, and that completes the step which the rank
- * has begun again. */
-static int is_step_replaced(const process *p, int rc)
-{
-    return rc == PERSIA_EARG && four.step && p->lives > 1;
-}
-
 /* This process ends by an error. */
 static _Noreturn void die(process *p, const char *what, int rc)
 {
     sim_say("%s: %s: %s", what, persia_err_name(rc), persia_err_text());
     if (rc != PERSIA_EUNAVAILABLE && rc != PERSIA_ETIMEOUT &&
         rc != PERSIA_EINCOMPLETE && !(rc == PERSIA_ECLOSED && p->lives > 1) &&
-        !client_is_loss(rc) && !is_step_replaced(p, rc))
+        !client_is_loss(rc))
         sim_fail("%s: %s, which no fault explains", what,
                  persia_err_name(rc));
     if (four.healed && sim_now() - four.healed > CALM)

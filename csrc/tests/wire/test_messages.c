@@ -69,7 +69,8 @@ static wire_push_table push_tables[] = {
     { { 7, 2, 9, floats + 1, NULL, NULL }, ids + 5, { .grad_scale = 1 }, 0 },
 };
 static wire_push push = {
-    CALLER, 8, 9, 7, 10, 2, 3, WIRE_FP32, push_tables, 3, 11, 0, 1, 1
+    CALLER, 8, 9, 7, 10, 2, 3, WIRE_FP32, push_tables, 3, 11, 0, 1, 1,
+    { 12, 13, 14 }
 };
 static uint64_t left[] = { 0, 127, 4095 };
 static wire_push_reply push_reply = {
@@ -144,7 +145,7 @@ static optim_hyper hypers[] = {
 };
 static wire_return give_back = {
     CALLER, 1, 2, RETURN_UNUSED, 3, WIRE_FP32, grads, 1, hypers, 2, grads, 1,
-    0, 3, 4, 5, 6, 7
+    0, 3, 4, 5, 6, 7, { 8, 9, 10 }
 };
 static wire_table_sum table_sums[] = { { 4095, DIM, N, ids, floats } };
 static wire_sums_reply sums_reply = { 1, 1, table_sums, 1 };
