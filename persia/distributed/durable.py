@@ -317,19 +317,23 @@ Seen = TypeVar("Seen")
 
 def _looked(path: Path, look: Callable[[], Seen]) -> Seen:
     """What `look` finds; it looks again where a server that runs removed
-    meanwhile what its cut made needless."""
+    meanwhile what its cut made needless, or wrote on: a record that was not
+    whole yet has later ones behind it by then."""
 
-    def begins() -> tuple[int, str]:
+    def state() -> tuple[int, list[tuple[str, int]]]:
         cut = Snapshot.of_root(files.LocalRoot(path))
-        segments = (segment.name for segment in path.glob("log-*"))
-        return -1 if cut is None else cut[1].log, min(segments, default="")
+        segments = []
+        for segment in sorted(path.glob("log-*")):
+            with contextlib.suppress(FileNotFoundError):
+                segments.append((segment.name, segment.stat().st_mtime_ns))
+        return -1 if cut is None else cut[1].log, segments
 
     for _ in range(_LOOKS):
-        before = begins()
+        before = state()
         try:
             return look()
         except (PersiaError, OSError):
-            if begins() == before:
+            if state() == before:
                 raise
     return look()
 

@@ -539,6 +539,37 @@ def test_tables_alone_are_no_rows(tmp_path: Path) -> None:
         client.store.close()
 
 
+def test_a_log_is_looked_at_while_a_record_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look finds half of it, and what was written since behind it."""
+    with durable(tmp_path, "process") as where:
+        client = Counting(where.server.address)
+        client.step()
+        client.store.flush()
+        log = tmp_path / "log" / "default-0-of-1"
+        real, calls = _core.log_read, []
+
+        def read(*arguments: Any) -> Any:
+            calls.append(1)
+            if len(calls) == 1:
+                client.step()
+                client.store.flush()
+                raise errors.CorruptFile("a record is not what was written")
+            return real(*arguments)
+
+        monkeypatch.setattr(_core, "log_read", read)
+        assert described(log)["records"]
+        monkeypatch.setattr(_core, "log_read", lambda *_: read_damage())
+        with pytest.raises(errors.CorruptFile):
+            described(log)
+        client.store.close()
+
+
+def read_damage() -> None:
+    raise errors.CorruptFile("a record is not what was written")
+
+
 def test_a_log_is_looked_at_while_it_changes(tmp_path: Path) -> None:
     """Files that a cut removes meanwhile are not taken for damage."""
     with durable(tmp_path, "process", "--log-limit", "64KiB") as where:
