@@ -387,6 +387,15 @@ void pass_held_event(rank_taken *t, enum held_event event)
     pthread_mutex_unlock(&t->r->lock);
 }
 
+int pass_hold(rank_taken *t)
+{
+    pthread_mutex_lock(&t->r->lock);
+    const int is_only = !passes_is_held(t->r, t->m.stream, t->m.number);
+    pass_held_event_locked(t, HELD_HOLD);
+    pthread_mutex_unlock(&t->r->lock);
+    return is_only;
+}
+
 void pass_move(rank_taken *t, rank_taken *u)
 {
     assert(t->held == HELD_HERE && u->held == HELD_NONE);

@@ -206,6 +206,9 @@ int pass_learn(rank_taken *t);
 /* The batches that the rank holds: [*n], or NULL.  The caller frees them.  The
  * rank's lock is held. */
 wire_batch_name *pass_held(const rank_taker *r, size_t *n);
+/* The batch of a Take is here.  0: another Take, which was made at the same
+ * time, has brought it from another worker before: this one is given back. */
+int pass_hold(rank_taken *t);
 /* An event of its batch, which says by the table above what follows. */
 void pass_held_event(rank_taken *t, enum held_event event);
 /* The only place that changes the state of a Take's batch, and with it the

@@ -502,8 +502,8 @@ static int rank_take_once(rank_taken *t, int *taken)
     }
     if (t->m.status == TAKE_BATCH) {
         /* A Hello that says a later place lists it. */
-        pass_held_event(t, HELD_HOLD);
-        if (rank_accept(t, own))
+        const int is_only = pass_hold(t);
+        if (is_only && rank_accept(t, own))
             got = 1;
         else
             persia_taken_give_back(t);

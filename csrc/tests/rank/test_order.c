@@ -37,10 +37,30 @@ static void a_take_that_is_made_again_is_where_it_was(void **state)
     pthread_mutex_destroy(&r.lock);
 }
 
+static void a_batch_that_two_workers_give_is_held_once(void **state)
+{
+    (void)state;
+    rank_taker r = {.ordered = 0};
+    rank_taken t[3] = {{.r = &r, .m = {.stream = 7, .number = 40}},
+                       {.r = &r, .m = {.stream = 7, .number = 40}},
+                       {.r = &r, .m = {.stream = 8, .number = 40}}};
+    pthread_mutex_init(&r.lock, NULL);
+    assert_int_equal(pass_hold(&t[0]), 1);
+    assert_int_equal(pass_hold(&t[1]), 0);
+    assert_int_equal(pass_hold(&t[2]), 1);
+    for (int i = 0; i < 3; i++)
+        pass_held_event(&t[i], HELD_DROP);
+    assert_null(r.held);
+    assert_int_equal(pass_hold(&t[1]), 1);
+    pass_held_event(&t[1], HELD_DROP);
+    pthread_mutex_destroy(&r.lock);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_take_that_is_made_again_is_where_it_was),
+        cmocka_unit_test(a_batch_that_two_workers_give_is_held_once),
     };
     return cmocka_run_group_tests_name("rank: order", tests, NULL, NULL);
 }
