@@ -505,7 +505,7 @@ int persia_client_pull_indexed(ps_client *r, uint64_t after,
     r->counts.pulls++;
     uint64_t deadline = client_deadline(r);
     if (after)
-        deadline += r->timeout_ns;
+        deadline = persia_deadline_later(deadline, r->timeout_ns);
     rc = r->embedded ? pull_jobs(&p, tables, jobs_n, deadline)
                      : pull_pull(&p, tables, jobs_n, deadline, index);
     call_give(k);

@@ -20,7 +20,7 @@ static int channel_call(void *ctx, uint32_t method, const void *arguments,
 {
     const channel_object *c = ctx;
     return persia_shard_wait(c->shard, method, arguments,
-                             persia_clock_ns() + c->timeout_ns, reply);
+                             persia_deadline(c->timeout_ns), reply);
 }
 
 /* Begins a call; -1 with an exception set. */

@@ -395,24 +395,18 @@ static uint32_t method_of(const rpc_methods *methods, grpc_slice path)
     return i;
 }
 
-/* A little before the caller's own deadline, so that an answer which says
- * what was waited for still arrives.  gRPC rounds the time left, by at most
- * a hundredth, up. */
 static uint64_t server_deadline_of(gpr_timespec deadline)
 {
     /* The clock of later cores is 5 s before ours: only differences serve. */
     gpr_timespec to_go = gpr_time_sub(
         gpr_convert_clock_type(deadline, GPR_CLOCK_MONOTONIC),
         gpr_now(GPR_CLOCK_MONOTONIC));
-    uint64_t now = persia_clock_ns();
     if (to_go.tv_sec >= INT64_MAX / 1000000000 / 2) /* or infinity */
-        return UINT64_MAX;
-    if (to_go.tv_sec < 0)
-        return now;
-    uint64_t left =
-        (uint64_t)to_go.tv_sec * 1000000000 + (uint64_t)to_go.tv_nsec;
-    uint64_t margin = left / 50 + 250000000;
-    return now + left - (margin < left / 10 ? margin : left / 10);
+        return PERSIA_FOREVER;
+    return persia_deadline_answer(
+        to_go.tv_sec < 0 ? 0
+                         : (uint64_t)to_go.tv_sec * 1000000000 +
+                               (uint64_t)to_go.tv_nsec);
 }
 
 /* A call arrived (ok), or the server goes down. */
