@@ -226,7 +226,7 @@ void peer_queue(peer *p, peer_call *c, uint64_t most)
     pthread_mutex_lock(&p->lock);
     const int closed = p->closed;
     if (p->first && (p->first->deadline != c->deadline ||
-                     (most && p->bytes + c->out.bytes > most)))
+                     p->bytes + c->out.bytes > most))
         before = peer_take_locked(p);
     if (!closed) {
         p->bytes += c->out.bytes;

@@ -151,21 +151,19 @@ int py_nanoseconds(double seconds, uint64_t *out)
 static PyObject *channel_new(PyTypeObject *type, PyObject *args,
                              PyObject *kwargs)
 {
-    static char *words[] = {"address", "security", "message_limit",
-                            "timeout", "shard", NULL};
-    rpc_channel_config config = {.methods = &persia_shard_methods};
-    unsigned long long limit;
+    static char *words[] = {"address", "security", "timeout", "shard", NULL};
+    rpc_channel_config config = {.methods = &persia_shard_methods,
+                                 .message_limit = WIRE_MESSAGE_LIMIT};
     int shard = -1;
     double timeout;
     uint64_t timeout_ns;
     PyObject *security;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sOKd|i", words,
-                                     &config.address, &security, &limit,
-                                     &timeout, &shard) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sOd|i", words,
+                                     &config.address, &security, &timeout,
+                                     &shard) ||
         py_security(security, &config.security) ||
         py_nanoseconds(timeout, &timeout_ns))
         return NULL;
-    config.message_limit = limit;
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     channel_object *self = (channel_object *)alloc(type, 0);
     if (!self)
@@ -214,9 +212,9 @@ static PyType_Slot channel_slots[] = {
     {Py_tp_dealloc, (void *)channel_dealloc},
     {Py_tp_methods, channel_methods},
     {Py_tp_getset, channel_getset},
-    {Py_tp_doc, (void *)"Channel(address, security, message_limit, timeout, "
-                        "shard=-1)\n--\n\nThe way to one server, or to one "
-                        "of its several shards; seconds, bytes."},
+    {Py_tp_doc, (void *)"Channel(address, security, timeout, shard=-1)\n"
+                        "--\n\nThe way to one server, or to one of its "
+                        "several shards; seconds."},
     {0, NULL},
 };
 

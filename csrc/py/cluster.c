@@ -42,19 +42,19 @@ static int read_config(PyObject *dict, client_config *c, PyObject **own,
 {
     static char *words[] = {
         "addresses", "own",         "own_at",  "namespace",     "rank",
-        "world",     "stream",      "timeout", "message_limit",
-        "dtype",     "lost",        "security", NULL};
+        "world",     "stream",      "timeout", "dtype",
+        "lost",      "security",    "message_limit", NULL};
     const char *name_space;
     double timeout;
     unsigned lost, own_at;
-    unsigned long long stream, limit;
+    unsigned long long stream, limit = WIRE_MESSAGE_LIMIT;
     PyObject *security, *none = PyTuple_New(0);
     if (!none)
         return -1;
     int ok = PyArg_ParseTupleAndKeywords(
-        none, dict, "OOIsIIKdKIIO", words, addresses, own, &own_at,
-        &name_space, &c->rank, &c->world, &stream, &timeout, &limit,
-        &c->dtype, &lost, &security);
+        none, dict, "OOIsIIKdIIO|K", words, addresses, own, &own_at,
+        &name_space, &c->rank, &c->world, &stream, &timeout, &c->dtype,
+        &lost, &security, &limit);
     Py_DECREF(none);
     if (!ok || py_security(security, &c->security))
         return -1;

@@ -53,19 +53,19 @@ PyObject *py_closed(const char *what)
 int py_worker_client(PyObject *dict, worker_client_config *out)
 {
     static char *words[] = {"addresses", "namespace",     "rank",
-                            "world",     "timeout",       "message_limit",
-                            "dtype",     "security",      "move_after",
-                            "stream",    "job",           NULL};
+                            "world",     "timeout",       "dtype",
+                            "security",  "move_after",    "stream",
+                            "job",       "message_limit", NULL};
     PyObject *addresses, *security, *none = PyTuple_New(0);
     const char *name_space;
     double timeout, move;
-    unsigned long long limit, stream, job;
+    unsigned long long stream, job, limit = WIRE_MESSAGE_LIMIT;
     if (!none)
         return -1;
     int ok = PyArg_ParseTupleAndKeywords(
-        none, dict, "OsIIdKIOdKK", words, &addresses, &name_space, &out->rank,
-        &out->world, &timeout, &limit, &out->dtype, &security, &move, &stream,
-        &job);
+        none, dict, "OsIIdIOdKK|K", words, &addresses, &name_space, &out->rank,
+        &out->world, &timeout, &out->dtype, &security, &move, &stream, &job,
+        &limit);
     Py_DECREF(none);
     if (!ok || py_security(security, &out->security) ||
         py_name(name_space, out->name_space, sizeof out->name_space) ||

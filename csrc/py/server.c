@@ -682,7 +682,9 @@ int py_add_server(PyObject *module)
 {
     if (!py_add_type(module, &server_spec) ||
         PyModule_AddStringConstant(module, "GRPC", persia_rpc_version()) ||
-        PyModule_AddStringConstant(module, "GRPC_HOLES", persia_rpc_holes()))
+        PyModule_AddStringConstant(module, "GRPC_HOLES", persia_rpc_holes()) ||
+        PyModule_AddIntConstant(module, "MESSAGE_LIMIT",
+                                (long)WIRE_MESSAGE_LIMIT))
         return -1;
     static const struct {
         const char *name;

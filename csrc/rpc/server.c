@@ -263,20 +263,14 @@ static void slot_reply(rpc_call *call, wire_out *o, void (*done)(void *owner),
                        void *owner)
 {
     slot *l = (slot *)call;
-    size_t n = o->bytes;
     l->done = done;
     l->owner = owner;
-    if (n > l->server->message_limit) {
-        char text[160];
+    int code = persia_wire_check_size("this server", "an answer", o->bytes,
+                                      l->server->message_limit);
+    if (code)
         persia_wire_out_free(o);
-        snprintf(text, sizeof text,
-                 "the reply would have %zu bytes, the server's limit is %llu: "
-                 "ask for fewer rows at once",
-                 n, (unsigned long long)l->server->message_limit);
-        slot_fail(call, PERSIA_ELIMIT, text);
-        return;
-    }
-    int code = sent_start(&l->sent, o, slot_ended, &l->reply);
+    else
+        code = sent_start(&l->sent, o, slot_ended, &l->reply);
     if (code != PERSIA_OK) {
         slot_fail(call, code, persia_err_text());
         return;

@@ -8,8 +8,9 @@ static int list_rows(shard *s, table *t, const wire_rows *m, answer *a)
 {
     enum { MOST = 1 << 20 };
     size_t room = m->list < MOST ? m->list : MOST;
-    if (s->message_limit / 16 < room)
-        room = (size_t)(s->message_limit / 16);
+    const uint64_t fit = persia_wire_fit(s->message_limit, sizeof *m->ids);
+    if (fit < room)
+        room = (size_t)fit;
     wire_rows *reply = &a->m.rows;
     *reply = (wire_rows){.no = m->no, .cursor = m->cursor};
     int rc = buffers_take(s->buffers, room * sizeof *m->ids, &a->bulk);

@@ -258,11 +258,6 @@ int check_ids(const shard *s, const table *t, const uint64_t *ids, size_t n)
 
 int persia_shard_check_bytes(const shard *s, const char *what, uint64_t bytes)
 {
-    if (bytes <= s->message_limit)
-        return PERSIA_OK;
-    return persia_err_set(PERSIA_ELIMIT,
-                          "%s of %llu bytes; messages have at most "
-                          "%llu: ask for less at once, or raise message_limit",
-                          what, (unsigned long long)bytes,
-                          (unsigned long long)s->message_limit);
+    return persia_wire_check_size("this server", what, bytes,
+                                  s->message_limit);
 }

@@ -15,7 +15,7 @@ from persia import _core
 from persia.base.health import Health
 from persia.base.logs import say
 from persia.base.signals import Ending
-from persia.distributed.addresses import MESSAGE_LIMIT, namespace_of
+from persia.distributed.addresses import namespace_of
 from persia.distributed.security import Security
 from persia.errors import InvalidArgument
 
@@ -118,7 +118,7 @@ class Listening(Guarded):
         description="Threads that serve (default: one a core).",
     )
     message_limit: pydantic.ByteSize = Field(
-        pydantic.ByteSize(MESSAGE_LIMIT),
+        pydantic.ByteSize(_core.MESSAGE_LIMIT),
         ge=2 << 20,  # what describes 4,096 tables must fit
         le=(2 << 30) - 1,
         validate_default=True,
