@@ -144,7 +144,7 @@ static void slot_ended(rpc_sent *sent)
     persia_wire_out_free(&l->sent.out);
     if (l->done)
         l->done(l->owner);
-    bytes_give(l->memory);
+    persia_mem_pool_give(l->memory);
     /* While this thread is inside gRPC another one may see the slot's end,
      * and the server must not be freed before this one is out. */
     server_live_add(s);
