@@ -1,52 +1,8 @@
-/* sender.c: persia._core.Sender, a data loader; and what the objects of roles
- * share. */
+/* sender.c: persia._core.Sender, a data loader. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "py/roles.h"
-
-int py_seconds(double seconds, uint64_t *out)
-{
-    if (!(seconds >= 0 && seconds < 1e9)) {
-        PyErr_SetString(PyExc_ValueError, "seconds: need 0 to 1e9");
-        return -1;
-    }
-    *out = (uint64_t)(seconds * 1e9);
-    return 0;
-}
-
-int py_name(const char *text, char *to, size_t room)
-{
-    const size_t n = strlen(text);
-    if (n >= room) {
-        py_raise(persia_err_set(PERSIA_EARG,
-                                "the name '%s' has %zu bytes, it may have "
-                                "%zu",
-                                text, n, room - 1));
-        return -1;
-    }
-    memcpy(to, text, n + 1);
-    return 0;
-}
-
-void *py_new_object(PyTypeObject *type)
-{
-    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    return alloc(type, 0);
-}
-
-void py_free_object(PyObject *self)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(self);
-    Py_DECREF(type);
-}
-
-PyObject *py_closed(const char *what)
-{
-    return py_raise(persia_err_set(PERSIA_ECLOSED, "%s was closed", what));
-}
 
 /* ---- configuration of clients ---- */
 
