@@ -50,6 +50,9 @@ if(PERSIA_TESTS)
     target_sources(test_server_durable PRIVATE
         "${CMAKE_SOURCE_DIR}/tests/log/disk.c")
     target_link_options(test_embedding_worker_link PRIVATE -Wl,--wrap=persia_rpc_start)
+    foreach(call persia_rpc_start persia_client_look persia_loop_batch_lookup)
+        target_link_options(test_embedding_worker_again PRIVATE -Wl,--wrap=${call})
+    endforeach()
     # Memory runs out: tests/fault.h.
     foreach(test shard_oom loop_oom)
         foreach(call malloc calloc realloc aligned_alloc mmap mremap)

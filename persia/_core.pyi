@@ -278,6 +278,7 @@ def ckpt_file_crc(folder: int, name: str, /) -> tuple[int, int]: ...
 
 GRPC: str  # version of the gRPC library, or "none"
 GRPC_HOLES: str  # its published holes; "": none is known
+MESSAGE_LIMIT: int  # bytes of a message, unless an option says otherwise
 SNAPSHOT_BEGIN: int
 SNAPSHOT_STATUS: int
 SNAPSHOT_END: int
@@ -306,7 +307,6 @@ class Channel:
         self,
         address: str,
         security: dict[str, Any],
-        message_limit: int,
         timeout: float,
         shard: int = -1,
     ) -> None: ...

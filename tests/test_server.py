@@ -185,7 +185,7 @@ def test_holes_of_the_core_are_told_beyond_this_machine(
 def test_a_channel_may_be_closed_during_a_call() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        way = _core.Channel(address, {}, 1 << 20, 2.0)
+        way = _core.Channel(address, {}, 2.0)
         with ThreadPoolExecutor(1) as pool:
             call = pool.submit(way.stats)
             silent.accept()[0].close()  # it is under way
@@ -217,10 +217,7 @@ def test_other_threads_run_while_a_dropped_object_ends(what: str) -> None:
             held = [server]
             del server
         else:  # of which one may end before the other thread is awake
-            held = [
-                _core.Channel("127.0.0.1:1", {}, 1 << 20, 2.0)
-                for _ in range(100)
-            ]
+            held = [_core.Channel("127.0.0.1:1", {}, 2.0) for _ in range(100)]
         before = turns
         del held
         return turns - before

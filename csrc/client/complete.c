@@ -273,7 +273,7 @@ int persia_client_inherit(ps_client *r, uint64_t stream, uint32_t rank,
 {
     inheriting h = {.c = {.r = r, .stream = stream,
                           .deadline = client_deadline(r)}};
-    const uint64_t end = persia_clock_ns() + timeout_ns;
+    const uint64_t end = persia_deadline(timeout_ns);
     *known = 0;
     if (timeout_ns && end < h.c.deadline)
         h.c.deadline = end;

@@ -9,9 +9,7 @@
 
 #define MS ((uint64_t)1000000)
 #define PAUSE_MAX_NS (1000 * MS)
-/* A server that keeps the deadline itself tells more than our own clock: it
- * is given this much longer. */
-#define GRACE_NS (1000 * MS)
+#define LOOK_NS (1000 * MS) /* at how far a server has recovered */
 
 /* Then a call waits for long. */
 #define HELD_NS (1000 * MS)
@@ -212,7 +210,7 @@ static int request_recovers(request *q)
     shard_reply reply;
     int moves = 0;
     if (persia_shard_wait(q->to->ref, WIRE_STATS, &m,
-                          persia_clock_ns() + GRACE_NS, &reply))
+                          persia_deadline(LOOK_NS), &reply))
         return 0;
     const wire_stats_reply *s = reply.message;
     if (s->recovers) {
@@ -465,7 +463,8 @@ static int client_fan_run(call *k, const fan *f, uint64_t deadline, int *held)
         if (ends && (f->method == WIRE_PULL ||
                      (ends == END_ALL && f->method != WIRE_LEAVE)))
             return persia_err_set(PERSIA_ECLOSED, "the store was closed");
-        if (persia_clock_ns() > deadline + GRACE_NS && (rc = fan_late(k, f))) {
+        if (persia_clock_ns() > persia_deadline_leave(deadline) &&
+            (rc = fan_late(k, f))) {
             fan_note_failed(k);
             return rc;
         }

@@ -46,7 +46,7 @@ static int members_tell_all(joining *j, uint64_t limit_ns)
              .accept = members_accept_join,
              .ctx = j,
              .limit_ns = limit_ns};
-    uint64_t deadline = limit_ns ? persia_clock_ns() + limit_ns
+    uint64_t deadline = limit_ns ? persia_deadline(limit_ns)
                                  : client_deadline(r);
     call *k = call_take(r);
     if (!k)

@@ -71,17 +71,12 @@ static void peer_alone_done(void *ctx, int rc, rpc_reply *reply)
     c->done(c, rc, &out);
 }
 
-static uint64_t peer_time_left(uint64_t deadline)
-{
-    const uint64_t now = persia_clock_ns();
-    return deadline > now ? deadline - now : 1;
-}
-
 void peer_send(peer *p, peer_call *c)
 {
     peer_reply none = {0};
     int rc = persia_rpc_start(p->channel, c->method, &c->out,
-                              peer_time_left(c->deadline), peer_alone_done, c);
+                              persia_deadline_left(c->deadline),
+                              peer_alone_done, c);
     if (rc)
         c->done(c, rc, &none);
 }
@@ -184,7 +179,7 @@ static void batch_send(batch *b)
         persia_wire_out_free(&o);
     else
         rc = persia_rpc_start(b->p->channel, WIRE_MANY, &o,
-                              peer_time_left(b->calls[0]->deadline),
+                              persia_deadline_left(b->calls[0]->deadline),
                               batch_done, b);
     if (!rc)
         return;
@@ -231,7 +226,7 @@ void peer_queue(peer *p, peer_call *c, uint64_t most)
     pthread_mutex_lock(&p->lock);
     const int closed = p->closed;
     if (p->first && (p->first->deadline != c->deadline ||
-                     (most && p->bytes + c->out.bytes > most)))
+                     p->bytes + c->out.bytes > most))
         before = peer_take_locked(p);
     if (!closed) {
         p->bytes += c->out.bytes;

@@ -87,7 +87,6 @@ static int pull_ask_shard(pulling *p, uint32_t shard)
     const batch_index *x = p->k->index;
     const uint64_t bytes = shard_bytes(p, shard);
     const uint64_t pieces = (bytes + PIECE_BYTES - 1) / PIECE_BYTES;
-    const uint64_t limit = p->r->message_limit;
     uint64_t done = 0, cuts = 0;
     for (uint32_t u = 0; u < p->units; u++)
         for (uint32_t c = shard * x->subs; c < (shard + 1) * x->subs; c++) {
@@ -102,15 +101,11 @@ static int pull_ask_shard(pulling *p, uint32_t shard)
             }
             pull_ask_cell(p, u, c);
             done += (base[1] - base[0]) * pull_row_bytes(p, u);
-            uint64_t size = p->pieces[p->pieces_n - 1].bytes;
-            if (limit && size > limit)
-                return persia_err_set(
-                    PERSIA_ELIMIT,
-                    "a reply of %s would have %llu bytes, the "
-                    "limit is %llu; make the batch smaller or the "
-                    "limit larger",
-                    p->r->servers[shard]->address, (unsigned long long)size,
-                    (unsigned long long)limit);
+            int rc = persia_wire_check_size(
+                p->r->servers[shard]->address, "an answer",
+                p->pieces[p->pieces_n - 1].bytes, p->r->message_limit);
+            if (rc)
+                return rc;
         }
     return PERSIA_OK;
 }
@@ -505,7 +500,7 @@ int persia_client_pull_indexed(ps_client *r, uint64_t after,
     r->counts.pulls++;
     uint64_t deadline = client_deadline(r);
     if (after)
-        deadline += r->timeout_ns;
+        deadline = persia_deadline_later(deadline, r->timeout_ns);
     rc = r->embedded ? pull_jobs(&p, tables, jobs_n, deadline)
                      : pull_pull(&p, tables, jobs_n, deadline, index);
     call_give(k);

@@ -30,17 +30,18 @@ typedef struct moving {
 /* So many rows fit in a message. */
 static size_t block_rows(const moving *m)
 {
-    uint64_t limit = BLOCK_BYTES;
-    if (m->r->message_limit && m->r->message_limit / 2 < limit)
-        limit = m->r->message_limit / 2;
+    const uint64_t each = sizeof(uint64_t) + 1 +
+                          sizeof(float) * (m->dim + m->state_floats);
+    uint64_t limit = 2 * BLOCK_BYTES;
+    if (m->r->message_limit && m->r->message_limit < limit)
+        limit = m->r->message_limit;
     for (uint32_t i = 0; i < m->r->servers_n; i++) {
-        uint64_t of = m->r->servers[i]->ref->message_limit;
-        if (of && of / 2 < limit)
-            limit = of / 2;
+        const uint64_t of = m->r->servers[i]->ref->message_limit;
+        if (of && of < limit)
+            limit = of;
     }
-    uint64_t rows = limit / (sizeof(uint64_t) + 1 +
-                             sizeof(float) * (m->dim + m->state_floats));
-    return rows < 1 ? 1 : rows > BLOCK_ROWS ? BLOCK_ROWS : (size_t)rows;
+    const uint64_t rows = persia_wire_fit(limit, each);
+    return rows > BLOCK_ROWS ? BLOCK_ROWS : (size_t)rows;
 }
 
 /* Orders the block by shard; equal shards keep the order of the ids. */

@@ -166,14 +166,8 @@ static void rpc_shard_answered(peer_call *call, int rc, peer_reply *bytes)
 
 int shard_check_size(const shard_ref *to, size_t bytes)
 {
-    const uint64_t limit = to->message_limit;
-    if (!limit || bytes <= limit)
-        return PERSIA_OK;
-    return persia_err_set(
-        PERSIA_ELIMIT,
-        "%s: a request of %zu bytes is over the server's limit of "
-        "%llu; make the batch smaller or the limit larger",
-        to->address, bytes, (unsigned long long)limit);
+    return persia_wire_check_size(to->address, "a request", bytes,
+                                  to->message_limit);
 }
 
 /* After an error the call is still the caller's. */
@@ -198,7 +192,7 @@ static int rpc_shard_send(calling *c)
         return PERSIA_OK;
     }
     const int again = c->hops > 0; /* then c may be freed */
-    peer_queue(there, &c->call, ref->message_limit / 2);
+    peer_queue(there, &c->call, persia_wire_fit(ref->message_limit, 1));
     if (again)
         peer_flush(there);
     return PERSIA_OK;

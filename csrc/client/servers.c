@@ -11,9 +11,7 @@
 
 uint64_t client_deadline(const ps_client *r)
 {
-    uint64_t now = persia_clock_ns();
-    return r->timeout_ns > UINT64_MAX / 2 - now ? UINT64_MAX / 2
-                                                : now + r->timeout_ns;
+    return persia_deadline(r->timeout_ns);
 }
 
 wire_caller server_caller(const ps_client *r, server *to)

@@ -4,10 +4,6 @@
 
 #include "client/private.h"
 
-/* Shards keep the deadline themselves; one that is this late is not waited
- * for. */
-#define LATE_NS ((uint64_t)1000000000)
-
 void shard_queue(shard_ref *to, uint32_t method, const void *arguments,
                  uint64_t deadline, shard_done done, void *ctx)
 {
@@ -90,8 +86,7 @@ static void waiting_done(void *ctx, int rc, shard_reply *reply)
 static int wait_done(waiting *w, const char *address, uint64_t deadline,
                      shard_reply *reply)
 {
-    const uint64_t late =
-        deadline > UINT64_MAX - LATE_NS ? UINT64_MAX : deadline + LATE_NS;
+    const uint64_t late = persia_deadline_leave(deadline);
     pthread_mutex_lock(&w->errand.lock);
     int rc = persia_errand_wait(&w->errand, late, 1);
     if (rc == PERSIA_ETIMEOUT)

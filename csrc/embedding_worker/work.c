@@ -318,17 +318,12 @@ static int work_look_up_rows(asking *a, float **out)
 /* An answer that ranks would refuse: the batch is too large. */
 static int work_check_answer(const asking *a)
 {
-    const uint64_t limit = a->s->config.message_limit;
     wire_out o;
     persia_wire_out_init(&o);
     int rc = persia_wire_put_take_reply(&o, &a->taken);
-    if (!rc && limit && o.bytes > limit)
-        rc = persia_err_set(PERSIA_ELIMIT,
-                            "the embeddings of the batch are a message of %zu "
-                            "bytes, over the embedding worker's limit of "
-                            "%llu; make the batch smaller, or the limit "
-                            "larger",
-                            o.bytes, (unsigned long long)limit);
+    if (!rc)
+        rc = persia_wire_check_size("this embedding worker", "a batch",
+                                    o.bytes, a->s->config.message_limit);
     persia_wire_out_free(&o);
     return rc;
 }

@@ -74,18 +74,14 @@ static int link_wait_for(calling *k, link_answer *out)
 int link_call(const worker_client *c, worker_link *l, uint32_t method,
               wire_out *o, int copies, uint64_t timeout_ns, link_answer *out)
 {
-    const uint64_t limit = atomic_load(&l->message_limit);
     calling *k = NULL;
     (void)c;
     out->bytes = (rpc_reply){0};
     persia_wire_memory_init(&out->memory);
     int rc = persia_fork_check("a connection to an embedding worker");
-    if (!rc && limit && o->bytes > limit)
-        rc = persia_err_set(PERSIA_ELIMIT,
-                            "%s: a message of %zu bytes is over the worker's "
-                            "limit of %llu; make the batch smaller or the "
-                            "limit larger",
-                            l->address, o->bytes, (unsigned long long)limit);
+    if (!rc)
+        rc = persia_wire_check_size(l->address, "a request", o->bytes,
+                                    atomic_load(&l->message_limit));
     if (!rc && !(k = calloc(1, sizeof *k)))
         rc = persia_err_set(PERSIA_ENOMEM, "no memory for a request");
     if (k) {

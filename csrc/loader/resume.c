@@ -173,7 +173,7 @@ static int resume_learn_once(loader_sender *s, uint64_t stream, int *known)
 
 int sender_learn(loader_sender *s, uint64_t stream)
 {
-    const uint64_t until = persia_clock_ns() + s->c.timeout_ns;
+    const uint64_t until = persia_deadline(s->c.timeout_ns);
     int known, rc;
     do
         rc = resume_learn_once(s, stream, &known);

@@ -160,7 +160,7 @@ static size_t sender_pick(const loader_sender *s, size_t first)
 /* Until a worker has it: the one at *at, or another if that is away. */
 static int sender_place(loader_sender *s, wire_submit *m, size_t *at)
 {
-    uint64_t until = persia_clock_ns() + s->c.timeout_ns;
+    uint64_t until = persia_deadline(s->c.timeout_ns);
     for (;;) {
         uint32_t status = SUBMIT_FULL;
         *at = sender_pick(s, *at);
@@ -169,7 +169,7 @@ static int sender_place(loader_sender *s, wire_submit *m, size_t *at)
         if (!rc && status == SUBMIT_QUEUED)
             return PERSIA_OK;
         if (!rc) { /* it is there, and has no room */
-            until = persia_clock_ns() + s->c.timeout_ns;
+            until = persia_deadline(s->c.timeout_ns);
         } else if (link_failed(&s->c, l, rc) &&
                    !link_is_away(&s->c.links[sender_pick(s, *at)])) {
             m->attempt = 2; /* it may have arrived */
@@ -487,7 +487,7 @@ static int sender_end_epoch(loader_sender *s)
 
 int persia_sender_end(loader_sender *s)
 {
-    const uint64_t until = persia_clock_ns() + s->c.timeout_ns;
+    const uint64_t until = persia_deadline(s->c.timeout_ns);
     int rc = sender_end_epoch(s);
     for (size_t i = 0, heard = 0; !rc && (i < s->c.links_n || !heard); i++) {
         worker_link *l = &s->c.links[i % s->c.links_n];
@@ -565,7 +565,9 @@ static int sender_flush_locked(loader_sender *s, uint64_t timeout_ns)
                 (unsigned long long)sender_first_left(s)->number);
         rc = sender_check_away(s);
         if (!rc)
-            rc = sender_hear(s, timeout_ns ? since + timeout_ns : UINT64_MAX);
+            rc = sender_hear(
+                s, timeout_ns ? persia_deadline_later(since, timeout_ns)
+                              : PERSIA_FOREVER);
     }
     return rc;
 }
@@ -608,7 +610,7 @@ static int sender_claim_once(loader_sender *s, uint64_t epochs,
 
 int persia_sender_claim(loader_sender *s, uint64_t epochs, uint32_t *status)
 {
-    const uint64_t until = persia_clock_ns() + s->c.timeout_ns;
+    const uint64_t until = persia_deadline(s->c.timeout_ns);
     int heard, rc;
     do
         rc = sender_claim_once(s, epochs, status, &heard);

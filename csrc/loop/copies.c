@@ -1,80 +1,9 @@
 /* copies.c: see copies.h. */
 #include "loop/copies.h"
 
-#include <assert.h>
-#include <stdlib.h>
 #include <string.h>
 
-enum { BLOCKS_MAX = 8, PIECE = 1 << 20, ARRAYS = 5, ALIGNED = 64 };
-
-/* Data begin ALIGNED bytes after the header. */
-typedef struct copy_block {
-    struct copy_block *next;
-    copies *home;
-    size_t room; /* bytes of data */
-} copy_block;
-
-void copies_init(copies *c)
-{
-    pthread_mutex_init(&c->lock, NULL);
-    c->free = NULL;
-    c->free_n = 0;
-}
-
-void copies_free(copies *c)
-{
-    while (c->free) {
-        copy_block *b = c->free;
-        c->free = b->next;
-        c->free_n--;
-        free(b);
-    }
-    assert(!c->free_n);
-    pthread_mutex_destroy(&c->lock);
-}
-
-/* A free block of at least this room and at most twice of it, or a new one;
- * NULL: no memory. */
-static copy_block *block_take(copies *c, size_t room)
-{
-    pthread_mutex_lock(&c->lock);
-    copy_block **at = &c->free, *b = NULL;
-    while (*at && ((*at)->room < room || (*at)->room > 2 * room))
-        at = &(*at)->next;
-    if (*at) {
-        b = *at;
-        assert(c->free_n && b->home == c);
-        *at = b->next;
-        c->free_n--;
-    }
-    pthread_mutex_unlock(&c->lock);
-    if (b)
-        return b;
-    b = aligned_alloc(ALIGNED, ALIGNED + room);
-    if (b)
-        *b = (copy_block){.home = c, .room = room};
-    return b;
-}
-
-/* Gives a block back; the oldest free one goes where there are many. */
-void copies_give(void *owner)
-{
-    copy_block *b = owner, *last = NULL;
-    copies *c = b->home;
-    pthread_mutex_lock(&c->lock);
-    b->next = c->free;
-    c->free = b;
-    if (++c->free_n > BLOCKS_MAX) {
-        copy_block **at = &c->free;
-        while ((*at)->next)
-            at = &(*at)->next;
-        last = *at;
-        *at = NULL;
-        c->free_n--;
-    }
-    pthread_mutex_unlock(&c->lock);
-    free(last);
-}
+enum { PIECE = 1 << 20, ARRAYS = 5, ALIGNED = 64 };
 
 typedef struct copying {
     struct {
@@ -103,7 +32,7 @@ static int copy_piece(void *ctx, size_t index)
 }
 
 /* Copies all arrays into one block; to[i] is where the i-th begins. */
-static int copy_arrays(copies *c, sched *s, copying *job, copy_block **out)
+static int copy_arrays(mem_pool *p, sched *s, copying *job, void **out)
 {
     size_t room = 0, pieces = 0;
     for (int i = 0; i < ARRAYS; i++) {
@@ -112,14 +41,10 @@ static int copy_arrays(copies *c, sched *s, copying *job, copy_block **out)
         room += (job->arrays[i].bytes + ALIGNED - 1) / ALIGNED * ALIGNED;
         pieces += (job->arrays[i].bytes + PIECE - 1) / PIECE;
     }
-    copy_block *b = block_take(c, room);
-    *out = b;
-    if (!b)
-        return persia_err_set(PERSIA_ENOMEM,
-                              "no memory to keep %zu bytes of "
-                              "gradients",
-                              room);
-    char *to = (char *)b + ALIGNED;
+    int rc = persia_mem_pool_take(p, room, out);
+    if (rc)
+        return rc;
+    char *to = *out;
     for (int i = 0; i < ARRAYS; i++) {
         job->arrays[i].to = to;
         to += (job->arrays[i].bytes + ALIGNED - 1) / ALIGNED * ALIGNED;
@@ -150,7 +75,7 @@ static void use_batch(const copying *job, id_batch *b)
         b->weights = (const float *)(const void *)job->arrays[WEIGHTS].to;
 }
 
-int copies_make(copies *c, sched *s, loop_grad *g, size_t floats,
+int copies_make(mem_pool *p, sched *s, loop_grad *g, size_t floats,
                 size_t offsets)
 {
     batcher_grad *w = &g->grad;
@@ -160,28 +85,25 @@ int copies_make(copies *c, sched *s, loop_grad *g, size_t floats,
     job.arrays[GRAD].bytes = floats * sizeof *w->grad;
     job.arrays[ROWS].from = (const char *)w->rows;
     job.arrays[ROWS].bytes = w->batch.n * sizeof *w->rows;
-    copy_block *b;
-    int rc = copy_arrays(c, s, &job, &b);
+    void *block;
+    int rc = copy_arrays(p, s, &job, &block);
     if (rc)
         return rc;
     use_batch(&job, &w->batch);
     w->grad = (const float *)(const void *)job.arrays[GRAD].to;
     if (w->rows)
         w->rows = (const uint32_t *)(const void *)job.arrays[ROWS].to;
-    g->owner = b;
-    g->release = copies_give;
+    g->owner = block;
+    g->release = persia_mem_pool_give;
     return PERSIA_OK;
 }
 
-int copies_ids(copies *c, sched *s, loop_grad *g, size_t offsets)
+int copies_ids(mem_pool *p, sched *s, loop_grad *g, size_t offsets)
 {
     copying job = {0};
     add_batch(&job, &g->grad.batch, offsets);
-    copy_block *b;
-    int rc = copy_arrays(c, s, &job, &b);
-    if (rc)
-        return rc;
-    use_batch(&job, &g->grad.batch);
-    g->ids = b;
-    return PERSIA_OK;
+    int rc = copy_arrays(p, s, &job, &g->ids);
+    if (!rc)
+        use_batch(&job, &g->grad.batch);
+    return rc;
 }

@@ -21,12 +21,15 @@ enum { PENDING_LOCAL = 2, PENDING_REMOTE = 64 };
 /* Lookups, and updates, that may be in flight to servers at once. */
 enum { IN_FLIGHT = 16 };
 
+/* Blocks of copies that are kept: about those of two batches. */
+enum { COPIES = 8 };
+
 struct loop {
     ps_client *c;
     batcher *w;
     prefetch *p;
     updates *u;
-    copies copies;
+    mem_pool *copies; /* of gradients that wait */
     _Atomic(uint64_t) tickets; /* the last number given */
     atomic_int plain; /* one was, to a forward outside of all passes */
     pthread_mutex_t lock;      /* guards all below */
@@ -60,7 +63,7 @@ static void loop_destroy(loop *s)
     prefetch_destroy(s->p);
     persia_batcher_destroy(s->w);
     persia_client_destroy(s->c);
-    copies_free(&s->copies);
+    persia_mem_pool_destroy(s->copies);
     pthread_mutex_destroy(&s->lock);
     persia_turn_free(&s->reading);
     free(s);
@@ -69,13 +72,13 @@ static void loop_destroy(loop *s)
 static loop *loop_new(void)
 {
     loop *s = calloc(1, sizeof *s);
-    if (!s) {
+    if (!s || persia_mem_pool_create(SIZE_MAX, COPIES, &s->copies)) {
         persia_err_set(PERSIA_ENOMEM, "no memory for a store");
+        free(s);
         return NULL;
     }
     pthread_mutex_init(&s->lock, NULL);
     persia_turn_init(&s->reading);
-    copies_init(&s->copies);
     window_init(&s->came, s->rings[0], LOOP_TICKET_WINDOW / 64);
     window_init(&s->refused, s->rings[1], LOOP_TICKET_WINDOW / 64);
     s->references = 1;
@@ -300,7 +303,7 @@ void persia_loop_drop_index(loop *s, uint64_t ticket)
 int persia_loop_copy_grad(loop *s, loop_grad *g, size_t floats,
                           size_t offsets)
 {
-    int rc = copies_make(&s->copies, persia_client_sched(s->c), g, floats,
+    int rc = copies_make(s->copies, persia_client_sched(s->c), g, floats,
                          offsets);
     g->copied = !rc;
     return rc;
@@ -315,7 +318,7 @@ int loop_copy_ids(loop *s, loop_grad *g)
                                        &width);
     size_t offsets = g->grad.batch.bags * keys + 1;
     return rc ? rc
-              : copies_ids(&s->copies, persia_client_sched(s->c), g, offsets);
+              : copies_ids(s->copies, persia_client_sched(s->c), g, offsets);
 }
 
 /* Why the gradient of a ticket is refused; PERSIA_OK if it is not.  The lock
@@ -505,8 +508,7 @@ void loop_release_grads(loop_grad *grads, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         persia_batch_index_put(grads[i].grad.index);
-        if (grads[i].ids)
-            copies_give(grads[i].ids);
+        persia_mem_pool_give(grads[i].ids);
         grads[i].release(grads[i].owner);
     }
     free(grads);

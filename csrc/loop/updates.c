@@ -369,8 +369,8 @@ int updates_are_parts(updates *u)
 
 int updates_wait(updates *u, size_t most, uint64_t timeout_ns)
 {
-    const uint64_t until = timeout_ns ? persia_clock_ns() + timeout_ns
-                                      : UINT64_MAX;
+    const uint64_t until = timeout_ns ? persia_deadline(timeout_ns)
+                                      : PERSIA_FOREVER;
     int rc = PERSIA_OK;
     pthread_mutex_lock(&u->lock);
     while (!rc && u->left > most) {

@@ -95,3 +95,24 @@ int persia_wire_out_append(wire_out *o, wire_out *more)
     persia_wire_out_free(more);
     return PERSIA_OK;
 }
+
+/* ---- how large a message may be ---- */
+
+int persia_wire_check_size(const char *whose, const char *what,
+                           uint64_t bytes, uint64_t limit)
+{
+    if (!limit || bytes <= limit)
+        return PERSIA_OK;
+    return persia_err_set(PERSIA_ELIMIT,
+                          "%s: %s of %llu bytes; a message there has at most "
+                          "%llu: make the batch smaller, ask for less at "
+                          "once, or raise `message_limit`",
+                          whose, what, (unsigned long long)bytes,
+                          (unsigned long long)limit);
+}
+
+uint64_t persia_wire_fit(uint64_t limit, uint64_t each)
+{
+    const uint64_t n = limit ? limit / 2 / each : UINT64_MAX;
+    return n ? n : 1;
+}

@@ -8,6 +8,23 @@
 extern "C" {
 #endif
 
+/* ---- how large a message may be ----
+ *
+ * What serves has a limit of the messages that it takes, and Hello names it;
+ * clients have WIRE_MESSAGE_LIMIT for answers.  gRPC refuses what arrives and
+ * is larger.  All that is sent is checked before, here: 0 is a limit that is
+ * not known yet. */
+#define WIRE_MESSAGE_LIMIT ((uint64_t)256 << 20)
+
+/* PERSIA_ELIMIT: `what` of so many bytes is too large for `whose` limit. */
+PERSIA_API int persia_wire_check_size(const char *whose, const char *what,
+                                      uint64_t bytes, uint64_t limit);
+/* Entries of `each` bytes that one message has at most, at least 1: they take
+ * half of it. */
+PERSIA_API uint64_t persia_wire_fit(uint64_t limit, uint64_t each);
+
+/* ---- gather lists ---- */
+
 typedef struct wire_span {
     const void *data;
     size_t n; /* bytes */

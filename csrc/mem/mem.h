@@ -133,6 +133,31 @@ static inline void *mem_carve(char **at, size_t bytes)
     return p;
 }
 
+/* ---- pools ----
+ *
+ * Blocks of any size that are given back on any thread and used again.  Fresh
+ * memory of some MiB is mapped, and its pages are cleared, each time.  A block
+ * is taken again by who fills at least half of it. */
+typedef struct mem_pool {
+    _Atomic(size_t) users; /* its owner, and each block that is taken */
+    pthread_mutex_t lock;  /* guards all below */
+    struct pool_block *kept; /* the one that was given last first */
+    size_t kept_n, kept_bytes;
+    size_t most, most_bytes; /* that are kept */
+} mem_pool;
+/* One for as long as the process, which is not destroyed. */
+#define MEM_POOL(bytes, blocks)                                               \
+    {.users = 1, .lock = PTHREAD_MUTEX_INITIALIZER, .most = (blocks),         \
+     .most_bytes = (bytes)}
+PERSIA_API int persia_mem_pool_create(size_t bytes, size_t blocks,
+                                      mem_pool **out);
+/* Blocks that are taken stay until they are given back. */
+PERSIA_API void persia_mem_pool_destroy(mem_pool *p);
+/* Aligned to 64 bytes, not cleared. */
+PERSIA_API int persia_mem_pool_take(mem_pool *p, size_t bytes, void **out);
+/* NULL is fine. */
+PERSIA_API void persia_mem_pool_give(void *block);
+
 /* Pages of the system's, for some megabytes that are needed for a moment, on
  * whichever thread.  A process that serves tells malloc to keep what is freed,
  * in every arena that was ever asked for it; these go back. */

@@ -20,7 +20,7 @@ static int channel_call(void *ctx, uint32_t method, const void *arguments,
 {
     const channel_object *c = ctx;
     return persia_shard_wait(c->shard, method, arguments,
-                             persia_clock_ns() + c->timeout_ns, reply);
+                             persia_deadline(c->timeout_ns), reply);
 }
 
 /* Begins a call; -1 with an exception set. */
@@ -28,7 +28,7 @@ static int channel_begin(PyObject *self, py_peer *p)
 {
     channel_object *c = (channel_object *)self;
     if (c->closed) {
-        py_raise(persia_err_set(PERSIA_ECLOSED, "the channel was closed"));
+        py_closed("the channel");
         return -1;
     }
     *p = (py_peer){.call = channel_call, .ctx = c};
@@ -129,45 +129,28 @@ static PyObject *channel_close(PyObject *self, PyObject *unused)
 static void channel_dealloc(PyObject *self)
 {
     channel_object *c = (channel_object *)self;
-    PyTypeObject *type = Py_TYPE(self);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     c->closed = 1;
     channel_free(c);
-    release(self);
-    Py_DECREF(type);
-}
-
-/* Seconds of a Python number as nanoseconds. */
-int py_nanoseconds(double seconds, uint64_t *out)
-{
-    if (!(seconds >= 0 && seconds < 1e9)) {
-        PyErr_SetString(PyExc_ValueError, "seconds: need 0 to 1e9");
-        return -1;
-    }
-    *out = (uint64_t)(seconds * 1e9);
-    return 0;
+    py_free_object(self);
 }
 
 static PyObject *channel_new(PyTypeObject *type, PyObject *args,
                              PyObject *kwargs)
 {
-    static char *words[] = {"address", "security", "message_limit",
-                            "timeout", "shard", NULL};
-    rpc_channel_config config = {.methods = &persia_shard_methods};
-    unsigned long long limit;
+    static char *words[] = {"address", "security", "timeout", "shard", NULL};
+    rpc_channel_config config = {.methods = &persia_shard_methods,
+                                 .message_limit = WIRE_MESSAGE_LIMIT};
     int shard = -1;
     double timeout;
     uint64_t timeout_ns;
     PyObject *security;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sOKd|i", words,
-                                     &config.address, &security, &limit,
-                                     &timeout, &shard) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sOd|i", words,
+                                     &config.address, &security, &timeout,
+                                     &shard) ||
         py_security(security, &config.security) ||
-        py_nanoseconds(timeout, &timeout_ns))
+        py_seconds(timeout, &timeout_ns))
         return NULL;
-    config.message_limit = limit;
-    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    channel_object *self = (channel_object *)alloc(type, 0);
+    channel_object *self = py_new_object(type);
     if (!self)
         return NULL;
     self->timeout_ns = timeout_ns;
@@ -214,9 +197,9 @@ static PyType_Slot channel_slots[] = {
     {Py_tp_dealloc, (void *)channel_dealloc},
     {Py_tp_methods, channel_methods},
     {Py_tp_getset, channel_getset},
-    {Py_tp_doc, (void *)"Channel(address, security, message_limit, timeout, "
-                        "shard=-1)\n--\n\nThe way to one server, or to one "
-                        "of its several shards; seconds, bytes."},
+    {Py_tp_doc, (void *)"Channel(address, security, timeout, shard=-1)\n"
+                        "--\n\nThe way to one server, or to one of its "
+                        "several shards; seconds."},
     {0, NULL},
 };
 
@@ -234,9 +217,7 @@ PyObject *py_channel_to(py_served *served, uint64_t timeout_ns)
     Py_XDECREF(core);
     if (!type)
         return NULL;
-    allocfunc alloc =
-        (allocfunc)PyType_GetSlot((PyTypeObject *)type, Py_tp_alloc);
-    channel_object *c = (channel_object *)alloc((PyTypeObject *)type, 0);
+    channel_object *c = py_new_object((PyTypeObject *)type);
     Py_DECREF(type);
     if (!c)
         return NULL;

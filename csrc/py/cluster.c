@@ -17,56 +17,31 @@ static void cluster_drop_own(void *served)
     py_served_drop(served);
 }
 
-const char **py_texts(PyObject *list, size_t *n)
-{
-    Py_ssize_t size = PyList_Size(list);
-    const char **out = size < 0 ? NULL : calloc((size_t)size + 1, sizeof *out);
-    if (!out) {
-        if (!PyErr_Occurred())
-            PyErr_NoMemory();
-        return NULL;
-    }
-    for (Py_ssize_t i = 0; i < size; i++) {
-        out[i] = PyUnicode_AsUTF8AndSize(PyList_GetItem(list, i), NULL);
-        if (!out[i]) {
-            free(out);
-            return NULL;
-        }
-    }
-    *n = (size_t)size;
-    return out;
-}
-
 static int read_config(PyObject *dict, client_config *c, PyObject **own,
                        PyObject **addresses)
 {
     static char *words[] = {
         "addresses", "own",         "own_at",  "namespace",     "rank",
-        "world",     "stream",      "timeout", "message_limit",
-        "dtype",     "lost",        "security", NULL};
+        "world",     "stream",      "timeout", "dtype",
+        "lost",      "security",    "message_limit", NULL};
     const char *name_space;
     double timeout;
     unsigned lost, own_at;
-    unsigned long long stream, limit;
+    unsigned long long stream, limit = WIRE_MESSAGE_LIMIT;
     PyObject *security, *none = PyTuple_New(0);
     if (!none)
         return -1;
     int ok = PyArg_ParseTupleAndKeywords(
-        none, dict, "OOIsIIKdKIIO", words, addresses, own, &own_at,
-        &name_space, &c->rank, &c->world, &stream, &timeout, &limit,
-        &c->dtype, &lost, &security);
+        none, dict, "OOIsIIKdIIO|K", words, addresses, own, &own_at,
+        &name_space, &c->rank, &c->world, &stream, &timeout, &c->dtype,
+        &lost, &security, &limit);
     Py_DECREF(none);
-    if (!ok || py_security(security, &c->security))
+    if (!ok || py_security(security, &c->security) ||
+        py_name(name_space, c->name_space, sizeof c->name_space) ||
+        py_seconds(timeout, &c->timeout_ns))
         return -1;
-    size_t length = strlen(name_space);
-    if (length >= sizeof c->name_space || !(timeout > 0 && timeout < 1e9)) {
-        PyErr_SetString(PyExc_ValueError, "namespace or timeout");
-        return -1;
-    }
-    memcpy(c->name_space, name_space, length + 1);
     c->own_at = own_at;
     c->stream = stream;
-    c->timeout_ns = (uint64_t)(timeout * 1e9);
     c->message_limit = limit;
     c->lost = lost ? LOST_CONTINUE : LOST_RAISE;
     return 0;
@@ -240,13 +215,14 @@ static PyObject *py_inherit(PyObject *module, PyObject *args)
     (void)module;
     unsigned long long handle, stream;
     unsigned rank;
-    double timeout;
+    double seconds;
+    uint64_t timeout;
     int known;
-    if (!PyArg_ParseTuple(args, "KKId", &handle, &stream, &rank, &timeout))
+    if (!PyArg_ParseTuple(args, "KKId", &handle, &stream, &rank, &seconds) ||
+        py_seconds(seconds, &timeout))
         return NULL;
-    WITH_STORE(handle,
-               rc = persia_client_inherit(c, stream, rank,
-                                          (uint64_t)(timeout * 1e9), &known));
+    WITH_STORE(handle, rc = persia_client_inherit(c, stream, rank, timeout,
+                                                  &known));
     return PyBool_FromLong(known);
 }
 

@@ -192,10 +192,7 @@ static int reader_init(PyObject *self, PyObject *args, PyObject *kwargs)
 
 static void reader_dealloc(PyObject *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
-    freefunc drop = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    drop(self);
-    Py_DECREF(type);
+    py_free_object(self);
 }
 
 static PyObject *reader_read(PyObject *self, PyObject *args)
@@ -347,11 +344,8 @@ static int synth_init(PyObject *self, PyObject *args, PyObject *kwargs)
 
 static void synth_dealloc(PyObject *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     persia_synth_destroy(((synth_object *)self)->s);
-    freefunc drop = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    drop(self);
-    Py_DECREF(type);
+    py_free_object(self);
 }
 
 /* Whether the object was initialised (__new__ alone does not). */

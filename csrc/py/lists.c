@@ -126,6 +126,23 @@ int py_to_spec(const spec_list *list, PyObject *args, PyObject *kwargs,
     return 0;
 }
 
+int py_to_spec_in_order(const spec_list *list, PyObject *args, size_t more,
+                        void *m)
+{
+    if (PyTuple_Size(args) != (Py_ssize_t)(list->n + more)) {
+        PyErr_Format(PyExc_TypeError, "%zd arguments are needed",
+                     (Py_ssize_t)(list->n + more));
+        return -1;
+    }
+    for (size_t i = 0; i < list->n; i++) {
+        const spec_field *f = &list->fields[i];
+        if (read_field(f, PyTuple_GetItem(args, (Py_ssize_t)i),
+                       (char *)m + f->offset))
+            return -1;
+    }
+    return 0;
+}
+
 /* ---- the lists themselves ----------------------------------------------- */
 
 static PyObject *lists_names_of(const spec_field *f)

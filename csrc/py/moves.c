@@ -18,13 +18,11 @@ PyObject *py_host_next(ps_host *h)
     if (!move)
         Py_RETURN_NONE;
     PyObject *capsule = PyCapsule_New(move, CAPSULE, NULL);
-    PyObject *out =
-        capsule ? Py_BuildValue(
-                      "(N{sI ss sI sI sK ss ss ss})", capsule, "verb", m.verb,
-                      "namespace", m.name_space, "shard", m.shard, "shards",
-                      m.shards, "id", (unsigned long long)m.id, "address",
-                      m.address, "by", m.by, "root", m.root)
-                : NULL;
+    PyObject *asked = capsule ? py_of_spec(&persia_wire_move_list, &m, 1)
+                              : NULL;
+    PyObject *out = asked ? Py_BuildValue("(NN)", capsule, asked) : NULL;
+    if (!asked)
+        Py_XDECREF(capsule);
     if (!out)
         persia_host_give(move, persia_err_set(PERSIA_EINTERNAL,
                                               "a message cannot be read"),

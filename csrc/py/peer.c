@@ -21,18 +21,6 @@ static const void *py_peer_ask(const py_peer *p, uint32_t method,
     return rc ? py_raise(rc) : reply->message;
 }
 
-/* A name of WIRE_NAME bytes, or whatever the field has. */
-static int peer_name_into(const char *what, const char *text, char *to,
-                          size_t room)
-{
-    size_t n = strlen(text);
-    if (n >= room)
-        return persia_err_set(PERSIA_EARG, "%s has %zu bytes, it may have %zu",
-                              what, n, room - 1);
-    memcpy(to, text, n + 1);
-    return PERSIA_OK;
-}
-
 static int peer_add(PyObject *dict, const char *key, PyObject *value)
 {
     int rc = value ? PyDict_SetItemString(dict, key, value) : -1;
@@ -42,7 +30,7 @@ static int peer_add(PyObject *dict, const char *key, PyObject *value)
 
 /* ---- ledgers and files -------------------------------------------------- */
 
-static PyObject *ledger_to_tuple(const wire_ledger *l)
+static PyObject *peer_ledger_to_tuple(const wire_ledger *l)
 {
     return Py_BuildValue("(KKy#KK)", (unsigned long long)l->stream,
                          (unsigned long long)l->watermark,
@@ -58,7 +46,7 @@ static PyObject *ledgers_to_list(const wire_ledger *ledgers, size_t n)
 {
     PyObject *list = PyList_New((Py_ssize_t)n);
     for (size_t i = 0; list && i < n; i++) {
-        PyObject *one = ledger_to_tuple(&ledgers[i]);
+        PyObject *one = peer_ledger_to_tuple(&ledgers[i]);
         if (!one || PyList_SetItem(list, (Py_ssize_t)i, one))
             Py_CLEAR(list);
     }
@@ -79,35 +67,44 @@ static PyObject *files_to_list(const wire_file *files, size_t n)
     return list;
 }
 
-/* An array of a Python sequence's items, of `size` bytes each and zeroed, for
- * the caller to free; NULL with an exception set. */
-static void *array_for(PyObject *sequence, size_t size, size_t *n)
+/* An array of a Python sequence's items, of `size` bytes each, for the caller
+ * to free; NULL with an exception set. */
+static void *peer_items_from(PyObject *sequence, size_t size,
+                             int (*read)(PyObject *item, void *out), size_t *n)
 {
-    Py_ssize_t length = PySequence_Size(sequence);
+    const Py_ssize_t length = PySequence_Size(sequence);
     if (length < 0)
         return NULL;
     *n = (size_t)length;
-    void *array = calloc(*n + 1, size);
-    return array ? array : PyErr_NoMemory();
+    char *array = calloc(*n + 1, size);
+    if (!array)
+        return PyErr_NoMemory();
+    for (size_t i = 0; i < *n; i++) {
+        PyObject *item = PySequence_GetItem(sequence, (Py_ssize_t)i);
+        const int bad = !item || read(item, array + i * size);
+        Py_XDECREF(item);
+        if (bad) {
+            free(array);
+            return NULL;
+        }
+    }
+    return array;
+}
+
+static int peer_number_from(PyObject *item, void *out)
+{
+    *(uint64_t *)out = PyLong_AsUnsignedLongLong(item);
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 uint64_t *py_numbers_from(PyObject *sequence, size_t *n)
 {
-    uint64_t *out = array_for(sequence, sizeof *out, n);
-    for (size_t i = 0; out && i < *n; i++) {
-        PyObject *item = PySequence_GetItem(sequence, (Py_ssize_t)i);
-        out[i] = item ? PyLong_AsUnsignedLongLong(item) : 0;
-        Py_XDECREF(item);
-        if (PyErr_Occurred()) {
-            free(out);
-            return NULL;
-        }
-    }
-    return out;
+    return peer_items_from(sequence, sizeof(uint64_t), peer_number_from, n);
 }
 
-static int ledger_from(PyObject *item, wire_ledger *out)
+static int peer_ledger_from(PyObject *item, void *to)
 {
+    wire_ledger *out = to;
     unsigned long long stream, watermark, skipped, incarnation;
     const char *window;
     Py_ssize_t bytes;
@@ -127,50 +124,9 @@ static int ledger_from(PyObject *item, wire_ledger *out)
     return 0;
 }
 
-static int file_from(PyObject *item, wire_file *out)
+static int peer_file_from(PyObject *item, void *out)
 {
-    const char *name;
-    unsigned long long rows, bytes;
-    if (!PyArg_ParseTuple(item, "IsKKI", &out->no, &name, &rows, &bytes,
-                          &out->crc))
-        return -1;
-    out->rows = rows;
-    out->bytes = bytes;
-    int rc =
-        peer_name_into("a file's name", name, out->name, sizeof out->name);
-    if (rc)
-        py_raise(rc);
-    return rc ? -1 : 0;
-}
-
-static wire_ledger *ledgers_from(PyObject *sequence, size_t *n)
-{
-    wire_ledger *out = array_for(sequence, sizeof *out, n);
-    for (size_t i = 0; out && i < *n; i++) {
-        PyObject *item = PySequence_GetItem(sequence, (Py_ssize_t)i);
-        int bad = !item || ledger_from(item, &out[i]);
-        Py_XDECREF(item);
-        if (bad) {
-            free(out);
-            return NULL;
-        }
-    }
-    return out;
-}
-
-static wire_file *files_from(PyObject *sequence, size_t *n)
-{
-    wire_file *out = array_for(sequence, sizeof *out, n);
-    for (size_t i = 0; out && i < *n; i++) {
-        PyObject *item = PySequence_GetItem(sequence, (Py_ssize_t)i);
-        int bad = !item || file_from(item, &out[i]);
-        Py_XDECREF(item);
-        if (bad) {
-            free(out);
-            return NULL;
-        }
-    }
-    return out;
+    return py_to_spec_in_order(&persia_wire_file_list, item, 0, out);
 }
 
 /* ---- hello, declare, stats ---------------------------------------------- */
@@ -207,24 +163,18 @@ PyObject *py_peer_hello(const py_peer *p, PyObject *args)
         return NULL;
     hello.stream = stream;
     hello.caller.incarnation = 0; /* it looks, and claims nothing */
-    int rc = peer_name_into("the namespace", name_space, hello.name_space,
-                            sizeof hello.name_space);
-    if (rc)
-        return py_raise(rc);
+    if (py_name(name_space, hello.name_space, sizeof hello.name_space))
+        return NULL;
     shard_reply reply;
     const wire_hello_reply *r = py_peer_ask(p, WIRE_HELLO, &hello, &reply);
     if (!r)
         return NULL;
-    PyObject *out = Py_BuildValue(
-        "{sI sI sI ss sK sK sK sK sK sK sN sN sN}", "version", r->version,
-        "shard", r->shard, "shards", r->shards, "namespace", r->name_space,
-        "boot", (unsigned long long)r->boot, "lineage",
-        (unsigned long long)r->lineage, "restore",
-        (unsigned long long)r->restore, "updates",
-        (unsigned long long)r->updates, "t", (unsigned long long)r->t,
-        "message_limit", (unsigned long long)r->message_limit, "ledger",
-        ledger_to_tuple(&r->ledger), "tables",
-        specs_to_list(r->tables, r->tables_n), "here", peer_here_to_list(r));
+    PyObject *out = py_of_spec(&persia_wire_hello_reply_list, r, 1);
+    if (out && (peer_add(out, "ledger", peer_ledger_to_tuple(&r->ledger)) ||
+                peer_add(out, "tables",
+                         specs_to_list(r->tables, r->tables_n)) ||
+                peer_add(out, "here", peer_here_to_list(r))))
+        Py_CLEAR(out);
     persia_shard_release(&reply);
     return out;
 }
@@ -267,25 +217,12 @@ static PyObject *stats_to_dict(const wire_stats_reply *r)
             Py_CLEAR(tables);
         Py_XDECREF(one);
     }
-    if (!tables)
-        return NULL;
-    return Py_BuildValue(
-        "{sO sO sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK sN}", "beside",
-        r->beside ? Py_True : Py_False, "recovers",
-        r->recovers ? Py_True : Py_False, "done", (unsigned long long)r->done,
-        "total", (unsigned long long)r->total, "boot",
-        (unsigned long long)r->boot, "lineage",
-        (unsigned long long)r->lineage, "restore",
-        (unsigned long long)r->restore, "updates",
-        (unsigned long long)r->updates, "step", (unsigned long long)r->step,
-        "uptime_ns", (unsigned long long)r->uptime_ns, "memory_used",
-        (unsigned long long)r->memory_used, "memory_limit",
-        (unsigned long long)r->memory_limit, "pulls",
-        (unsigned long long)r->pulls, "pushes",
-        (unsigned long long)r->pushes, "duplicates",
-        (unsigned long long)r->duplicates, "parked",
-        (unsigned long long)r->parked, "failed",
-        (unsigned long long)r->failed, "tables", tables);
+    PyObject *out = py_of_spec(&persia_wire_stats_reply_list, r, 1);
+    if (!out)
+        Py_XDECREF(tables);
+    else if (peer_add(out, "tables", tables))
+        Py_CLEAR(out);
+    return out;
 }
 
 PyObject *py_peer_stats(const py_peer *p)
@@ -314,60 +251,24 @@ PyObject *py_numbers_to_list(const uint64_t *numbers, size_t n)
 PyObject *py_peer_move(const py_peer *p, PyObject *args)
 {
     wire_move m = {.caller = p->caller};
-    const char *name_space, *address, *by, *root;
-    unsigned long long id;
-    if (!PyArg_ParseTuple(args, "IsIIKsss", &m.verb, &name_space, &m.shard,
-                          &m.shards, &id, &address, &by, &root))
+    if (py_to_spec_in_order(&persia_wire_move_list, args, 0, &m))
         return NULL;
-    m.id = id;
-    int rc = peer_name_into("the namespace", name_space, m.name_space,
-                            sizeof m.name_space);
-    if (!rc)
-        rc = peer_name_into("the address", address, m.address,
-                            sizeof m.address);
-    if (!rc)
-        rc = peer_name_into("who moves", by, m.by, sizeof m.by);
-    if (!rc)
-        rc = peer_name_into("the root", root, m.root, sizeof m.root);
-    if (rc)
-        return py_raise(rc);
     shard_reply reply;
     const wire_move_reply *r = py_peer_ask(p, WIRE_MOVE, &m, &reply);
-    PyObject *out =
-        r ? Py_BuildValue("{sI sI sK ss sK ss sI sN}", "state", r->state,
-                          "shard", r->shard, "id", (unsigned long long)r->id,
-                          "text", r->text, "rows",
-                          (unsigned long long)r->rows, "by", r->by, "shards",
-                          r->shards, "here",
-                          py_numbers_to_list(r->here, r->here_n))
-          : NULL;
+    PyObject *out = r ? py_of_spec(&persia_wire_move_reply_list, r, 1) : NULL;
+    if (out && peer_add(out, "here", py_numbers_to_list(r->here, r->here_n)))
+        Py_CLEAR(out);
     persia_shard_release(&reply);
     return out;
 }
 
 /* ---- snapshot and restore ----------------------------------------------- */
 
-/* The three texts that both begin with. */
-static int peer_place_into(const char *const texts[3], char *root,
-                           char *folder, char *proof, size_t proof_room)
-{
-    int rc = peer_name_into("the root's name", texts[0], root, WIRE_NAME);
-    if (!rc)
-        rc = peer_name_into("the folder's name", texts[1], folder, WIRE_NAME);
-    return rc ? rc : peer_name_into("the proof", texts[2], proof, proof_room);
-}
-
 static PyObject *snapshot_to_dict(const wire_snapshot_reply *r)
 {
-    PyObject *out = Py_BuildValue(
-        "{sI sI sK sK sK sK sK sK}", "started", r->started, "done", r->done,
-        "log", (unsigned long long)r->log, "restore",
-        (unsigned long long)r->restore, "updates",
-        (unsigned long long)r->updates, "step", (unsigned long long)r->step,
-        "t", (unsigned long long)r->t,
-        "rows_written", (unsigned long long)r->rows_written);
-    PyObject *pushes = py_numbers_to_list(r->pushes, r->pushes_n);
-    if (!out || peer_add(out, "pushes", pushes) ||
+    PyObject *out = py_of_spec(&persia_wire_snapshot_reply_list, r, 1);
+    if (!out ||
+        peer_add(out, "pushes", py_numbers_to_list(r->pushes, r->pushes_n)) ||
         peer_add(out, "ledgers", ledgers_to_list(r->ledgers, r->ledgers_n)) ||
         peer_add(out, "files", files_to_list(r->files, r->files_n)))
         Py_CLEAR(out);
@@ -377,13 +278,8 @@ static PyObject *snapshot_to_dict(const wire_snapshot_reply *r)
 PyObject *py_peer_snapshot(const py_peer *p, PyObject *args)
 {
     wire_snapshot s = {.caller = p->caller};
-    const char *texts[3];
-    if (!PyArg_ParseTuple(args, "Isss", &s.verb, &texts[0], &texts[1],
-                          &texts[2]))
+    if (py_to_spec_in_order(&persia_wire_snapshot_list, args, 0, &s))
         return NULL;
-    int rc = peer_place_into(texts, s.root, s.folder, s.proof, sizeof s.proof);
-    if (rc)
-        return py_raise(rc);
     shard_reply reply;
     const wire_snapshot_reply *r = py_peer_ask(p, WIRE_SNAPSHOT, &s, &reply);
     PyObject *out = r ? snapshot_to_dict(r) : NULL;
@@ -393,31 +289,24 @@ PyObject *py_peer_snapshot(const py_peer *p, PyObject *args)
 
 PyObject *py_peer_restore(const py_peer *p, PyObject *args)
 {
+    const spec_list *list = &persia_wire_restore_list;
+    const Py_ssize_t more = (Py_ssize_t)list->n;
     wire_restore w = {.caller = p->caller};
-    const char *texts[3];
-    unsigned long long lineage, restore, updates, step, t;
-    PyObject *pushes, *ledgers, *files, *out = NULL;
-    if (!PyArg_ParseTuple(args, "IsssKKKKKOOO", &w.verb, &texts[0], &texts[1],
-                          &texts[2], &lineage, &restore, &updates, &step, &t,
-                          &pushes, &ledgers, &files))
+    PyObject *out = NULL;
+    if (py_to_spec_in_order(list, args, 3, &w))
         return NULL;
-    w.lineage = lineage;
-    w.restore = restore;
-    w.updates = updates;
-    w.step = step;
-    w.t = t;
-    int rc = peer_place_into(texts, w.root, w.folder, w.proof, sizeof w.proof);
-    if (rc)
-        return py_raise(rc);
-    w.pushes = py_numbers_from(pushes, &w.pushes_n);
-    w.ledgers = w.pushes ? ledgers_from(ledgers, &w.ledgers_n) : NULL;
-    w.files = w.ledgers ? files_from(files, &w.files_n) : NULL;
+    w.pushes = py_numbers_from(PyTuple_GetItem(args, more), &w.pushes_n);
+    if (w.pushes)
+        w.ledgers = peer_items_from(PyTuple_GetItem(args, more + 1),
+                                    sizeof *w.ledgers, peer_ledger_from,
+                                    &w.ledgers_n);
+    if (w.ledgers)
+        w.files = peer_items_from(PyTuple_GetItem(args, more + 2),
+                                  sizeof *w.files, peer_file_from, &w.files_n);
     if (w.files) {
         shard_reply reply;
         const wire_restore_reply *r = py_peer_ask(p, WIRE_RESTORE, &w, &reply);
-        out = r ? Py_BuildValue("{sI sK}", "done", r->done, "rows",
-                                (unsigned long long)r->rows)
-                : NULL;
+        out = r ? py_of_spec(&persia_wire_restore_reply_list, r, 1) : NULL;
         persia_shard_release(&reply);
     }
     free(w.files);

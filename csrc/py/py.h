@@ -41,9 +41,29 @@ PyObject *py_raise(int code);
  * returns a borrowed reference or NULL. */
 PyTypeObject *py_add_type(PyObject *module, PyType_Spec *spec);
 
-/* A struct of a list as a dict (lists.c): with `named`, enums are names and
- * flags are bools.  Returns NULL with an exception set. */
+/* ---- objects and arguments (objects.c): -1 or NULL with an exception set */
+
+void *py_new_object(PyTypeObject *type);
+void py_free_object(PyObject *self);
+/* Raises ClosedError; NULL. */
+PyObject *py_closed(const char *what);
+/* Seconds, from 0, as nanoseconds. */
+int py_seconds(double seconds, uint64_t *out);
+/* to: [room], of a text and its 0. */
+int py_name(const char *text, char *to, size_t room);
+/* The texts of a list; they last as long as the list, the array is the
+ * caller's to free. */
+const char **py_texts(PyObject *list, size_t *n);
+
+/* ---- structs with a list (lists.c) */
+
+/* As a dict; with `named`, enums are names and flags are bools.  Returns NULL
+ * with an exception set. */
 PyObject *py_of_spec(const spec_list *list, const void *m, int named);
+/* The reverse, of a tuple that begins with all fields in order and has `more`
+ * items behind them.  Returns -1 with an exception set. */
+int py_to_spec_in_order(const spec_list *list, PyObject *args, size_t more,
+                        void *m);
 /* The reverse, of keywords that are all there is; numbers alone.  Returns -1
  * with an exception set. */
 int py_to_spec(const spec_list *list, PyObject *args, PyObject *kwargs,
@@ -64,9 +84,6 @@ int py_open_client(unsigned threads, PyObject *dict, struct ps_client **out);
 struct client_config;
 int py_client_config(PyObject *dict, struct client_config *out,
                      PyObject **own);
-/* The texts of a list; they last as long as the list, the array is the
- * caller's to free.  NULL with an exception set. */
-const char **py_texts(PyObject *list, size_t *n);
 
 /* TLS and tokens from the dict of persia.distributed.Security.arguments(); the
  * texts last as long as the dict (security.c).  Returns -1 with an exception

@@ -30,8 +30,7 @@ static PyObject *writer_new(PyTypeObject *type, PyObject *args,
                           &key, &rows, &metadata))
         return NULL;
     c.key = key;
-    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    writer_object *w = (writer_object *)alloc(type, 0);
+    writer_object *w = py_new_object(type);
     if (!w)
         return NULL;
     w->dim = c.dim;
@@ -45,11 +44,8 @@ static PyObject *writer_new(PyTypeObject *type, PyObject *args,
 
 static void writer_dealloc(PyObject *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
-    freefunc drop = (freefunc)PyType_GetSlot(type, Py_tp_free);
     persia_rows_writer_close(((writer_object *)self)->writer);
-    drop(self);
-    Py_DECREF(type);
+    py_free_object(self);
 }
 
 static PyObject *writer_add(PyObject *self, PyObject *args)
@@ -142,8 +138,7 @@ static PyObject *file_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     Py_DECREF(none);
-    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    file_object *f = (file_object *)alloc(type, 0);
+    file_object *f = py_new_object(type);
     if (!f)
         return NULL;
     const int rc = persia_rows_file_open(folder, name, &c, &absent, &f->file);
@@ -155,11 +150,8 @@ static PyObject *file_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 
 static void file_dealloc(PyObject *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
-    freefunc drop = (freefunc)PyType_GetSlot(type, Py_tp_free);
     persia_rows_file_close(((file_object *)self)->file);
-    drop(self);
-    Py_DECREF(type);
+    py_free_object(self);
 }
 
 static PyObject *file_look_up(PyObject *self, PyObject *args)

@@ -1,71 +1,27 @@
-/* sender.c: persia._core.Sender, a data loader; and what the objects of roles
- * share. */
+/* sender.c: persia._core.Sender, a data loader. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "py/roles.h"
-
-int py_seconds(double seconds, uint64_t *out)
-{
-    if (!(seconds >= 0 && seconds < 1e9)) {
-        PyErr_SetString(PyExc_ValueError, "seconds: need 0 to 1e9");
-        return -1;
-    }
-    *out = (uint64_t)(seconds * 1e9);
-    return 0;
-}
-
-int py_name(const char *text, char *to, size_t room)
-{
-    const size_t n = strlen(text);
-    if (n >= room) {
-        py_raise(persia_err_set(PERSIA_EARG,
-                                "the name '%s' has %zu bytes, it may have "
-                                "%zu",
-                                text, n, room - 1));
-        return -1;
-    }
-    memcpy(to, text, n + 1);
-    return 0;
-}
-
-void *py_new_object(PyTypeObject *type)
-{
-    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    return alloc(type, 0);
-}
-
-void py_free_object(PyObject *self)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(self);
-    Py_DECREF(type);
-}
-
-PyObject *py_closed(const char *what)
-{
-    return py_raise(persia_err_set(PERSIA_ECLOSED, "%s was closed", what));
-}
 
 /* ---- configuration of clients ---- */
 
 int py_worker_client(PyObject *dict, worker_client_config *out)
 {
     static char *words[] = {"addresses", "namespace",     "rank",
-                            "world",     "timeout",       "message_limit",
-                            "dtype",     "security",      "move_after",
-                            "stream",    "job",           NULL};
+                            "world",     "timeout",       "dtype",
+                            "security",  "move_after",    "stream",
+                            "job",       "message_limit", NULL};
     PyObject *addresses, *security, *none = PyTuple_New(0);
     const char *name_space;
     double timeout, move;
-    unsigned long long limit, stream, job;
+    unsigned long long stream, job, limit = WIRE_MESSAGE_LIMIT;
     if (!none)
         return -1;
     int ok = PyArg_ParseTupleAndKeywords(
-        none, dict, "OsIIdKIOdKK", words, &addresses, &name_space, &out->rank,
-        &out->world, &timeout, &limit, &out->dtype, &security, &move, &stream,
-        &job);
+        none, dict, "OsIIdIOdKK|K", words, &addresses, &name_space, &out->rank,
+        &out->world, &timeout, &out->dtype, &security, &move, &stream, &job,
+        &limit);
     Py_DECREF(none);
     if (!ok || py_security(security, &out->security) ||
         py_name(name_space, out->name_space, sizeof out->name_space) ||

@@ -18,8 +18,6 @@ struct py_served {
     updates_log *log; /* or NULL */
 };
 
-/* Seconds of a Python number as nanoseconds; -1 with an exception set. */
-int py_nanoseconds(double seconds, uint64_t *out);
 /* A Channel without a connection. */
 PyObject *py_channel_to(py_served *served, uint64_t timeout_ns);
 

@@ -121,13 +121,8 @@ static PyObject *server_new(PyTypeObject *type, PyObject *args,
             &checkpoints, &config.lines, &log, &beside, &shard.beside,
             &boot))
         return NULL;
-    size_t length = strlen(name_space);
-    if (length >= sizeof config.name_space)
-        return py_raise(persia_err_set(PERSIA_EARG,
-                                       "the namespace has %zu bytes, "
-                                       "it may have %zu",
-                                       length, sizeof config.name_space - 1));
-    memcpy(config.name_space, name_space, length + 1);
+    if (py_name(name_space, config.name_space, sizeof config.name_space))
+        return NULL;
     shard.memory_limit = memory;
     config.lineage = lineage;
     config.boot = boot;
@@ -142,8 +137,7 @@ static PyObject *server_new(PyTypeObject *type, PyObject *args,
         persia_log_close(config.log);
         return NULL;
     }
-    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    server_object *self = (server_object *)alloc(type, 0);
+    server_object *self = py_new_object(type);
     if (!self) {
         if (first)
             py_served_drop(first);
@@ -169,7 +163,7 @@ static server_object *server_open(PyObject *self)
     server_object *s = (server_object *)self;
     if (s->served && !s->busy)
         return s;
-    py_raise(persia_err_set(PERSIA_ECLOSED, "the server was closed"));
+    py_closed("the server");
     return NULL;
 }
 
@@ -316,7 +310,7 @@ static PyObject *server_stop(PyObject *self, PyObject *arg)
     server_object *s = server_open(self);
     double seconds = PyFloat_AsDouble(arg);
     uint64_t grace;
-    if (!s || PyErr_Occurred() || py_nanoseconds(seconds, &grace))
+    if (!s || PyErr_Occurred() || py_seconds(seconds, &grace))
         return NULL;
     rpc_server *rpc = s->rpc;
     s->rpc = NULL;
@@ -362,11 +356,8 @@ static PyObject *server_close(PyObject *self, PyObject *unused)
 static void server_dealloc(PyObject *self)
 {
     server_object *s = (server_object *)self;
-    PyTypeObject *type = Py_TYPE(self);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     server_free(s);
-    release(self);
-    Py_DECREF(type);
+    py_free_object(self);
 }
 
 /* ---- its log ------------------------------------------------------------ */
@@ -459,7 +450,7 @@ static PyObject *server_channel(PyObject *self, PyObject *arg)
     server_object *s = server_open(self);
     double seconds = PyFloat_AsDouble(arg);
     uint64_t timeout;
-    if (!s || PyErr_Occurred() || py_nanoseconds(seconds, &timeout))
+    if (!s || PyErr_Occurred() || py_seconds(seconds, &timeout))
         return NULL;
     return py_channel_to(s->served, timeout);
 }
@@ -682,7 +673,9 @@ int py_add_server(PyObject *module)
 {
     if (!py_add_type(module, &server_spec) ||
         PyModule_AddStringConstant(module, "GRPC", persia_rpc_version()) ||
-        PyModule_AddStringConstant(module, "GRPC_HOLES", persia_rpc_holes()))
+        PyModule_AddStringConstant(module, "GRPC_HOLES", persia_rpc_holes()) ||
+        PyModule_AddIntConstant(module, "MESSAGE_LIMIT",
+                                (long)WIRE_MESSAGE_LIMIT))
         return -1;
     static const struct {
         const char *name;

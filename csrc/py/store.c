@@ -94,7 +94,6 @@ static PyObject *py_store_close(PyObject *self, PyObject *unused)
 static void py_store_dealloc(PyObject *self)
 {
     store_object *o = (store_object *)self;
-    PyTypeObject *type = Py_TYPE(self);
     if (o->handle) {
         Py_BEGIN_ALLOW_THREADS /* updates may be on their way to servers */
             persia_loop_close(o->handle);
@@ -104,9 +103,7 @@ static void py_store_dealloc(PyObject *self)
         Py_XDECREF(o->names[i]);
     Py_XDECREF(o->algorithm);
     Py_XDECREF(o->betas);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(self);
-    Py_DECREF(type);
+    py_free_object(self);
 }
 
 static PyObject *store_handle(PyObject *self, void *unused)
@@ -294,15 +291,13 @@ static int store_read_timeout(PyObject *arg, uint64_t *out)
 {
     *out = 0;
     double seconds = arg == Py_None ? 0 : PyFloat_AsDouble(arg);
-    if (PyErr_Occurred())
+    if (PyErr_Occurred() || py_seconds(seconds, out))
         return -1;
-    if (arg != Py_None && !(seconds > 0 && seconds < 1e9)) {
-        PyErr_SetString(PyExc_ValueError, "a timeout is a number of seconds "
-                        "above 0, or None");
-        return -1;
-    }
-    *out = (uint64_t)(seconds * 1e9);
-    return 0;
+    if (arg == Py_None || *out)
+        return 0;
+    PyErr_SetString(PyExc_ValueError, "a timeout is a number of seconds above "
+                    "0, or None");
+    return -1;
 }
 
 static PyObject *py_store_flush(PyObject *self, PyObject *arg)

@@ -193,7 +193,7 @@ static int rank_is_cancelled(const rank_taken *t)
 
 static int rank_declare_at(rank_taker *r, worker_link *l)
 {
-    const uint64_t until = persia_clock_ns() + r->c.timeout_ns;
+    const uint64_t until = persia_deadline(r->c.timeout_ns);
     int rc;
     do {
         wire_plan m = r->plan;
@@ -521,7 +521,7 @@ static int rank_take_once(rank_taken *t, int *taken)
 static int rank_take(rank_taken *t)
 {
     rank_taker *r = t->r;
-    uint64_t until = persia_clock_ns() + r->c.timeout_ns;
+    uint64_t until = persia_deadline(r->c.timeout_ns);
     for (;;) {
         int taken = 0;
         if (rank_is_cancelled(t))
@@ -530,7 +530,7 @@ static int rank_take(rank_taken *t)
         if (taken && order_settle(t))
             return PERSIA_OK;
         if (!rc)
-            until = persia_clock_ns() + r->c.timeout_ns;
+            until = persia_deadline(r->c.timeout_ns);
         if (rc && !t->from && link_is_any_there(&r->c))
             return rc;
         worker_link *l = t->from ? t->from : &r->c.links[0];

@@ -216,7 +216,7 @@ int rank_retry(const rank_taken *t, worker_link *l, int rc, uint64_t until)
     rc = persia_client_look(t->c);
     if (!rc) /* the worker has waited, too */
         rc = link_retry(c, l, persia_err_again(&error),
-                        until + c->timeout_ns);
+                        persia_deadline_later(until, c->timeout_ns));
     return rc;
 }
 
@@ -226,7 +226,7 @@ static int send_return(rank_taken *t, wire_return *m,
                        wire_return_reply *reply)
 {
     rank_taker *r = t->r;
-    const uint64_t until = persia_clock_ns() + r->c.timeout_ns;
+    const uint64_t until = persia_deadline(r->c.timeout_ns);
     worker_link *l = t->from;
     for (;;) {
         int rc = return_to(t, l, m, reply);
@@ -255,7 +255,7 @@ static int source_ask_for_sums(rank_taken *t, const wire_return *m,
                                link_answer *answer)
 {
     rank_taker *r = t->r;
-    const uint64_t until = persia_clock_ns() + r->c.timeout_ns;
+    const uint64_t until = persia_deadline(r->c.timeout_ns);
     int rc;
     do {
         wire_out o;

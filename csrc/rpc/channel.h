@@ -8,11 +8,8 @@
 
 /* ---- contiguous messages ------------------------------------------------ */
 
-/* Memory of at least n bytes, aligned to 64, not cleared; from the pool where
- * it has some that fits.  NULL with the error set. */
+/* A block of the pool of messages; NULL with the error set. */
 void *bytes_take(size_t n);
-/* NULL is fine. */
-void bytes_give(void *data);
 
 /* ---- addresses ---------------------------------------------------------- */
 

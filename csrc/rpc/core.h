@@ -107,7 +107,7 @@ static inline void slice_copy(void *to, grpc_slice s)
     AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
 #endif
 }
-/* One piece of memory (bytes_give()) with the whole message.  s: joins a
+/* One piece of memory of the pool with the whole message.  s: joins a
  * large one, or NULL. */
 int received_join(grpc_byte_buffer *b, sched *s, void **data, size_t *n);
 

@@ -144,7 +144,7 @@ static void slot_ended(rpc_sent *sent)
     persia_wire_out_free(&l->sent.out);
     if (l->done)
         l->done(l->owner);
-    bytes_give(l->memory);
+    persia_mem_pool_give(l->memory);
     /* While this thread is inside gRPC another one may see the slot's end,
      * and the server must not be freed before this one is out. */
     server_live_add(s);
@@ -263,20 +263,14 @@ static void slot_reply(rpc_call *call, wire_out *o, void (*done)(void *owner),
                        void *owner)
 {
     slot *l = (slot *)call;
-    size_t n = o->bytes;
     l->done = done;
     l->owner = owner;
-    if (n > l->server->message_limit) {
-        char text[160];
+    int code = persia_wire_check_size("this server", "an answer", o->bytes,
+                                      l->server->message_limit);
+    if (code)
         persia_wire_out_free(o);
-        snprintf(text, sizeof text,
-                 "the reply would have %zu bytes, the server's limit is %llu: "
-                 "ask for fewer rows at once",
-                 n, (unsigned long long)l->server->message_limit);
-        slot_fail(call, PERSIA_ELIMIT, text);
-        return;
-    }
-    int code = sent_start(&l->sent, o, slot_ended, &l->reply);
+    else
+        code = sent_start(&l->sent, o, slot_ended, &l->reply);
     if (code != PERSIA_OK) {
         slot_fail(call, code, persia_err_text());
         return;
@@ -395,24 +389,18 @@ static uint32_t method_of(const rpc_methods *methods, grpc_slice path)
     return i;
 }
 
-/* A little before the caller's own deadline, so that an answer which says
- * what was waited for still arrives.  gRPC rounds the time left, by at most
- * a hundredth, up. */
 static uint64_t server_deadline_of(gpr_timespec deadline)
 {
     /* The clock of later cores is 5 s before ours: only differences serve. */
     gpr_timespec to_go = gpr_time_sub(
         gpr_convert_clock_type(deadline, GPR_CLOCK_MONOTONIC),
         gpr_now(GPR_CLOCK_MONOTONIC));
-    uint64_t now = persia_clock_ns();
     if (to_go.tv_sec >= INT64_MAX / 1000000000 / 2) /* or infinity */
-        return UINT64_MAX;
-    if (to_go.tv_sec < 0)
-        return now;
-    uint64_t left =
-        (uint64_t)to_go.tv_sec * 1000000000 + (uint64_t)to_go.tv_nsec;
-    uint64_t margin = left / 50 + 250000000;
-    return now + left - (margin < left / 10 ? margin : left / 10);
+        return PERSIA_FOREVER;
+    return persia_deadline_answer(
+        to_go.tv_sec < 0 ? 0
+                         : (uint64_t)to_go.tv_sec * 1000000000 +
+                               (uint64_t)to_go.tv_nsec);
 }
 
 /* A call arrived (ok), or the server goes down. */

@@ -534,10 +534,8 @@ int persia_future_wait(future *f, uint64_t timeout_ns)
     int code = persia_fork_check("a pending operation");
     if (code != PERSIA_OK)
         return code;
-    uint64_t start = persia_clock_ns();
-    uint64_t until =
-        !timeout_ns || timeout_ns > UINT64_MAX - start ? UINT64_MAX
-                                                       : start + timeout_ns;
+    const uint64_t until = timeout_ns ? persia_deadline(timeout_ns)
+                                      : PERSIA_FOREVER;
     pthread_mutex_lock(&f->lock);
     while (!persia_future_done(f) && !code) {
         if (persia_clock_ns() >= until)

@@ -86,7 +86,7 @@ static void answer_free(answer *a)
     if (!a)
         return;
     wire_memory memory = a->memory; /* it lies in it */
-    buffer_give(a->bulk);
+    persia_mem_pool_give(a->bulk);
     persia_wire_memory_free(&memory);
 }
 

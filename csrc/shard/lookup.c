@@ -125,9 +125,9 @@ static int pull_packed(shard *s, const wire_pull *m, answer *a)
     for (size_t i = 0; i < n; i++)
         ids += m->tables[i].n;
     int rc = lookup_lay_out(&p, &bytes);
-    if (rc || (rc = buffers_take(s->buffers, (size_t)bytes, &a->bulk)))
+    if (rc || (rc = persia_mem_pool_take(s->blocks, (size_t)bytes, &a->bulk)))
         return rc;
-    lookup_place(&p, a->bulk->data);
+    lookup_place(&p, a->bulk);
     rc = persia_sched_for_rows(persia_tables_sched(s->p), p.first_piece[n],
                                ids, pull_piece, &p);
     a->m.pull = (wire_pull_reply){.dtype = m->dtype, .tables = p.out,

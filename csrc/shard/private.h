@@ -15,14 +15,12 @@
  *              writes, job_restore.c reads and exchanges
  *   ends.c     waiting for the threads of snapshots and restores at the end
  *   ops.c      the methods
- *   buffers.c  memory of packed answers
  *
  * Order of locks: that of the jobs, the tables' gate, wait_lock, the ledger's.
  */
 #ifndef PERSIA_SHARD_PRIVATE_H
 #define PERSIA_SHARD_PRIVATE_H
 
-#include "shard/buffers.h"
 #include "shard/job.h"
 #include "shard/logged.h"
 #include "shard/shard.h"
@@ -73,7 +71,7 @@ void call_own(const shard_call *c, int rc, shard_reply *reply);
 /* An answer with bulk data.  It lies in its own memory. */
 typedef struct answer {
     wire_memory memory;
-    buffer *bulk; /* what the message points to, or NULL */
+    void *bulk;   /* what the message points to, or NULL */
     union {
         wire_pull_reply pull;
         wire_rows rows;
@@ -124,7 +122,7 @@ struct shard {
     _Atomic(uint64_t) lineage; /* changes under the gate, held exclusively */
     _Atomic(uint64_t) restored; /* the id of that restore; as lineage */
     ledger *ledger;
-    buffers *buffers;
+    mem_pool *blocks; /* of answers, and of widened gradients */
     _Atomic(uint32_t) calls; /* see persia_shard_set_calls() */
     pthread_mutex_t here_lock; /* guards: */
     uint64_t *here;            /* [here_n] see persia_shard_set_here() */

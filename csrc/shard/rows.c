@@ -8,15 +8,16 @@ static int list_rows(shard *s, table *t, const wire_rows *m, answer *a)
 {
     enum { MOST = 1 << 20 };
     size_t room = m->list < MOST ? m->list : MOST;
-    if (s->message_limit / 16 < room)
-        room = (size_t)(s->message_limit / 16);
+    const uint64_t fit = persia_wire_fit(s->message_limit, sizeof *m->ids);
+    if (fit < room)
+        room = (size_t)fit;
     wire_rows *reply = &a->m.rows;
     *reply = (wire_rows){.no = m->no, .cursor = m->cursor};
-    int rc = buffers_take(s->buffers, room * sizeof *m->ids, &a->bulk);
+    int rc = persia_mem_pool_take(s->blocks, room * sizeof *m->ids, &a->bulk);
     if (!rc)
-        rc = persia_table_list(t, &reply->cursor, room, a->bulk->data,
+        rc = persia_table_list(t, &reply->cursor, room, a->bulk,
                                &reply->n);
-    reply->ids = rc ? NULL : a->bulk->data;
+    reply->ids = rc ? NULL : a->bulk;
     return rc;
 }
 
@@ -34,9 +35,9 @@ static int get_rows(shard *s, const wire_rows *m, answer *a)
     const uint64_t row = 8 + ((uint64_t)dim + state) * sizeof(float) + 1;
     if ((rc = persia_shard_check_bytes(s, "the rows would be an answer",
                                 m->n * row)) ||
-        (rc = buffers_take(s->buffers, m->n * row, &a->bulk)))
+        (rc = persia_mem_pool_take(s->blocks, m->n * row, &a->bulk)))
         return rc;
-    uint64_t *ids = a->bulk->data; /* those of the request do not last */
+    uint64_t *ids = a->bulk; /* those of the request do not last */
     float *vectors = (float *)(ids + m->n), *states = vectors + m->n * dim;
     uint8_t *found = (uint8_t *)(states + m->n * state);
     if (m->n)

@@ -9,7 +9,8 @@
 #include "ids/ids.h"
 
 enum {
-    KEEP_BYTES = 256 << 20, /* of unused buffers */
+    KEEP_BYTES = 256 << 20, /* of unused blocks, and */
+    KEEP_BLOCKS = 256,      /* how many */
     PIECE = 2048            /* ids that are checked at once */
 };
 
@@ -67,7 +68,7 @@ int persia_shard_create(tables *tables, const shard_config *config,
     pthread_mutex_init(&s->wait_lock, NULL);
     jobs_init(&s->jobs);
     if ((rc = ledger_create(LEDGER_STREAMS, &s->ledger)) ||
-        (rc = buffers_create(KEEP_BYTES, &s->buffers))) {
+        (rc = persia_mem_pool_create(KEEP_BYTES, KEEP_BLOCKS, &s->blocks))) {
         persia_shard_destroy(s);
         return rc;
     }
@@ -82,7 +83,7 @@ void persia_shard_destroy(shard *s)
     if (s->log)
         persia_log_stop(s->log); /* it calls late_synced() */
     ledger_destroy(s->ledger);
-    buffers_destroy(s->buffers);
+    persia_mem_pool_destroy(s->blocks);
     sync_free(&s->sync);
     groups_free(s);
     pthread_mutex_destroy(&s->declare_lock);
@@ -258,11 +259,6 @@ int check_ids(const shard *s, const table *t, const uint64_t *ids, size_t n)
 
 int persia_shard_check_bytes(const shard *s, const char *what, uint64_t bytes)
 {
-    if (bytes <= s->message_limit)
-        return PERSIA_OK;
-    return persia_err_set(PERSIA_ELIMIT,
-                          "%s of %llu bytes; messages have at most "
-                          "%llu: ask for less at once, or raise message_limit",
-                          what, (unsigned long long)bytes,
-                          (unsigned long long)s->message_limit);
+    return persia_wire_check_size("this server", what, bytes,
+                                  s->message_limit);
 }

@@ -177,7 +177,7 @@ typedef struct update {
     optim_args *optim; /* [jobs_n] */
     optim_args *few;   /* [FEW] */
     wire_memory memory;
-    buffer *wide;      /* gradients that were sent narrower than fp32 */
+    void *wide;        /* gradients that were sent narrower than fp32 */
     int some_are_out;  /* updates_is_out() */
     uint64_t step;     /* 0: none */
     uint64_t t;        /* of its parts with tables; 0: it has none */
@@ -255,12 +255,12 @@ static int updates_widen(update *u, entry *entries, size_t n)
             first_piece[i] + (narrow ? (v->n + PIECE - 1) / PIECE : 0);
     }
     if (floats) {
-        int rc = buffers_take(u->s->buffers, floats * sizeof(float),
-                              &u->wide);
+        int rc = persia_mem_pool_take(u->s->blocks, floats * sizeof(float),
+                                      &u->wide);
         if (rc)
             return rc;
     }
-    float *at = u->wide ? u->wide->data : NULL;
+    float *at = u->wide;
     for (size_t i = 0; i < n; i++) {
         const wire_values *v = &entries[i].m->grads;
         if (!updates_is_narrow(u, &entries[i])) {
@@ -604,7 +604,7 @@ static int updates_apply_parts(shard *s, push_call **calls, uint32_t n)
     persia_err_keep(&why, rc);
     if (here)
         updates_apply_empty(&u, &note);
-    buffer_give(u.wide);
+    persia_mem_pool_give(u.wide);
     if (!whole) {
         free(u.late);
         persia_wire_memory_free(&u.memory);

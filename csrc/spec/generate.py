@@ -27,6 +27,7 @@ What protobuf has no word for stands in annotations in the comments:
   @each                  and they as a macro, TAG_EACH(X)
   @shared=struct         of a message: the struct and its list are there, too
   @members               and its members as a macro
+  @listed                of another message: the list of its numbers and names
   @prefix=word           of a service: of the C names of its methods
   @config=word           what a config calls the field
   @largest               of servers' counters the largest counts, not the sum
@@ -536,20 +537,31 @@ def lists_c(proto: Proto) -> str:
         out += f"const char *const persia_{enum.tag}_names[] = {{\n"
         out += wrap_items(words, "", "    ", "    ") + "};\n\n"
     for message in proto.messages:
-        name = message.notes.get("shared")
-        if not name:
-            continue
-        out += f"static const spec_field {name}_fields[] = {{\n"
-        out += "".join(spec_entry(proto, f) for f in message.fields)
-        out += f"}};\nconst spec_list persia_{name}_list = {{\n"
-        out += f"    {name}_fields, {len(message.fields)}\n}};\n\n"
+        if name := message.notes.get("shared"):
+            out += write_list(proto, name, message.fields)
     return out.rstrip() + "\n"
+
+
+def write_list(proto: Proto, name: str, fields: list[Field]) -> str:
+    """The list of a struct's fields."""
+    out = f"static const spec_field {name}_fields[] = {{\n"
+    out += "".join(spec_entry(proto, f) for f in fields)
+    out += f"}};\nconst spec_list persia_{name}_list = {{\n"
+    return out + f"    {name}_fields, {len(fields)}\n}};\n\n"
+
+
+def listed(proto: Proto, message: Message) -> list[Field]:
+    """The fields of a message that a list can have."""
+    kinds = {"U32", "U64", "FIXED64", "FLOAT", "NAME"}
+    return [f for f in message.fields if kind_of(proto, f) in kinds]
 
 
 def spec_entry(proto: Proto, f: Field) -> str:
     """The line of a field in the list of its message."""
     enum, limit = proto.enum(f.type, f.message.name), limit_of(proto, f)
-    kind = "ENUM" if enum else kind_of(proto, f)
+    if enum and enum.notes.get("shared") is None:
+        enum = None  # its values have no names
+    kind = "ENUM" if enum else kind_of(proto, f).replace("FIXED64", "U64")
     kind = "BOOL" if f.type == "bool" else kind
     struct = f.message.struct
     items = [f'{{ .name = "{f.name}"']
@@ -604,6 +616,9 @@ def messages_h(proto: Proto) -> str:
     for message in in_order(proto):
         if not message.notes.get("shared"):
             out += write_struct(proto, message)
+        if message.notes.get("listed") is not None:
+            name = f"persia_{message.struct}_list"
+            out += f"extern PERSIA_API const spec_list {name};\n\n"
     return out + "#endif\n"
 
 
@@ -618,6 +633,9 @@ def messages_c(proto: Proto) -> str:
         out += wrap_items(paths, "", "    ", "    ") + "};\n\n"
     for message in in_order(proto):
         out += write_table(proto, message)
+        if message.notes.get("listed") is not None:
+            fields = listed(proto, message)
+            out += write_list(proto, message.struct, fields)
     return out + (
         "#define WIRE_DEFINE(id)                                          \\\n"
         "    int persia_wire_put_##id(wire_out *o, const wire_##id *m)    \\\n"

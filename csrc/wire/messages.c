@@ -156,6 +156,44 @@ static const wire_type hello_reply_type = {
     .fields = hello_reply_fields, .fields_n = 20, .check = at_check_hello_reply
 };
 
+static const spec_field wire_hello_reply_fields[] = {
+    { .name = "version", .config = "version", .kind = SPEC_U32,
+      .offset = offsetof(wire_hello_reply, version), .limit = UINT32_MAX },
+    { .name = "namespace", .config = "namespace", .kind = SPEC_NAME,
+      .offset = offsetof(wire_hello_reply, name_space), .limit = 256 },
+    { .name = "shard", .config = "shard", .kind = SPEC_U32,
+      .offset = offsetof(wire_hello_reply, shard), .limit = UINT32_MAX },
+    { .name = "shards", .config = "shards", .kind = SPEC_U32,
+      .offset = offsetof(wire_hello_reply, shards), .limit = UINT32_MAX },
+    { .name = "boot", .config = "boot", .kind = SPEC_U64,
+      .offset = offsetof(wire_hello_reply, boot) },
+    { .name = "lineage", .config = "lineage", .kind = SPEC_U64,
+      .offset = offsetof(wire_hello_reply, lineage) },
+    { .name = "updates", .config = "updates", .kind = SPEC_U64,
+      .offset = offsetof(wire_hello_reply, updates) },
+    { .name = "message_limit", .config = "message_limit", .kind = SPEC_U64,
+      .offset = offsetof(wire_hello_reply, message_limit) },
+    { .name = "t", .config = "t", .kind = SPEC_U64,
+      .offset = offsetof(wire_hello_reply, t) },
+    { .name = "slots_rev", .config = "slots_rev", .kind = SPEC_U64,
+      .offset = offsetof(wire_hello_reply, slots_rev) },
+    { .name = "version_min", .config = "version_min", .kind = SPEC_U32,
+      .offset = offsetof(wire_hello_reply, version_min), .limit = UINT32_MAX },
+    { .name = "features", .config = "features", .kind = SPEC_U64,
+      .offset = offsetof(wire_hello_reply, features) },
+    { .name = "restore", .config = "restore", .kind = SPEC_U64,
+      .offset = offsetof(wire_hello_reply, restore) },
+    { .name = "taken", .config = "taken", .kind = SPEC_BOOL,
+      .offset = offsetof(wire_hello_reply, taken), .limit = 1 },
+    { .name = "first", .config = "first", .kind = SPEC_U64,
+      .offset = offsetof(wire_hello_reply, first) },
+    { .name = "epoch", .config = "epoch", .kind = SPEC_U64,
+      .offset = offsetof(wire_hello_reply, epoch) },
+};
+const spec_list persia_wire_hello_reply_list = {
+    wire_hello_reply_fields, 16
+};
+
 static const wire_field declare_fields[] = {
     [1] = F(wire_declare, caller, MESSAGE, "caller", .type = &caller_type),
     [2] = F(wire_declare, table, MESSAGE, "table", .type = &table_spec_type),
@@ -362,6 +400,22 @@ static const wire_type file_type = {
     .fields_n = 5
 };
 
+static const spec_field wire_file_fields[] = {
+    { .name = "no", .config = "no", .kind = SPEC_U32,
+      .offset = offsetof(wire_file, no), .limit = 4095 },
+    { .name = "name", .config = "name", .kind = SPEC_NAME,
+      .offset = offsetof(wire_file, name), .limit = 256 },
+    { .name = "rows", .config = "rows", .kind = SPEC_U64,
+      .offset = offsetof(wire_file, rows) },
+    { .name = "bytes", .config = "bytes", .kind = SPEC_U64,
+      .offset = offsetof(wire_file, bytes) },
+    { .name = "crc", .config = "crc", .kind = SPEC_U32,
+      .offset = offsetof(wire_file, crc), .limit = UINT32_MAX },
+};
+const spec_list persia_wire_file_list = {
+    wire_file_fields, 5
+};
+
 static const wire_field snapshot_fields[] = {
     [1] = F(wire_snapshot, caller, MESSAGE, "caller", .type = &caller_type),
     [2] = F(wire_snapshot, verb, U32, "verb", .limit = 2),
@@ -372,6 +426,20 @@ static const wire_field snapshot_fields[] = {
 static const wire_type snapshot_type = {
     .name = "SnapshotRequest", .size = sizeof(wire_snapshot),
     .fields = snapshot_fields, .fields_n = 5
+};
+
+static const spec_field wire_snapshot_fields[] = {
+    { .name = "verb", .config = "verb", .kind = SPEC_U32,
+      .offset = offsetof(wire_snapshot, verb), .limit = 2 },
+    { .name = "root", .config = "root", .kind = SPEC_NAME,
+      .offset = offsetof(wire_snapshot, root), .limit = 256, .empty = 1 },
+    { .name = "folder", .config = "folder", .kind = SPEC_NAME,
+      .offset = offsetof(wire_snapshot, folder), .limit = 256, .empty = 1 },
+    { .name = "proof", .config = "proof", .kind = SPEC_NAME,
+      .offset = offsetof(wire_snapshot, proof), .limit = 64, .empty = 1 },
+};
+const spec_list persia_wire_snapshot_list = {
+    wire_snapshot_fields, 4
 };
 
 static const wire_field snapshot_reply_fields[] = {
@@ -397,6 +465,28 @@ static const wire_type snapshot_reply_type = {
     .fields = snapshot_reply_fields, .fields_n = 15
 };
 
+static const spec_field wire_snapshot_reply_fields[] = {
+    { .name = "done", .config = "done", .kind = SPEC_BOOL,
+      .offset = offsetof(wire_snapshot_reply, done), .limit = 1 },
+    { .name = "started", .config = "started", .kind = SPEC_BOOL,
+      .offset = offsetof(wire_snapshot_reply, started), .limit = 1 },
+    { .name = "updates", .config = "updates", .kind = SPEC_U64,
+      .offset = offsetof(wire_snapshot_reply, updates) },
+    { .name = "step", .config = "step", .kind = SPEC_U64,
+      .offset = offsetof(wire_snapshot_reply, step) },
+    { .name = "rows_written", .config = "rows_written", .kind = SPEC_U64,
+      .offset = offsetof(wire_snapshot_reply, rows_written) },
+    { .name = "t", .config = "t", .kind = SPEC_U64,
+      .offset = offsetof(wire_snapshot_reply, t) },
+    { .name = "restore", .config = "restore", .kind = SPEC_U64,
+      .offset = offsetof(wire_snapshot_reply, restore) },
+    { .name = "log", .config = "log", .kind = SPEC_U64,
+      .offset = offsetof(wire_snapshot_reply, log) },
+};
+const spec_list persia_wire_snapshot_reply_list = {
+    wire_snapshot_reply_fields, 8
+};
+
 static const wire_field restore_fields[] = {
     [1] = F(wire_restore, caller, MESSAGE, "caller", .type = &caller_type),
     [2] = F(wire_restore, verb, U32, "verb", .limit = 2),
@@ -404,20 +494,44 @@ static const wire_field restore_fields[] = {
     [4] = F(wire_restore, folder, NAME, "folder", .limit = 256),
     [5] = F(wire_restore, proof, NAME, "proof", .limit = 64),
     [6] = F(wire_restore, lineage, FIXED64, "lineage"),
+    [14] = F(wire_restore, restore, FIXED64, "restore"),
     [7] = F(wire_restore, updates, U64, "updates"),
     [8] = F(wire_restore, step, U64, "step"),
+    [12] = F(wire_restore, t, U64, "t"),
     [9] = F(wire_restore, pushes, NUMBERS, "pushes",
         COUNT(wire_restore, pushes_n), .limit = 4096),
     [10] = F(wire_restore, ledgers, MESSAGES, "ledgers",
         COUNT(wire_restore, ledgers_n), .limit = 65536, .type = &ledger_type),
     [11] = F(wire_restore, files, MESSAGES, "files",
         COUNT(wire_restore, files_n), .limit = 131072, .type = &file_type),
-    [12] = F(wire_restore, t, U64, "t"),
-    [14] = F(wire_restore, restore, FIXED64, "restore"),
 };
 static const wire_type restore_type = {
     .name = "RestoreRequest", .size = sizeof(wire_restore),
     .fields = restore_fields, .fields_n = 14
+};
+
+static const spec_field wire_restore_fields[] = {
+    { .name = "verb", .config = "verb", .kind = SPEC_U32,
+      .offset = offsetof(wire_restore, verb), .limit = 2 },
+    { .name = "root", .config = "root", .kind = SPEC_NAME,
+      .offset = offsetof(wire_restore, root), .limit = 256, .empty = 1 },
+    { .name = "folder", .config = "folder", .kind = SPEC_NAME,
+      .offset = offsetof(wire_restore, folder), .limit = 256, .empty = 1 },
+    { .name = "proof", .config = "proof", .kind = SPEC_NAME,
+      .offset = offsetof(wire_restore, proof), .limit = 64, .empty = 1 },
+    { .name = "lineage", .config = "lineage", .kind = SPEC_U64,
+      .offset = offsetof(wire_restore, lineage) },
+    { .name = "restore", .config = "restore", .kind = SPEC_U64,
+      .offset = offsetof(wire_restore, restore) },
+    { .name = "updates", .config = "updates", .kind = SPEC_U64,
+      .offset = offsetof(wire_restore, updates) },
+    { .name = "step", .config = "step", .kind = SPEC_U64,
+      .offset = offsetof(wire_restore, step) },
+    { .name = "t", .config = "t", .kind = SPEC_U64,
+      .offset = offsetof(wire_restore, t) },
+};
+const spec_list persia_wire_restore_list = {
+    wire_restore_fields, 9
 };
 
 static const wire_field restore_reply_fields[] = {
@@ -427,6 +541,16 @@ static const wire_field restore_reply_fields[] = {
 static const wire_type restore_reply_type = {
     .name = "RestoreReply", .size = sizeof(wire_restore_reply),
     .fields = restore_reply_fields, .fields_n = 2
+};
+
+static const spec_field wire_restore_reply_fields[] = {
+    { .name = "done", .config = "done", .kind = SPEC_BOOL,
+      .offset = offsetof(wire_restore_reply, done), .limit = 1 },
+    { .name = "rows", .config = "rows", .kind = SPEC_U64,
+      .offset = offsetof(wire_restore_reply, rows) },
+};
+const spec_list persia_wire_restore_reply_list = {
+    wire_restore_reply_fields, 2
 };
 
 static const wire_field stats_fields[] = {
@@ -485,6 +609,46 @@ static const wire_type stats_reply_type = {
     .fields = stats_reply_fields, .fields_n = 19
 };
 
+static const spec_field wire_stats_reply_fields[] = {
+    { .name = "boot", .config = "boot", .kind = SPEC_U64,
+      .offset = offsetof(wire_stats_reply, boot) },
+    { .name = "lineage", .config = "lineage", .kind = SPEC_U64,
+      .offset = offsetof(wire_stats_reply, lineage) },
+    { .name = "updates", .config = "updates", .kind = SPEC_U64,
+      .offset = offsetof(wire_stats_reply, updates) },
+    { .name = "step", .config = "step", .kind = SPEC_U64,
+      .offset = offsetof(wire_stats_reply, step) },
+    { .name = "uptime_ns", .config = "uptime_ns", .kind = SPEC_U64,
+      .offset = offsetof(wire_stats_reply, uptime_ns) },
+    { .name = "memory_used", .config = "memory_used", .kind = SPEC_U64,
+      .offset = offsetof(wire_stats_reply, memory_used) },
+    { .name = "memory_limit", .config = "memory_limit", .kind = SPEC_U64,
+      .offset = offsetof(wire_stats_reply, memory_limit) },
+    { .name = "pulls", .config = "pulls", .kind = SPEC_U64,
+      .offset = offsetof(wire_stats_reply, pulls) },
+    { .name = "pushes", .config = "pushes", .kind = SPEC_U64,
+      .offset = offsetof(wire_stats_reply, pushes) },
+    { .name = "duplicates", .config = "duplicates", .kind = SPEC_U64,
+      .offset = offsetof(wire_stats_reply, duplicates) },
+    { .name = "parked", .config = "parked", .kind = SPEC_U64,
+      .offset = offsetof(wire_stats_reply, parked) },
+    { .name = "failed", .config = "failed", .kind = SPEC_U64,
+      .offset = offsetof(wire_stats_reply, failed) },
+    { .name = "restore", .config = "restore", .kind = SPEC_U64,
+      .offset = offsetof(wire_stats_reply, restore) },
+    { .name = "recovers", .config = "recovers", .kind = SPEC_BOOL,
+      .offset = offsetof(wire_stats_reply, recovers), .limit = 1 },
+    { .name = "done", .config = "done", .kind = SPEC_U64,
+      .offset = offsetof(wire_stats_reply, done) },
+    { .name = "total", .config = "total", .kind = SPEC_U64,
+      .offset = offsetof(wire_stats_reply, total) },
+    { .name = "beside", .config = "beside", .kind = SPEC_BOOL,
+      .offset = offsetof(wire_stats_reply, beside), .limit = 1 },
+};
+const spec_list persia_wire_stats_reply_list = {
+    wire_stats_reply_fields, 17
+};
+
 static const wire_field move_fields[] = {
     [1] = F(wire_move, caller, MESSAGE, "caller", .type = &caller_type),
     [2] = F(wire_move, verb, U32, "verb", .limit = 6),
@@ -501,6 +665,28 @@ static const wire_type move_type = {
     .fields_n = 9
 };
 
+static const spec_field wire_move_fields[] = {
+    { .name = "verb", .config = "verb", .kind = SPEC_U32,
+      .offset = offsetof(wire_move, verb), .limit = 6 },
+    { .name = "namespace", .config = "namespace", .kind = SPEC_NAME,
+      .offset = offsetof(wire_move, name_space), .limit = 256 },
+    { .name = "shard", .config = "shard", .kind = SPEC_U32,
+      .offset = offsetof(wire_move, shard), .limit = 4095 },
+    { .name = "shards", .config = "shards", .kind = SPEC_U32,
+      .offset = offsetof(wire_move, shards), .limit = UINT32_MAX },
+    { .name = "id", .config = "id", .kind = SPEC_U64,
+      .offset = offsetof(wire_move, id) },
+    { .name = "address", .config = "address", .kind = SPEC_NAME,
+      .offset = offsetof(wire_move, address), .limit = 256, .empty = 1 },
+    { .name = "by", .config = "by", .kind = SPEC_NAME,
+      .offset = offsetof(wire_move, by), .limit = 256, .empty = 1 },
+    { .name = "root", .config = "root", .kind = SPEC_NAME,
+      .offset = offsetof(wire_move, root), .limit = 256, .empty = 1 },
+};
+const spec_list persia_wire_move_list = {
+    wire_move_fields, 8
+};
+
 static const wire_field move_reply_fields[] = {
     [1] = F(wire_move_reply, state, U32, "state", .limit = 3),
     [2] = F(wire_move_reply, shard, U32, "shard", .limit = 4095),
@@ -515,6 +701,26 @@ static const wire_field move_reply_fields[] = {
 static const wire_type move_reply_type = {
     .name = "MoveReply", .size = sizeof(wire_move_reply),
     .fields = move_reply_fields, .fields_n = 8
+};
+
+static const spec_field wire_move_reply_fields[] = {
+    { .name = "state", .config = "state", .kind = SPEC_U32,
+      .offset = offsetof(wire_move_reply, state), .limit = 3 },
+    { .name = "shard", .config = "shard", .kind = SPEC_U32,
+      .offset = offsetof(wire_move_reply, shard), .limit = 4095 },
+    { .name = "id", .config = "id", .kind = SPEC_U64,
+      .offset = offsetof(wire_move_reply, id) },
+    { .name = "text", .config = "text", .kind = SPEC_NAME,
+      .offset = offsetof(wire_move_reply, text), .limit = 512, .empty = 1 },
+    { .name = "rows", .config = "rows", .kind = SPEC_U64,
+      .offset = offsetof(wire_move_reply, rows) },
+    { .name = "by", .config = "by", .kind = SPEC_NAME,
+      .offset = offsetof(wire_move_reply, by), .limit = 256, .empty = 1 },
+    { .name = "shards", .config = "shards", .kind = SPEC_U32,
+      .offset = offsetof(wire_move_reply, shards), .limit = UINT32_MAX },
+};
+const spec_list persia_wire_move_reply_list = {
+    wire_move_reply_fields, 7
 };
 
 static const wire_field part_fields[] = {

@@ -274,6 +274,8 @@ typedef struct wire_hello_reply {
     uint64_t epoch;
 } wire_hello_reply;
 
+extern PERSIA_API const spec_list persia_wire_hello_reply_list;
+
 typedef struct wire_declare {
     wire_caller caller;
     table_spec table;
@@ -432,6 +434,8 @@ typedef struct wire_file {
     uint32_t crc; /* CRC-32C of the file */
 } wire_file;
 
+extern PERSIA_API const spec_list persia_wire_file_list;
+
 typedef struct wire_snapshot {
     wire_caller caller;
     uint32_t verb;
@@ -443,6 +447,8 @@ typedef struct wire_snapshot {
      * folder. */
     char proof[64];
 } wire_snapshot;
+
+extern PERSIA_API const spec_list persia_wire_snapshot_list;
 
 typedef struct wire_snapshot_reply {
     uint32_t done; /* false: still writing, or not begun */
@@ -463,6 +469,8 @@ typedef struct wire_snapshot_reply {
     uint64_t log; /* position in the server's log at the cut */
 } wire_snapshot_reply;
 
+extern PERSIA_API const spec_list persia_wire_snapshot_reply_list;
+
 typedef struct wire_restore {
     wire_caller caller;
     uint32_t verb;
@@ -470,8 +478,10 @@ typedef struct wire_restore {
     char folder[256];
     char proof[64];
     uint64_t lineage; /* these are taken on */
+    uint64_t restore; /* see HelloReply; taken on */
     uint64_t updates;
     uint64_t step;
+    uint64_t t;
     /* Clock of each table; 2^64 - 1, and tables that are left out at the end:
      * the table keeps the rows that it has. */
     uint64_t *pushes;
@@ -480,14 +490,16 @@ typedef struct wire_restore {
     size_t ledgers_n;
     wire_file *files;
     size_t files_n;
-    uint64_t t;
-    uint64_t restore; /* see HelloReply; taken on */
 } wire_restore;
+
+extern PERSIA_API const spec_list persia_wire_restore_list;
 
 typedef struct wire_restore_reply {
     uint32_t done; /* false: still reading, ask again */
     uint64_t rows;
 } wire_restore_reply;
+
+extern PERSIA_API const spec_list persia_wire_restore_reply_list;
 
 typedef struct wire_stats {
     wire_caller caller;
@@ -519,6 +531,8 @@ typedef struct wire_stats_reply {
     uint32_t beside;
 } wire_stats_reply;
 
+extern PERSIA_API const spec_list persia_wire_stats_reply_list;
+
 typedef struct wire_move {
     wire_caller caller;
     uint32_t verb;
@@ -532,6 +546,8 @@ typedef struct wire_move {
     char root[256];
 } wire_move;
 
+extern PERSIA_API const spec_list persia_wire_move_list;
+
 typedef struct wire_move_reply {
     uint32_t state; /* of the last move */
     uint32_t shard;
@@ -543,6 +559,8 @@ typedef struct wire_move_reply {
     char by[256];
     uint32_t shards; /* of the job; 0: it does not know */
 } wire_move_reply;
+
+extern PERSIA_API const spec_list persia_wire_move_reply_list;
 
 /* One call. */
 typedef struct wire_part {

@@ -110,10 +110,11 @@ class Ending:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> bool | None:
         """After a signal the limit holds until the process has ended."""
         if self.number is None:
             self.close()
+        return None
 
     def close(self) -> None:
         """Signals do what they did before."""

@@ -18,7 +18,6 @@ from persia.base.warning import warn
 from persia.data.batches.batch import Batch, check_tensors, flat
 from persia.data.batches.jagged import tensors_of
 from persia.distributed.addresses import (
-    MESSAGE_LIMIT,
     job_of,
     namespace_of,
     resolve_workers,
@@ -94,7 +93,6 @@ class Sender:
             "rank": 0,
             "world": 0,
             "timeout": timeout,
-            "message_limit": MESSAGE_LIMIT,
             "dtype": 0,
             "security": security.arguments(),
             "move_after": timeout / 6

@@ -17,9 +17,6 @@ from persia.distributed.security import Security
 #: In the order of Dtype in persia.proto.
 WIRE_DTYPES = ("fp32", "fp16", "bf16")
 
-#: Bytes of a message, unless an option of what serves says otherwise.
-MESSAGE_LIMIT = 256 << 20
-
 _ANSWER = 2.0  # seconds
 
 
@@ -123,9 +120,7 @@ def why_away(
     seconds; "": all answer."""
     for address in addresses:
         try:
-            channel = _core.Channel(
-                address, security.arguments(), MESSAGE_LIMIT, _ANSWER
-            )
+            channel = _core.Channel(address, security.arguments(), _ANSWER)
             with contextlib.closing(channel):
                 channel.hello(namespace, 0)
         except errors.PersiaError as error:
@@ -178,7 +173,6 @@ def _ask_worker(
         "rank": 0,
         "world": 0,
         "timeout": _ANSWER,
-        "message_limit": MESSAGE_LIMIT,
         "dtype": 0,
         "security": security.arguments(),
         "move_after": _ANSWER,

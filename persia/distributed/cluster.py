@@ -27,7 +27,6 @@ from persia.base.environment import variable
 from persia.base.patience import saying_so, watching
 from persia.base.warning import warn
 from persia.distributed.addresses import (
-    MESSAGE_LIMIT,
     WIRE_DTYPES,
     namespace_of,
     resolve,
@@ -366,7 +365,6 @@ class Settings:
                 "world": job.world,
                 "stream": 0 if self.read_only else key.stream(),
                 "timeout": float(self.timeout),
-                "message_limit": MESSAGE_LIMIT,
                 "dtype": WIRE_DTYPES.index(self.wire_dtype),
                 "lost": _LOST.index(self.lost),
                 "security": security.arguments(),

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from persia import _core, errors
 from persia.distributed.addresses import (
-    MESSAGE_LIMIT,
     addresses_of,
     bracketed,
 )
@@ -201,7 +200,7 @@ class RankHosting:
             threads=threads,
             memory_limit=memory_limit,
             lineage=0,
-            message_limit=MESSAGE_LIMIT,
+            message_limit=_core.MESSAGE_LIMIT,
             checkpoints=None,
         )
         port = self.server.start(
@@ -209,7 +208,7 @@ class RankHosting:
             threads=max(threads, _SERVER_THREADS),
             calls=_SERVER_CALLS,
             connections=_SERVER_CONNECTIONS,
-            message_limit=MESSAGE_LIMIT,
+            message_limit=_core.MESSAGE_LIMIT,
             security=self.security.arguments(),
         )
         mine = f"{bracketed(address)}:{port}"

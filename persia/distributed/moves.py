@@ -27,7 +27,6 @@ from persia import _core, errors
 from persia.base.logs import say
 from persia.checkpoint.files import LocalRoot, write_file
 from persia.checkpoint.snapshot import Snapshot, save_rows
-from persia.distributed.addresses import MESSAGE_LIMIT
 from persia.distributed.security import Security
 from persia.distributed.server import Arrival, ServeConfig, Server
 
@@ -59,7 +58,7 @@ def towards(config: ServeConfig) -> Security:
 
 def channel(address: str, security: Security, timeout: float) -> _core.Channel:
     """The way to a server."""
-    return _core.Channel(address, security.arguments(), MESSAGE_LIMIT, timeout)
+    return _core.Channel(address, security.arguments(), timeout)
 
 
 def is_gone(address: str) -> bool:

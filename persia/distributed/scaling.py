@@ -15,7 +15,6 @@ from typing import Any
 
 from persia import _core
 from persia.base.patience import patiently
-from persia.distributed.addresses import MESSAGE_LIMIT
 from persia.distributed.security import Security
 from persia.errors import (
     InvalidArgument,
@@ -128,7 +127,7 @@ class Scaling:
         self._timeout = timeout
         self._by = f"{_user()}@{socket.gethostname()} (pid {os.getpid()})"
         self._channels = {
-            address: _core.Channel(address, secret, MESSAGE_LIMIT, timeout)
+            address: _core.Channel(address, secret, timeout)
             for address in addresses
         }
         self.shards = 0

@@ -15,7 +15,7 @@ from persia import _core
 from persia.base.health import Health
 from persia.base.logs import say
 from persia.base.signals import Ending
-from persia.distributed.addresses import MESSAGE_LIMIT, namespace_of
+from persia.distributed.addresses import namespace_of
 from persia.distributed.security import Security
 from persia.errors import InvalidArgument
 
@@ -118,7 +118,7 @@ class Listening(Guarded):
         description="Threads that serve (default: one a core).",
     )
     message_limit: pydantic.ByteSize = Field(
-        pydantic.ByteSize(MESSAGE_LIMIT),
+        pydantic.ByteSize(_core.MESSAGE_LIMIT),
         ge=2 << 20,  # what describes 4,096 tables must fit
         le=(2 << 30) - 1,
         validate_default=True,
@@ -227,25 +227,63 @@ def page_of(config: _Port, health: Health) -> Page | None:
     return page
 
 
-class Stopped(BaseException):
+class _Stopped(BaseException):
     """A signal arrived before anything was served."""
 
 
 class Signals(Ending):
     """SIGTERM and SIGINT of what serves: the first is noted, another one is
-    fatal, and so is the end of the grace."""
+    fatal, and so is the end of the grace. Before :meth:`keep` the first one
+    ends the block, and the process says what was not served.
 
-    def __init__(self, grace: float) -> None:
+    Args:
+        grace: seconds from the first signal.
+        unserved: what is not served, if a signal arrives before.
+
+    Attributes:
+        health: of the process.
+    """
+
+    def __init__(
+        self, grace: float, unserved: str = "nothing was served"
+    ) -> None:
         super().__init__(grace, _stop)
         self.status = 0
+        self.health = Health()
+        self._unserved = unserved
+
+    def __exit__(self, *error: object) -> bool:
+        super().__exit__()
+        stopped = any(isinstance(e, _Stopped) for e in error)
+        if stopped:
+            say(f"stopping: {self._unserved}")
+        return stopped
 
     def keep(self) -> None:
-        """From now on one waits for :meth:`wait`; so far it raises."""
+        """From now on a signal ends :meth:`serve`."""
         self.first = _nothing
+
+    def serve(self, line: str, undone: str) -> None:
+        """The process serves, until the first signal.
+
+        Args:
+            line: what is served, and where.
+            undone: what is not done if the grace is over.
+        """
+        self.health.serves()
+        say(line)
+        self.wait()
+        self.health.ends()
+        self.what = undone
+        say("stopping")
+
+    def share(self, grace: float) -> float:
+        """So many seconds of the grace, if as many are left."""
+        return min(grace, self.left)
 
 
 def _stop(number: int) -> None:
-    raise Stopped
+    raise _Stopped
 
 
 def _nothing(number: int) -> None:

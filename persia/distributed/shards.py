@@ -8,7 +8,6 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from persia import _core
-from persia.base.health import Health
 from persia.base.logs import say
 from persia.base.patience import patiently
 from persia.distributed import moves
@@ -19,7 +18,7 @@ from persia.distributed.server import (
     find_shards,
     listen,
 )
-from persia.distributed.serving import Signals, Stopped, page_of, warn_of
+from persia.distributed.serving import Signals, page_of, warn_of
 from persia.errors import Closed
 
 if TYPE_CHECKING:
@@ -224,41 +223,33 @@ def serve(config: ServeConfig) -> None:
     ``save_on_exit``: the rows that it would write are not all there.
     """
     least = SAVE_SECONDS if config.save_on_exit is not None else 0.0
-    health = Health()
-    with Signals(max(config.grace, least)) as signals:
-        try:
-            with contextlib.closing(Shards(config)) as shards:
-                if page := page_of(config, health):
-                    page.add(shards.collector())
-                address = shards.prepare()
-                signals.keep()
-                with shards.cutting():
-                    _run(shards, address, signals, health)
-        except Stopped:
-            say("stopping: nothing was served, nothing is saved")
+    unserved = "nothing was served, nothing is saved"
+    with (
+        Signals(max(config.grace, least), unserved) as signals,
+        contextlib.closing(Shards(config)) as shards,
+    ):
+        if page := page_of(config, signals.health):
+            page.add(shards.collector())
+        address = shards.prepare()
+        signals.keep()
+        with shards.cutting():
+            _run(shards, address, signals)
 
 
-def _run(
-    shards: Shards, address: str, signals: Signals, health: Health
-) -> None:
-    config = shards.config
+def _run(shards: Shards, address: str, signals: Signals) -> None:
+    config, name = shards.config, shards.config.save_on_exit
     shards.ready()
-    health.serves()
     warn_of(config)
-    say(f"serving {shards} on {address}")
-    signals.wait()
-    health.ends()
-    name = config.save_on_exit
+    undone = "not all was done"
     if name is not None:
         signals.status = 1
-        signals.what = (
+        undone = (
             f"the rows were not saved into {config.checkpoints}/{name}; give "
             "a longer `grace`, if its disk is only slow"
         )
-    say("stopping")
+    signals.serve(f"serving {shards} on {address}", undone)
     # The save is to have half of the time at least.
-    most = config.grace * (0.9 if name is None else 0.5)
-    shards.stop(min(most, signals.left))
+    shards.stop(signals.share(config.grace * (0.9 if name is None else 0.5)))
     if name is not None:
         rows = shards.save(name)
         signals.status = 0

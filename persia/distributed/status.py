@@ -16,7 +16,7 @@ from typing import Any
 from persia import _core
 from persia.base.patience import patiently
 from persia.base.urls import Url
-from persia.distributed.addresses import MESSAGE_LIMIT, no_user
+from persia.distributed.addresses import no_user
 from persia.distributed.security import Security
 from persia.errors import InvalidArgument, PersiaError
 from persia.redaction import shown
@@ -113,7 +113,6 @@ def ask(
                         _core.Channel(
                             address,
                             secret,
-                            MESSAGE_LIMIT,
                             timeout,
                             shard if len(here) > 1 else -1,
                         )
@@ -132,7 +131,7 @@ def ask(
     def one(address: str) -> list[ServerStatus]:
         status = ServerStatus(no_user(address))
         try:
-            channel = _core.Channel(address, secret, MESSAGE_LIMIT, timeout)
+            channel = _core.Channel(address, secret, timeout)
             with contextlib.closing(channel):
                 hello = patiently(
                     lambda: channel.hello(namespace, 0),
@@ -188,7 +187,6 @@ def ask_embedding(
             "rank": 0,
             "world": 0,
             "timeout": timeout,
-            "message_limit": MESSAGE_LIMIT,
             "dtype": 0,
             "security": secret,
             "move_after": timeout,

@@ -18,18 +18,11 @@ from pydantic import Field
 
 from persia import _core
 from persia.base.environment import variable
-from persia.base.health import Health
 from persia.base.logs import say
 from persia.base.patience import saying_so, watching
 from persia.distributed.addresses import WIRE_DTYPES, resolve, why_away
 from persia.distributed.security import Security
-from persia.distributed.serving import (
-    Listening,
-    Signals,
-    Stopped,
-    page_of,
-    warn_of,
-)
+from persia.distributed.serving import Listening, Signals, page_of, warn_of
 from persia.errors import InvalidArgument, PersiaError
 
 if TYPE_CHECKING:
@@ -190,17 +183,13 @@ class Worker:
 
 def serve_worker(config: WorkerConfig) -> None:
     """Serves until SIGTERM or SIGINT; a second one ends it at once."""
-    health = Health()
     with Signals(config.grace) as signals:
-        try:
-            page = page_of(config, health)
-            with contextlib.closing(Worker(config)) as worker:
-                if page is not None:
-                    _show(page, worker)
-                signals.keep()
-                _run(worker, signals, health)
-        except Stopped:
-            say("stopping: nothing was served")
+        page = page_of(config, signals.health)
+        with contextlib.closing(Worker(config)) as worker:
+            if page is not None:
+                _show(page, worker)
+            signals.keep()
+            _run(worker, signals)
 
 
 def _show(page: Page, worker: Worker) -> None:
@@ -209,23 +198,20 @@ def _show(page: Page, worker: Worker) -> None:
     page.add(EmbeddingWorkerCollector(worker.stats))
 
 
-def _run(worker: Worker, signals: Signals, health: Health) -> None:
+def _run(worker: Worker, signals: Signals) -> None:
     config = worker.config
     address = worker.start()
     warn_of(config)
-    health.serves()
-    say(
-        f"serving an embedding worker of {worker.servers} servers on {address}"
-    )
     reports = threading.Thread(
         target=_report_lost, args=(worker,), name="persia-lost", daemon=True
     )
     reports.start()
-    signals.wait()
-    health.ends()
-    signals.what = "batches that were in flight are offered again"
-    say("stopping")
-    worker.stop(min(0.8 * config.grace, signals.left))
+    signals.serve(
+        f"serving an embedding worker of {worker.servers} servers on "
+        f"{address}",
+        "batches that were in flight are offered again",
+    )
+    worker.stop(signals.share(0.8 * config.grace))
     counts = worker.stats()
     left = counts["queued"] + counts["leased"]
     say(

@@ -19,7 +19,6 @@ from persia.base.warning import warn
 from persia.data.batches.batch import Batch, of_flat
 from persia.data.batches.jagged import JaggedBatch
 from persia.distributed.addresses import (
-    MESSAGE_LIMIT,
     WIRE_DTYPES,
     job_of,
     resolve_workers,
@@ -139,7 +138,6 @@ class Stream:
             "rank": store.rank,
             "world": store.world_size,
             "timeout": self.timeout,
-            "message_limit": MESSAGE_LIMIT,
             "dtype": WIRE_DTYPES.index(settings.wire_dtype),
             "security": security.arguments(),
             "move_after": self.move_after,

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 
 from persia.base.cpus import processors
-from persia.base.health import Health
 from persia.base.logs import say
 from persia.base.requirements import install
-from persia.distributed.serving import Signals, Stopped, page_of
+from persia.distributed.serving import Signals, page_of
 from persia.errors import InvalidArgument, StorageError, Unavailable
 from persia.serving.batcher import Batcher
 from persia.serving.config import ModelConfig
@@ -163,32 +162,24 @@ def serve_model(config: ModelConfig, models: tuple[str, ...]) -> None:
     """Serves until SIGTERM or SIGINT; a second one ends it at once."""
     if not models:
         raise InvalidArgument("no model is given")
-    health = Health()
     with Signals(config.grace) as signals:
-        try:
-            page = page_of(config, health)
-            one = Serving(config, models)
-            if page is not None:
-                page.add(one.measures)
-            signals.keep()
-            _run(one, config, signals, health)
-        except Stopped:
-            say("stopping: nothing was served")
+        page = page_of(config, signals.health)
+        one = Serving(config, models)
+        if page is not None:
+            page.add(one.measures)
+        signals.keep()
+        _run(one, config, signals)
 
 
-def _run(
-    one: Serving, config: ModelConfig, signals: Signals, health: Health
-) -> None:
+def _run(one: Serving, config: ModelConfig, signals: Signals) -> None:
     if config.insecure:
         say("`insecure`: anyone who reaches this port may ask", "warning")
     one.start()
-    health.serves()
     for name, model in one.repository.models.items():
         say(f"model {name}: version {model.current.version} answers")
-    say(f"serving {len(one.repository.models)} models on {one.address}")
-    signals.wait()
-    health.ends()
-    signals.what = "requests in flight were not answered"
-    say("stopping")
+    signals.serve(
+        f"serving {len(one.repository.models)} models on {one.address}",
+        "requests in flight were not answered",
+    )
     one.close()
     say("all requests were answered")

@@ -15,7 +15,6 @@ import torch
 
 import persia
 from persia import _core, errors
-from persia.distributed.addresses import MESSAGE_LIMIT
 from persia.distributed.security import Security
 from persia.distributed.server import ServeConfig, Server
 from persia.distributed.status import ask_embedding
@@ -105,9 +104,7 @@ class Saver(Server):
     def __init__(self, address: str, shard: int, shards: int, folder: Path):
         self.config = ServeConfig.model_validate({"checkpoints": folder})
         self.shard, self.shards = shard, shards
-        self._channel = _core.Channel(
-            address, Security().arguments(), MESSAGE_LIMIT, 30.0
-        )
+        self._channel = _core.Channel(address, Security().arguments(), 30.0)
 
     def close(self) -> None:
         """Ends the connection."""

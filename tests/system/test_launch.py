@@ -497,7 +497,7 @@ security = Security.from_environment()
 assert bool(security.token) == bool(security.ca) == TLS
 assert os.path.isdir(os.environ["PERSIA_CHECKPOINTS"])
 for shard, address in enumerate(os.environ["PERSIA_SERVERS"].split(",")):
-    way = _core.Channel(address, security.arguments(), 1 << 20, 30.0)
+    way = _core.Channel(address, security.arguments(), 30.0)
     hello = patiently(lambda: way.hello("default", 0), 60)
     assert (hello["shard"], hello["shards"]) == (shard, 2)
     way.close()

@@ -523,7 +523,7 @@ def test_tls_and_tokens(tmp_path: Path) -> None:
     flags += ["--admin-token-file", file("admin-token")]
 
     def hello(security: Security, address: str) -> dict[str, Any]:
-        way = _core.Channel(address, security.arguments(), 1 << 20, 30.0)
+        way = _core.Channel(address, security.arguments(), 30.0)
         try:
             return way.hello("default", 0)
         finally:

@@ -285,6 +285,31 @@ static void test_rows_are_finite_or_not(void **state)
         }
 }
 
+/* A server answers first, then the request ends, then its caller leaves; and
+ * no time is beyond PERSIA_FOREVER. */
+static void test_the_sides_of_a_call_give_up_in_order(void **state)
+{
+    (void)state;
+    const uint64_t ms = 1000000, times[] = {0, 1, 9, 20 * ms, 1000 * ms,
+                                            3600 * 1000 * ms};
+    for (size_t i = 0; i < sizeof times / sizeof *times; i++) {
+        const uint64_t before = persia_clock_ns();
+        const uint64_t answer = persia_deadline_answer(times[i]);
+        const uint64_t end = persia_deadline(times[i]);
+        const uint64_t left = persia_deadline_left(end);
+        assert_true(answer >= before && answer <= end);
+        assert_true(answer >= before + times[i] - times[i] / 10);
+        assert_true(left >= 1 && left <= times[i] + (times[i] == 0));
+        assert_true(persia_deadline_leave(end) > end);
+    }
+    assert_true(persia_deadline(PERSIA_FOREVER) == PERSIA_FOREVER);
+    assert_true(persia_deadline(PERSIA_FOREVER - 1) == PERSIA_FOREVER);
+    assert_true(persia_deadline_leave(PERSIA_FOREVER) == PERSIA_FOREVER);
+    assert_true(persia_deadline_later(PERSIA_FOREVER - 2, 1) ==
+                PERSIA_FOREVER - 1);
+    assert_true(persia_deadline_left(0) == 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -301,6 +326,7 @@ int main(void)
         cmocka_unit_test(test_a_watched_thread_is_told_to_stop),
         cmocka_unit_test(test_fork_is_noticed_in_the_child_only),
         cmocka_unit_test(test_clock_counts_nanoseconds),
+        cmocka_unit_test(test_the_sides_of_a_call_give_up_in_order),
         cmocka_unit_test(test_philox_known_answers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

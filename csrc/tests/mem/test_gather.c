@@ -85,9 +85,23 @@ static void memory_is_aligned_and_distinct(void **state)
     persia_wire_memory_free(&m);
 }
 
+static void a_message_has_a_limit(void **state)
+{
+    (void)state;
+    assert_int_equal(persia_wire_check_size("a", "b", UINT64_MAX, 0),
+                     PERSIA_OK); /* not known yet */
+    assert_int_equal(persia_wire_check_size("a", "b", 100, 100), PERSIA_OK);
+    assert_int_equal(persia_wire_check_size("a", "b", 101, 100),
+                     PERSIA_ELIMIT);
+    assert_true(persia_wire_fit(4096, 8) * 8 <= 4096);
+    assert_true(persia_wire_fit(4096, 1 << 20) == 1);
+    assert_true(persia_wire_fit(0, 8) == UINT64_MAX);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_message_has_a_limit),
         cmocka_unit_test(small_fields_are_copied_side_by_side),
         cmocka_unit_test(bulk_is_pointed_to_and_keeps_its_place),
         cmocka_unit_test(memory_is_aligned_and_distinct),

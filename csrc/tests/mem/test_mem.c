@@ -399,9 +399,58 @@ static void test_buffer(void **state)
     persia_mem_buffer_free(&b);
 }
 
+static void *taken(mem_pool *p, size_t bytes)
+{
+    void *block;
+    assert_int_equal(persia_mem_pool_take(p, bytes, &block), PERSIA_OK);
+    assert_int_equal((uintptr_t)block % 64, 0);
+    memset(block, 1, bytes);
+    return block;
+}
+
+#if defined(__SANITIZE_ADDRESS__)
+enum { KEEPS = 0 };
+#else
+enum { KEEPS = 1 };
+#endif
+
+static void test_blocks_are_used_again(void **state)
+{
+    enum { MOST = 1 << 20, BLOCKS = 3 };
+    (void)state;
+    mem_pool *p;
+    assert_int_equal(persia_mem_pool_create(MOST, BLOCKS, &p), PERSIA_OK);
+    void *one = taken(p, 300000), *two;
+    persia_mem_pool_give(one);
+    two = taken(p, 290000);
+    assert_true((two == one) == KEEPS); /* about the same size */
+    persia_mem_pool_give(two);
+    two = taken(p, 40000); /* it would be a waste */
+    assert_ptr_equal(p->kept, KEEPS ? (char *)one - 64 : NULL);
+    persia_mem_pool_give(two);
+    assert_int_equal(p->kept_n, 2 * KEEPS);
+    /* The ones that have waited longest go; small ones are not kept. */
+    void *blocks[8];
+    for (size_t i = 0; i < 8; i++)
+        blocks[i] = taken(p, i ? i * 50000 : 100);
+    for (size_t i = 8; i-- > 0;) {
+        persia_mem_pool_give(blocks[i]);
+        assert_true(p->kept_n <= BLOCKS && p->kept_bytes <= MOST);
+    }
+    assert_int_equal(p->kept_n, BLOCKS * KEEPS);
+    assert_true(persia_mem_pool_take(p, SIZE_MAX / 2, &one) == PERSIA_ENOMEM);
+    one = taken(p, 2 * MOST);
+    two = taken(p, 0);
+    persia_mem_pool_destroy(p); /* before the last ones are given back */
+    persia_mem_pool_give(one);
+    persia_mem_pool_give(NULL);
+    persia_mem_pool_give(two);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_blocks_are_used_again),
         cmocka_unit_test(test_limit_is_exact),
         cmocka_unit_test(test_limit_holds_among_threads),
         cmocka_unit_test(test_arena_keeps_bytes_and_grows_zeroed),

@@ -2,7 +2,6 @@
 #include "tests/server/help.h"
 
 #include "ids/ids.h"
-#include "shard/buffers.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -241,7 +240,7 @@ static void what_pulls_refuse(void **state)
     wire_pull_table t = {.no = 0, .n = 5000, .ids = ids};
     wire_pull m = {.caller = caller_of(&v), .tables = &t, .tables_n = 1};
     expect(code_of(CALL(&v, PULL, pull, &m)), PERSIA_ELIMIT,
-           "81920000 bytes; messages have at most 67108864");
+           "of 81920000 bytes");
     t.n = 3000;
     (void)ids_of(0, 2, 1, ids + 2999);
     expect(code_of(CALL(&v, PULL, pull, &m)), PERSIA_EARG,
@@ -541,37 +540,6 @@ static void stats_count(void **state)
     server_stop(&v);
 }
 
-static void buffers_are_used_again(void **state)
-{
-    enum { KEEP = 1 << 20 };
-    (void)state;
-    buffers *b;
-    buffer *one, *two, *three;
-    assert_int_equal(buffers_create(KEEP, &b), PERSIA_OK);
-    assert_int_equal(buffers_take(b, 300000, &one), PERSIA_OK);
-    assert_true(one->size >= 300000 && one->size < 350000);
-    assert_int_equal((uintptr_t)one->data % 64, 0);
-    void *data = one->data;
-    buffer_give(one);
-    assert_int_equal(buffers_take(b, 290000, &two), PERSIA_OK);
-    assert_ptr_equal(two->data, data); /* about the same size */
-    buffer_give(two);
-    assert_int_equal(buffers_take(b, 100, &one), PERSIA_OK);
-    assert_ptr_not_equal(one->data, data); /* that would be a waste */
-    assert_int_equal(buffers_take(b, 0, &two), PERSIA_OK);
-    /* no more is kept than the limit says */
-    assert_int_equal(buffers_take(b, KEEP, &three), PERSIA_OK);
-    uint64_t all = buffers_bytes(b);
-    buffer_give(three);
-    assert_true(buffers_bytes(b) < all);
-    buffer_give(two);
-    assert_true(buffers_bytes(b) <= KEEP + one->size);
-    assert_int_equal(buffers_take(b, SIZE_MAX / 2, &three), PERSIA_ELIMIT);
-    buffers_destroy(b); /* before the last one is given back */
-    buffer_give(one);
-    buffer_give(NULL);
-}
-
 static void bad_configurations(void **state)
 {
     (void)state;
@@ -603,7 +571,6 @@ int main(void)
         cmocka_unit_test(administration_and_malformed_requests),
         cmocka_unit_test(what_does_not_travel_has_no_limit),
         cmocka_unit_test(stats_count),
-        cmocka_unit_test(buffers_are_used_again),
         cmocka_unit_test(bad_configurations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -94,8 +94,8 @@ static wire_snapshot_reply snapshot_reply = {
     1, 1, 2, 3, pushes, 4, ledgers, 2, files, 2, 9, 10, 11, 12
 };
 static wire_restore restore = {
-    CALLER, RESTORE_COMMIT, "root", "step-7", "proof", 1, 2, 3,
-    pushes, 4, ledgers, 2, files, 2, 4, 5
+    CALLER, RESTORE_COMMIT, "root", "step-7", "proof", 1, 5, 2, 3, 4,
+    pushes, 4, ledgers, 2, files, 2
 };
 static wire_restore_reply restore_reply = { 1, 1000 };
 static wire_stats stats = { CALLER };

@@ -1,0 +1,257 @@
+/* A rank whose embedding worker is started again while it trains two batches,
+ * and whose next Take reports a loss: the loop makes that Take once more, and
+ * it is where it was.  (tests.cmake lets the linker wrap the calls below: the
+ * rank's requests go to the worker of this process.) */
+#include "rank/private.h"
+#include "rpc/channel.h"
+#include "tests/embedding_worker/world.h"
+
+enum { TAKES = 4 };
+
+/* ---- the way to the worker ---- */
+
+static struct {
+    pthread_mutex_t lock; /* guards all below */
+    pthread_cond_t moved;
+    world *w;
+    unsigned inside; /* requests that the worker has */
+    int incomplete;  /* the next Take is answered: servers differ */
+} way = {.lock = PTHREAD_MUTEX_INITIALIZER,
+         .moved = PTHREAD_COND_INITIALIZER};
+static atomic_int losses; /* that the store is still to report */
+
+typedef struct request {
+    rpc_call call; /* first */
+    rpc_callback done;
+    void *ctx;
+} request;
+
+static void request_end(request *q, int rc, rpc_reply *reply)
+{
+    rpc_reply none = {0};
+    q->done(q->ctx, rc, rc ? &none : reply);
+    free((void *)(uintptr_t)q->call.request);
+    free(q);
+    pthread_mutex_lock(&way.lock);
+    way.inside--;
+    pthread_cond_broadcast(&way.moved);
+    pthread_mutex_unlock(&way.lock);
+}
+
+static void request_reply(rpc_call *call, wire_out *o,
+                          void (*done)(void *owner), void *owner)
+{
+    rpc_reply reply = {.data = bytes_take(o->bytes ? o->bytes : 1),
+                       .n = o->bytes};
+    assert_non_null(reply.data);
+    reply.memory = reply.data;
+    persia_wire_out_copy(o, reply.data);
+    persia_wire_out_free(o);
+    if (done)
+        done(owner);
+    request_end((request *)call, PERSIA_OK, &reply);
+}
+
+static void request_fail(rpc_call *call, int code, const char *text)
+{
+    request_end((request *)call, persia_err_set(code, "w: %s", text), NULL);
+}
+
+int __wrap_persia_rpc_start(rpc_channel *c, uint32_t method, wire_out *o,
+                            uint64_t timeout_ns, rpc_callback done, void *ctx);
+int __wrap_persia_rpc_start(rpc_channel *c, uint32_t method, wire_out *o,
+                            uint64_t timeout_ns, rpc_callback done, void *ctx)
+{
+    request *q = calloc(1, sizeof *q);
+    void *copy = aligned_alloc(64, (o->bytes + 64) & ~(size_t)63);
+    (void)c;
+    assert_true(q && copy);
+    persia_wire_out_copy(o, copy);
+    *q = (request){{.method = method,
+                    .request = copy,
+                    .request_n = o->bytes,
+                    .deadline = persia_deadline(timeout_ns),
+                    .reply = request_reply,
+                    .fail = request_fail},
+                   done,
+                   ctx};
+    persia_wire_out_free(o);
+    pthread_mutex_lock(&way.lock);
+    embedding_worker *s = way.w ? way.w->s : NULL;
+    const int incomplete = method == WORKER_TAKE && way.incomplete;
+    if (incomplete)
+        way.incomplete = 0;
+    way.inside++;
+    pthread_mutex_unlock(&way.lock);
+    if (!s)
+        request_fail(&q->call, PERSIA_EUNAVAILABLE, "it ended");
+    else if (incomplete)
+        request_fail(&q->call, PERSIA_EINCOMPLETE, "servers differ");
+    else
+        persia_embedding_worker_handle(s, &q->call);
+    return PERSIA_OK;
+}
+
+/* The worker ends, and another one begins, which knows nothing. */
+static void worker_restart(world *w)
+{
+    embedding_worker_config config = {.servers = w->servers,
+                                      .message_limit = 1 << 20,
+                                      .queue_limit = 1 << 20,
+                                      .lease_ns = 60 * SECOND,
+                                      .silence_ns = 60 * SECOND,
+                                      .loaders = 1,
+                                      .jobs = 2};
+    pthread_mutex_lock(&way.lock);
+    way.w = NULL;
+    while (way.inside)
+        pthread_cond_wait(&way.moved, &way.lock);
+    pthread_mutex_unlock(&way.lock);
+    persia_embedding_worker_destroy(w->s);
+    assert_int_equal(persia_embedding_worker_create(&config, &w->s),
+                     PERSIA_OK);
+    hello(w, 77);
+    pthread_mutex_lock(&way.lock);
+    way.w = w;
+    pthread_mutex_unlock(&way.lock);
+}
+
+/* ---- the store ---- */
+
+int __wrap_persia_client_look(ps_client *c);
+int __wrap_persia_client_look(ps_client *c)
+{
+    (void)c;
+    return atomic_exchange(&losses, 0)
+               ? persia_err_set(PERSIA_ELOST, "updates were lost")
+               : PERSIA_OK;
+}
+
+static loop_lookup lookups[TAKES];
+
+/* A store that runs a lookup when the test does; the handle is a number. */
+int __wrap_persia_loop_batch_lookup(loop *s, uint64_t batch,
+                                    const loop_lookup *l);
+int __wrap_persia_loop_batch_lookup(loop *s, uint64_t batch,
+                                    const loop_lookup *l)
+{
+    (void)s;
+    lookups[batch] = *l;
+    return PERSIA_OK;
+}
+
+static void *lookup_run(void *of)
+{
+    const loop_lookup *l = of;
+    return (void *)(intptr_t)l->take(l->owner);
+}
+
+static void lookup_begin(int i, pthread_t *thread)
+{
+    assert_int_equal(pthread_create(thread, NULL, lookup_run, &lookups[i]), 0);
+}
+
+static int lookup_result(pthread_t thread)
+{
+    void *rc;
+    assert_int_equal(pthread_join(thread, &rc), 0);
+    return (int)(intptr_t)rc;
+}
+
+/* Until one of the two Takes has this state; the first that has it. */
+static const rank_taken *wait_for_state(rank_taker *r, const rank_taken *t,
+                                        const rank_taken *u,
+                                        enum taking_state state)
+{
+    pthread_mutex_lock(&r->lock);
+    while (t->state != state && u->state != state)
+        persia_cond_wait(&r->turned, &r->lock);
+    const rank_taken *found = t->state == state ? t : u;
+    pthread_mutex_unlock(&r->lock);
+    return found;
+}
+
+/* ---- the test ---- */
+
+static rank_taker *rank_begin(void)
+{
+    static const char *const address = "127.0.0.1:1";
+    table_spec table = spec();
+    wire_plan_feature features[KEYS] = {
+        {.name = "a", .pooling = WORKER_POOL_MEAN, .trainable = 1},
+        {.name = "b", .pooling = WORKER_POOL_SUM, .trainable = 1}};
+    const wire_plan plan = {.tables = &table, .tables_n = 1,
+                            .features = features, .features_n = KEYS};
+    const worker_client_config config = {
+        .addresses = &address, .addresses_n = 1, .name_space = "test",
+        .world = 1, .timeout_ns = 20 * SECOND, .move_ns = 20 * SECOND,
+        .message_limit = 1 << 20};
+    rank_taker *r;
+    assert_int_equal(persia_rank_open(&config, &r), PERSIA_OK);
+    assert_int_equal(persia_rank_declare(r, &plan), PERSIA_OK);
+    return r;
+}
+
+static void send_again(world *w)
+{
+    for (uint64_t number = 1; number <= 2; number++)
+        send_batch(w, number);
+}
+
+static void a_take_that_reports_a_loss_is_made_again(void **state)
+{
+    world *w = *state;
+    ps_client *c;
+    rank_taken *t[TAKES];
+    pthread_t early, late;
+    way.w = w;
+    assert_int_equal(persia_client_create(&w->servers, &c), PERSIA_OK);
+    rank_taker *r = rank_begin();
+    hello(w, 77);
+    send_again(w);
+    for (uint64_t i = 0; i < TAKES; i++) {
+        assert_int_equal(persia_rank_next(r, &t[i]), PERSIA_OK);
+        assert_int_equal(persia_taken_lookup(t[i], NULL, c, i), PERSIA_OK);
+    }
+    /* The loop has two batches; their updates are not sent. */
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(lookups[i].take(t[i]), PERSIA_OK);
+        assert_int_equal(persia_taken_reply(t[i])->number, i + 1);
+        persia_taken_use(t[i]);
+    }
+    worker_restart(w);
+    send_again(w); /* its loader does not know that they are done */
+    way.incomplete = 1;
+    atomic_store(&losses, 1);
+    assert_int_equal(lookups[2].take(t[2]), PERSIA_ELOST);
+    assert_int_equal(way.incomplete || losses, 0);
+    /* The later Take asks first, so the worker may answer that. */
+    lookup_begin(3, &late);
+    wait_for_state(r, t[3], t[3], TAKING_ASKS);
+    lookup_begin(2, &early);
+    wait_for_state(r, t[2], t[2], TAKING_ASKS);
+    send_batch(w, 3);
+    assert_ptr_equal(wait_for_state(r, t[2], t[3], TAKING_LEFT), t[2]);
+    assert_int_equal(lookup_result(early), PERSIA_OK);
+    assert_int_equal(persia_taken_reply(t[2])->number, 3);
+    send_batch(w, 4);
+    assert_int_equal(lookup_result(late), PERSIA_OK);
+    assert_int_equal(persia_taken_reply(t[3])->number, 4);
+    assert_null(r->takes);
+    for (int i = 0; i < TAKES; i++) {
+        lookups[i].release(t[i]);
+        persia_taken_put(t[i]);
+    }
+    persia_rank_close(r);
+    persia_client_destroy(c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(
+            a_take_that_reports_a_loss_is_made_again, begin, finish_world),
+    };
+    return cmocka_run_group_tests_name("embedding worker: again", tests, NULL,
+                                       NULL);
+}
