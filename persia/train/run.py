@@ -148,7 +148,7 @@ class Run:
             accumulate=config.accumulate,
             tasks=tasks,
         )
-        self._log = _open_log(config.log) if self.rank == 0 else None
+        self._log = _open_log(config.curves) if self.rank == 0 else None
         workers = config.workers or variable("PERSIA_WORKERS")
         self.source: Dataset | persia.Stream = (
             persia.Stream(workers, job=config.job) if workers else self.train
@@ -384,8 +384,9 @@ class Run:
                 self._judge()
 
         hooks = []
-        if config.log is not None:
-            hooks.append(Every(self._write_progress, steps=config.log_every))
+        if config.curves is not None:
+            write = self._write_progress
+            hooks.append(Every(write, steps=config.curves_every))
         every = config.eval_every
         if every is None and (
             config.target_auc is not None or config.seeks_best

@@ -336,7 +336,7 @@ def test_resume_keeps_every_option(
         "wire_dtype": "bf16",
         "workers": "c:3",
         "device": "auto",
-        "log": "log.csv",
+        "curves": "a.csv",
         "save": "out",
         "threads": 3,
         "schema": "adult",
@@ -357,11 +357,11 @@ def test_resume_keeps_every_option(
 
 def test_a_log_continues(tmp_path: Path) -> None:
     log, root = tmp_path / "log.csv", tmp_path / "out"
-    run(*TINY, "--save", root, "--log", log, "--log-every", 6)
+    run(*TINY, "--save", root, "--curves", log, "--curves-every", 6)
     assert sorted(set(pd.read_csv(log)["step"])) == [6, 12]
     run("--resume", root, "--epochs", 2)
     assert sorted(set(pd.read_csv(log)["step"])) == [6, 12, 18, 24]
-    run("--resume", root, "--epochs", 3, "--log", tmp_path / "b.csv")
+    run("--resume", root, "--epochs", 3, "--curves", tmp_path / "b.csv")
     assert sorted(set(pd.read_csv(log)["step"])) == [6, 12, 18, 24]
 
 
