@@ -169,6 +169,12 @@ out = bags({"a": torch.tensor([1, 2])}).values()
 out.sum().backward()
 assert bags.store.stats()["updates"] == 1
 assert "torch._dynamo" not in sys.modules
+sys.argv = ["persia", "train", "--samples", "1000", "--warmup", "2"]
+try:
+    app()
+except SystemExit as end:
+    assert not end.code
+assert "torch._dynamo" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 

@@ -16,6 +16,7 @@ import persia
 from persia import _core, checkpoint, errors, prometheus
 from persia.base.environment import variable
 from persia.base.options import seconds_of
+from persia.base.torch_private import without_compiler
 from persia.checkpoint import files, saving
 from persia.data import Dataset, Files, Kafka, Schema
 from persia.datasets import ClickStream, SyntheticCTR
@@ -134,7 +135,10 @@ class Run:
             self._check_first_life()
         if self.ranks > 1:
             self.model = DistributedDataParallel(self.model)
-        self.optimizer = torch.optim.Adam(
+        adam = torch.optim.Adam
+        if not config.compile:
+            adam = without_compiler(adam)
+        self.optimizer = adam(
             self.model.parameters(), lr=config.dense_lr, fused=True
         )
         self.trainer = Trainer(
