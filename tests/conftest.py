@@ -35,6 +35,8 @@ _MANY = 200
 # Threads of libgomp that spin while they wait make a test many times slower
 # where other work shares the cores. Read when torch is first imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Processes that compile kernels import torch, to compile one kernel.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 # Time decides no test, however busy the machine is.
 hypothesis.settings.register_profile("persia", deadline=None)
