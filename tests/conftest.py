@@ -94,6 +94,6 @@ def idle_core(
     torch has here."""
     idle: bool = request.param
     monkeypatch.setattr(
-        "persia.loop.loader._nothing_to_hide", lambda *_: not idle
+        "persia.loop.loader.nothing_to_hide", lambda *_: not idle
     )
     return idle

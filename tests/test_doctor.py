@@ -165,7 +165,7 @@ def test_few_files_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_missing_extra_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        doctor, "_EXTRAS", (("no_such_package", "remote", "a thing"),)
+        doctor, "EXTRAS", (("no_such_package", "remote", "a thing"),)
     )
     one = found("no_such_package")
     assert one.state == "note"
@@ -174,7 +174,7 @@ def test_a_missing_extra_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_missing_package_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     packages = {"numpy": "numpy", "no_such_package": "no_such_package"}
-    monkeypatch.setattr(doctor, "_PACKAGES", packages)
+    monkeypatch.setattr(doctor, "PACKAGES", packages)
     one = found("packages")
     assert one.state == "broken"
     assert "no_such_package" in one.value and "numpy" not in one.value
@@ -254,7 +254,7 @@ def test_remedies_install_what_the_project_states(
         for one in itertools.chain(project["dependencies"], *extras)
     }
     real = importlib.util.find_spec
-    lacks = {*doctor._PACKAGES, *(name for name, _, _ in doctor._EXTRAS)}
+    lacks = {*doctor.PACKAGES, *(name for name, _, _ in doctor.EXTRAS)}
     monkeypatch.setattr(
         importlib.util,
         "find_spec",

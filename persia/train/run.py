@@ -274,7 +274,7 @@ class Run:
             self._last = at
             on_progress(at)
 
-        hooks = self._hooks(tell)
+        hooks = self.make_hooks(tell)
         if self.config.window is not None:
             done = self._fit_windows(report, hooks, tell)
         else:
@@ -374,7 +374,7 @@ class Run:
             return True
         return METRICS[self.best.metric](there, now) == now
 
-    def _hooks(self, tell: Callable[[str], object]) -> list[Every]:
+    def make_hooks(self, tell: Callable[[str], object]) -> list[Every]:
         config = self.config
 
         def save() -> None:

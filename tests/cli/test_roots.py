@@ -266,16 +266,16 @@ def test_the_best_model_is_not_replaced_by_a_worse_one(
         return False
 
     monkeypatch.setattr(Run, "save", save)
-    hooks = Run._hooks
+    hooks = Run.make_hooks
 
     def then_killed(self: Run, tell: Any) -> Any:
         made = hooks(self, tell)
         return [*made, persia.train.Every(lambda: killed(self), steps=1)]
 
-    monkeypatch.setattr(Run, "_hooks", then_killed)
+    monkeypatch.setattr(Run, "make_hooks", then_killed)
     with pytest.raises(errors.LimitReached):
         run(*options, "--save-every", 4)
-    monkeypatch.setattr(Run, "_hooks", hooks)
+    monkeypatch.setattr(Run, "make_hooks", hooks)
     assert checkpoint.read_extra(root)["step"] == 4
     assert checkpoint.read_extra(best)["step"] == 6
     # This life is unlucky.
