@@ -34,7 +34,7 @@ _SHM = 1 << 30  # bytes that workers of a DataLoader soon need
 _CUDA = Path(__file__).parent / "libpersia_cuda.so"
 
 # What pip installs with persia: distributions by the names of their imports.
-_PACKAGES = {
+PACKAGES = {
     name: name
     for name in (
         *("cryptography", "numpy", "prometheus_client", "pyarrow"),
@@ -42,7 +42,7 @@ _PACKAGES = {
     )
 } | {"yaml": "PyYAML"}
 # A package, the extra that brings it, and what for.
-_EXTRAS = (
+EXTRAS = (
     ("fsspec", "remote", "data at URLs that pyarrow does not read"),
     ("aiohttp", "remote", "data over HTTP"),
     ("uvicorn", "serve", "models over HTTP"),
@@ -232,17 +232,17 @@ def _grpc() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    missing = [p for p in _PACKAGES if importlib.util.find_spec(p) is None]
+    missing = [p for p in PACKAGES if importlib.util.find_spec(p) is None]
     if missing:
         yield Finding(
             "packages",
             "broken",
             f"missing: {', '.join(missing)}",
-            install(_PACKAGES[name] for name in missing),
+            install(PACKAGES[name] for name in missing),
         )
     else:
         yield Finding("packages", "ok", "all that persia needs")
-    for package, extra, purpose in _EXTRAS:
+    for package, extra, purpose in EXTRAS:
         if importlib.util.find_spec(package) is not None:
             yield Finding(package, "ok", purpose)
         else:

@@ -19,9 +19,9 @@ HERE = Path(__file__).parent
 
 #: Folders and modules whose tests are all marked slow.
 SLOW = (
-    *("benchmarks", "chaos", "deploy", "examples", "lint", "system"),
-    *("test_checkpoint_remote.py", "test_compile.py"),
-    "test_loader_processes.py",
+    *("benchmarks", "counted", "deploy", "examples", "lint", "roles_told"),
+    *("system", "wire", "test_checkpoint_remote.py", "test_compile.py"),
+    *("test_loader_processes.py", "test_moves.py", "test_roles_rollback.py"),
 )
 
 #: What the interpreter calls the start of a process.
@@ -35,6 +35,8 @@ _MANY = 200
 # Threads of libgomp that spin while they wait make a test many times slower
 # where other work shares the cores. Read when torch is first imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Processes that compile kernels import torch, to compile one kernel.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 # Time decides no test, however busy the machine is.
 hypothesis.settings.register_profile("persia", deadline=None)
@@ -92,6 +94,6 @@ def idle_core(
     torch has here."""
     idle: bool = request.param
     monkeypatch.setattr(
-        "persia.loop.loader._nothing_to_hide", lambda *_: not idle
+        "persia.loop.loader.nothing_to_hide", lambda *_: not idle
     )
     return idle

@@ -13,6 +13,7 @@ a marked environment in /proc, variables that are read before Python starts
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import functools
@@ -21,21 +22,31 @@ import importlib.util
 import inspect
 import json
 import os
+import select
+import shutil
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import types
 from pathlib import Path
+from socket import AF_UNIX, SOCK_SEQPACKET
 from typing import Any
 
 #: What is imported before any process is asked for.
 SLOW = (
     *("torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel"),
     *("numpy", "pyarrow.csv", "pyarrow.dataset", "pyarrow.parquet"),
-    *("pydantic", "rich.console", "typer", "yaml"),
+    *("prometheus_client", "pydantic.main", "pydantic.types"),
+    *("rich.console", "rich.table", "typer", "yaml"),
 )
 _PR_SET_CHILD_SUBREAPER = 36
 _MOST = 1 << 17
+#: The sys.executable of a process.
+_PYTHON = "PERSIA_TEST_PYTHON"
+_ONE = threading.Lock()
 
 
 class Ready(subprocess.Popen[str]):
@@ -79,20 +90,75 @@ def ended(*words: str, timeout: float, **more: Any) -> Any:
     return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
+@functools.cache
+def python() -> str:
+    """An interpreter for others to start: a small program that stands for one
+    of these processes. It has its output and status and hands signals on
+    (HUP, INT, TERM). If it is killed, the process is killed as well.
+    """
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    listener = socket.socket(AF_UNIX, SOCK_SEQPACKET)
+    listener.bind(f"{folder}/socket")
+    listener.listen(64)
+    program = Path(folder, "python")
+    stand_in = Path(__file__).with_name("stand_in.py")
+    program.write_text(
+        f'#!/bin/sh\nexec {sys.executable} -S -E -P {stand_in} $0 "$@"\n'
+    )
+    program.chmod(0o755)
+    _begin(_listen, listener)
+    return str(program)
+
+
+def _begin(work: Any, *given: Any) -> None:
+    threading.Thread(target=work, args=given, daemon=True).start()
+
+
+def _listen(listener: socket.socket) -> None:
+    while True:
+        _begin(_represent, listener.accept()[0])
+
+
+def _represent(channel: socket.socket) -> None:
+    """Runs what a program stands for, until it ends."""
+    with channel:
+        message, fds, _, _ = socket.recv_fds(channel, _MOST, 3)
+        given = json.loads(message)
+        words = given.pop("words")
+        if words[0] == "-u":
+            del words[0]
+            given["env"]["PYTHONUNBUFFERED"] = "1"
+        given["env"][_PYTHON] = python()
+        with Ready(
+            *words, stdin=fds[0], stdout=fds[1], stderr=fds[2], **given
+        ) as process:
+            for fd in fds:
+                os.close(fd)
+            end = os.pidfd_open(process.pid)
+            while end not in select.select([end, channel], [], [])[0]:
+                number = channel.recv(1)
+                process.send_signal(number[0] if number else signal.SIGKILL)
+            os.close(end)
+        with contextlib.suppress(OSError):
+            channel.send(str(process.returncode).encode())
+
+
 def _fork(message: bytes, fds: list[int]) -> int:
     prctl = ctypes.CDLL(None).prctl
-    channel = _nursery()
-    prctl(_PR_SET_CHILD_SUBREAPER, 1)  # who takes the orphan
-    try:
-        socket.send_fds(channel, [message], fds)
-        return int(channel.recv(64))
-    finally:
-        prctl(_PR_SET_CHILD_SUBREAPER, 0)
+    with _ONE:
+        channel = _nursery()
+        prctl(_PR_SET_CHILD_SUBREAPER, 1)  # who takes the orphan
+        try:
+            socket.send_fds(channel, [message], fds)
+            return int(channel.recv(64))
+        finally:
+            prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
 @functools.cache
 def _nursery() -> socket.socket:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = socket.socketpair(AF_UNIX, SOCK_SEQPACKET)
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     with theirs:
         subprocess.Popen(
@@ -148,6 +214,9 @@ def become(
     if threads := env.get("OMP_NUM_THREADS"):
         sys.modules["torch"].set_num_threads(int(threads))
     sys.modules["numpy"].random.seed()
+    libc = ctypes.CDLL(None)
+    libc.on_exit(libc._exit, None)  # before what torch's libraries do then
+    sys.executable = os.environ.pop(_PYTHON, sys.executable)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(write_through="PYTHONUNBUFFERED" in env)
     first, *rest = args
@@ -176,9 +245,20 @@ def become(
     exec(code, main.__dict__)
 
 
+def leave(names: set[str]) -> None:
+    """Keeps modules from being taken apart at the end of a fork, which takes
+    a quarter of a second."""
+    kept = [sys.modules.pop(name, None) for name in names]
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+
 if __name__ == "__main__":
+    imported: set[str] = set()
+    atexit.register(leave, imported)  # as the first one: it is called last
+    before = set(sys.modules)
     for name in SLOW:
         importlib.import_module(name)
+    imported |= set(sys.modules) - before
     gc.collect()
     gc.freeze()  # no collection of a fork, nor its end, looks at these
     request, files = serve(socket.socket(fileno=int(sys.argv[1])))

@@ -491,5 +491,5 @@ def test_a_save_that_is_given_up_is_not_published(tmp_path: Path) -> None:
     states = Dense({}, [{}], None)
     root = files.LocalRoot(tmp_path)
     with pytest.raises(errors.Interrupted):
-        saving._save(store, root, states, None, None, stop)
+        saving.save_into(store, root, states, None, None, stop)
     assert os.listdir(tmp_path) == [".lock"]

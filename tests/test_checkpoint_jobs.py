@@ -281,7 +281,7 @@ def test_a_server_is_started_again_in_the_middle_of_a_save(
     servers = cluster(2)
     job = Job(servers, lost="continue")
     job.train(0, 2)
-    poll = checkpoint_shards._poll
+    poll = checkpoint_shards.poll
 
     def killed(*arguments: Any) -> Any:
         monkeypatch.undo()
@@ -289,7 +289,7 @@ def test_a_server_is_started_again_in_the_middle_of_a_save(
         servers.restart(1)
         return poll(*arguments)
 
-    monkeypatch.setattr(checkpoint_shards, "_poll", killed)
+    monkeypatch.setattr(checkpoint_shards, "poll", killed)
     words = f"started again .*save again .*{servers.addresses[1]}"
     with pytest.raises(errors.Unavailable, match=words):
         job.store.save(root, **job.state())

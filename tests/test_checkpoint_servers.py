@@ -251,7 +251,7 @@ def test_wrong_requests_do_not_end_the_work_of_others(
     """Between the end of a snapshot, or of reading rows, and the moment at
     which its owner asks for it."""
     store, folder = one
-    poll = checkpoint_shards._poll
+    poll = checkpoint_shards.poll
     refused = 0
     with serving(1, folder.parent.parent) as servers:
         (channel,) = servers.channels
@@ -279,7 +279,7 @@ def test_wrong_requests_do_not_end_the_work_of_others(
             return poll(*arguments)
 
         servers.declare(store)
-        monkeypatch.setattr(checkpoint_shards, "_poll", polled)
+        monkeypatch.setattr(checkpoint_shards, "poll", polled)
         load(servers.rows, folder)
         assert rows_of(servers) == 600
         save(servers.rows, folder.parent.parent / "two", folder)

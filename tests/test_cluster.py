@@ -298,14 +298,14 @@ def test_ranks_agree_on_the_t_of_their_updates(monkeypatch: Any) -> None:
 
     monkeypatch.setattr(cluster, "Keys", _Board)
     monkeypatch.setattr(cluster, "group_here", lambda: "a group")
-    monkeypatch.setattr(cluster, "_opened", {})
+    monkeypatch.setattr(cluster, "times_opened", {})
     monkeypatch.setattr(_Board, "kept", {})
     found = []
     # Rank 1 opens when rank 0 has pushed; then both open once more.
     for rank, t in (0, 5), (1, 9), (0, 20), (1, 30):
         core: Any = Core(t)
-        key = cluster._Key("default", "a job", rank, 0)
-        cluster._agree_on_t(core, key, 0)
+        key = cluster.StreamKey("default", "a job", rank, 0)
+        cluster.agree_on_t(core, key, 0)
         found.append(core.t())
     assert found == [5, 5, 20, 20]
 
@@ -336,7 +336,7 @@ def _mock_job(world: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(_Board, "kept", {})
     monkeypatch.setattr(ranks, "all_max", lambda v: collective(v, max))
     monkeypatch.setattr(ranks, "all_sum", lambda v: collective(v, sum))
-    monkeypatch.setattr(ranks, "_swap", swap)
+    monkeypatch.setattr(ranks, "swap_pieces", swap)
     return of_thread
 
 

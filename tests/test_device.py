@@ -190,7 +190,7 @@ def test_threads_share_the_link_of_a_device(
                 both.wait(1.0)  # until another thread opens one, too
 
     monkeypatch.setattr(device, "Link", Slow)
-    monkeypatch.setattr(device, "_links", {})
+    monkeypatch.setattr(device, "open_links", {})
     links = []
     threads = [
         threading.Thread(
@@ -385,7 +385,7 @@ def test_exchanges_leave_a_group_without_cpu_alone(
         assert ranks.side_group(dist) is side
         assert dist.get_backend(side) == "gloo"
         assert ranks.all_max([3, 1]) == [3, 1]
-        assert ranks._swap([b"abc"]) == [b"abc"]
+        assert ranks.swap_pieces([b"abc"]) == [b"abc"]
     finally:
         dist.destroy_process_group()
     assert backends_for("cpu") == "gloo"

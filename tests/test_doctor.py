@@ -10,7 +10,6 @@ import re
 import resource
 import shlex
 import socket
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -29,6 +28,7 @@ from persia.cli.app import app
 from persia.data.formats.paths import find_files
 from persia.data.kafka.brokers import library
 from persia.doctor import Finding, examine
+from tests.ready import ended
 
 ROOT = Path(__file__).parents[1]
 
@@ -165,7 +165,7 @@ def test_few_files_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_missing_extra_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        doctor, "_EXTRAS", (("no_such_package", "remote", "a thing"),)
+        doctor, "EXTRAS", (("no_such_package", "remote", "a thing"),)
     )
     one = found("no_such_package")
     assert one.state == "note"
@@ -174,7 +174,7 @@ def test_a_missing_extra_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_missing_package_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     packages = {"numpy": "numpy", "no_such_package": "no_such_package"}
-    monkeypatch.setattr(doctor, "_PACKAGES", packages)
+    monkeypatch.setattr(doctor, "PACKAGES", packages)
     one = found("packages")
     assert one.state == "broken"
     assert "no_such_package" in one.value and "numpy" not in one.value
@@ -254,7 +254,7 @@ def test_remedies_install_what_the_project_states(
         for one in itertools.chain(project["dependencies"], *extras)
     }
     real = importlib.util.find_spec
-    lacks = {*doctor._PACKAGES, *(name for name, _, _ in doctor._EXTRAS)}
+    lacks = {*doctor.PACKAGES, *(name for name, _, _ in doctor.EXTRAS)}
     monkeypatch.setattr(
         importlib.util,
         "find_spec",
@@ -304,14 +304,10 @@ def test_a_library_that_is_missing_is_a_line(tmp_path: Path) -> None:
         "main()\n"
     )
 
-    def call(*args: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, str(tmp_path / "run.py"), *args],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    def call(*args: str) -> Any:
+        there = {**os.environ, "PYTHONPATH": str(ROOT)}
+        run = str(tmp_path / "run.py")
+        return ended(run, *args, env=there, timeout=60)
 
     for command in (["train", "--json"], ["checkpoint", "ls", "x"]):
         done = call(*command)
@@ -335,12 +331,7 @@ def test_it_starts_where_parts_are_broken(gone: str) -> None:
         f"import runpy, sys; sys.modules[{gone!r}] = None; "
         "runpy.run_module('persia.doctor', run_name='__main__')"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    there = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = ended("-c", code, env=there, timeout=60)
     assert result.returncode == 1, result.stderr
     assert "broken" in result.stdout and "->" in result.stdout

@@ -25,7 +25,7 @@ PACKAGE = Path(persia.__file__).parent
 
 @pytest.fixture(autouse=True)
 def nothing_warned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "_warned", set())
+    monkeypatch.setattr(environment, "warned", set())
     for name in list(os.environ):
         if name.startswith("PERSIA_"):
             monkeypatch.delenv(name)

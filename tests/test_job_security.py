@@ -137,7 +137,7 @@ def test_sums_for_other_ranks_are_plain_bytes() -> None:
         (3, torch.tensor([5, -1]), torch.tensor([[1.0, 2.0], [3.0, 4.0]])),
         (4, torch.empty(0, dtype=torch.int64), torch.empty(0, 8)),
     ]
-    found = norm._unpacked(norm._packed(share))
+    found = norm.unpack(norm.pack(share))
     assert [table for table, _, _ in found] == [3, 4]
     for mine, theirs in zip(share, found, strict=True):
         assert torch.equal(mine[1], theirs[1])

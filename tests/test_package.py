@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.ready import ended
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -169,6 +171,12 @@ out = bags({"a": torch.tensor([1, 2])}).values()
 out.sum().backward()
 assert bags.store.stats()["updates"] == 1
 assert "torch._dynamo" not in sys.modules
+sys.argv = ["persia", "train", "--samples", "1000", "--warmup", "2"]
+try:
+    app()
+except SystemExit as end:
+    assert not end.code
+assert "torch._dynamo" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
@@ -177,13 +185,11 @@ assert "torch._dynamo" not in sys.modules
 def test_a_source_tree_without_its_core_says_so(tmp_path: Path) -> None:
     skip = shutil.ignore_patterns("*.so*", "__pycache__")
     shutil.copytree(ROOT / "persia", tmp_path / "persia", ignore=skip)
-    done = subprocess.run(
-        [sys.executable, "-c", "import persia; persia.Store"],
+    done = ended(
+        *("-c", "import persia; persia.Store"),
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
+        timeout=60,
     )
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]

@@ -173,7 +173,9 @@ def test_every_error_and_warning() -> None:
 @every_form
 def test_options(url: str) -> None:
     for config in (
-        options_of({"data": url, "eval_data": url, "save": url, "log": url}),
+        options_of(
+            {"data": url, "eval_data": url, "save": url, "curves": url}
+        ),
         FeedConfig(data=url, eval_data=url, job="job"),
     ):
         assert SECRET not in f"{config} {config!r}"

@@ -248,11 +248,11 @@ def test_update_step_without_a_step_warns_and_is_bounded(
 ) -> None:
     model = make(update="step")
     store = model[0].store
-    train(model, waiting._BACKWARDS - 1)
+    train(model, waiting.BACKWARDS - 1)
     store.optimizer.step()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        train(model, waiting._BACKWARDS - 1)
+        train(model, waiting.BACKWARDS - 1)
     with pytest.warns(UserWarning, match=r"store\.optimizer\.step\(\)"):
         train(model)
     monkeypatch.setattr(waiting, "_BYTES_MAX", 300 << 10)

@@ -6,8 +6,6 @@ import io
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -21,6 +19,7 @@ import persia
 from persia import errors
 from persia.store.engine import engine_of
 from tests.forks import in_child
+from tests.ready import ended
 
 IDS = torch.arange(5)
 
@@ -425,13 +424,8 @@ print((rss() - before) // 1024, len(os.listdir("/proc/self/task")) - threads)
 @pytest.mark.slow
 def test_nothing_leaks() -> None:
     pytest.importorskip("psutil")
-    done = subprocess.run(
-        [sys.executable, "-c", LEAK],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(__file__).parent.parent,
-    )
+    done = ended("-c", LEAK, cwd=Path(__file__).parent.parent, timeout=150)
+    assert done.returncode == 0, done.stderr
     steps, stores, threads = map(int, done.stdout.split())
     assert steps < 4000, "KiB in 1,500 steps"
     assert stores < 6000, "KiB in 150 stores"

@@ -1,10 +1,10 @@
 """A torch without the private parts that Persia uses runs eager."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.ready import ended
 
 ROOT = Path(__file__).parents[1]
 
@@ -50,11 +50,5 @@ assert sum(counted["graph_break"].values()) > 0, counted
 
 @pytest.mark.slow
 def test_compiled_models_look_up_outside_of_their_graphs() -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", WITHOUT],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = ended("-c", WITHOUT, cwd=ROOT, timeout=120)
     assert result.returncode == 0, result.stderr

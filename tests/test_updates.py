@@ -25,9 +25,7 @@ NAN = float("nan")
 @pytest.fixture(autouse=True)
 def idle_core(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many threads torch has here."""
-    monkeypatch.setattr(
-        "persia.loop.loader._nothing_to_hide", lambda *_: False
-    )
+    monkeypatch.setattr("persia.loop.loader.nothing_to_hide", lambda *_: False)
 
 
 class Counter:

@@ -12,7 +12,7 @@ from persia.base.warning import warn
 # service persia-metrics is PERSIA_METRICS_PORT=tcp://10.0.0.1:9100.
 _LINK = re.compile(r"(tcp|udp|sctp)://")
 
-_warned: set[str] = set()
+warned: set[str] = set()
 
 
 def variable(
@@ -44,8 +44,8 @@ def drop_links() -> None:
 
 
 def _warn(names: Iterable[str]) -> None:
-    new = sorted(set(names) - _warned)
-    _warned.update(new)
+    new = sorted(set(names) - warned)
+    warned.update(new)
     if new:
         warn(
             f"{', '.join(new)}: ignored, as Kubernetes has set it for a "

@@ -8,6 +8,7 @@ a warning, instead of failing at import.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 from collections.abc import Callable, Iterable
 from types import CodeType, FrameType
@@ -85,6 +86,17 @@ def constant_while_tracing(function: Function) -> Function:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def without_compiler(kind: type[Any]) -> type[Any]:
+    """The same optimizer of torch, for a process that compiles nothing.
+
+    Methods of torch's import torch._dynamo, to keep themselves out of graphs.
+    """
+    names = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
+    step = torch.no_grad()(inspect.unwrap(kind.step))
+    return type(kind.__name__, (kind,), {**methods, "step": step})
 
 
 def below_autograd() -> contextlib.AbstractContextManager[None]:

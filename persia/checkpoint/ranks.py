@@ -21,7 +21,7 @@ from persia.distributed.ranks import Keys, backends
 
 T = TypeVar("T")
 
-_TICK = 1.0  # seconds between signs of life while rank 0 works
+TICK = 1.0  # seconds between signs of life while rank 0 works
 _GRACE = 5.0  # seconds more than rank 0 waits, which knows who is missing
 _PATIENCE = 10.0  # seconds for the others after Ctrl-C
 _POLL = 0.05  # seconds between looks at what a signal left
@@ -299,7 +299,7 @@ class Ranks:
             while True:
                 done, error, value = False, None, None
                 if future is not None:
-                    concurrent.futures.wait([future], _TICK)
+                    concurrent.futures.wait([future], TICK)
                     if future.done():
                         done, error = True, future.exception()
                         value = None if error else future.result()

@@ -174,7 +174,7 @@ def save(
         # No rank changes a row from here to the end of lead().
         states = Dense(shared, ranks.gathered(own), extra)
         folder, engine_of(store).checkpoint_id = ranks.lead(
-            lambda: _save(store, root, states, keep, step, ranks.stop)
+            lambda: save_into(store, root, states, keep, step, ranks.stop)
         )
         # Other ranks may have been later with their last updates.
         engine_of(store).saved = updates_of(store) if store.remote else saved
@@ -210,7 +210,7 @@ def _check_shards(store: Store, root: files.Root) -> None:
         ) from error
 
 
-def _save(
+def save_into(
     store: Store,
     root: files.Root,
     states: Dense,

@@ -123,7 +123,7 @@ def _names(folder: Path) -> tuple[str, str]:
     return folder.parent.name, folder.name
 
 
-def _poll(
+def poll(
     shards: int,
     ask: Callable[[int], dict[str, Any]],
     timeout: float,
@@ -274,7 +274,7 @@ class ShardRows:
     ) -> list[dict[str, Any]]:
         status = partial(ask, _core.SNAPSHOT_STATUS)
         try:
-            return _poll(len(self._peers), status, self._timeout, stop, until)
+            return poll(len(self._peers), status, self._timeout, stop, until)
         except InvalidArgument as error:
             raise Unavailable(
                 f"the save into {folder} has failed, a server was "
@@ -531,7 +531,7 @@ class Staged:
     def prepare(self, stop: threading.Event) -> None:
         """Each shard reads and checks its rows beside those it has."""
         prepare = partial(self._ask, _core.RESTORE_PREPARE)
-        _poll(len(self._peers), prepare, self._timeout, stop)
+        poll(len(self._peers), prepare, self._timeout, stop)
 
     def commit(self) -> None:
         """They take the place of the rows that were there, with clocks and

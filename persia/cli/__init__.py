@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 
@@ -14,6 +16,7 @@ def main() -> None:
     is one line, and ``persia doctor`` works all the same."""
     # Threads of torch that wait take no processor from others; before torch.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    atexit.register(gc.freeze)  # nothing is searched for garbage at the end
     end_at_once()  # before what takes a while to import
     try:
         from persia.cli.app import main as run

@@ -217,7 +217,7 @@ def _run(config: FeedConfig, index: int, count: int, json: bool) -> None:
 
     loader = Loader(config.epochs)
     _show(loader, config)
-    send = _send_parts if config.parts else _send
+    send = _send_parts if config.parts else send_share
 
     def sent_now() -> str:
         counts = loader.counts()
@@ -316,7 +316,7 @@ def _sender(config: FeedConfig, part: str | None = None) -> Sender:
     )
 
 
-def _send(
+def send_share(
     loader: Loader, config: FeedConfig, index: int, count: int
 ) -> Dataset | None:
     """Sends one share of the batches; what was read, if it is all."""

@@ -32,9 +32,9 @@ def command(
     out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path(
         "report.html"
     ),
-    log: Annotated[
+    curves: Annotated[
         str | None,
-        typer.Option(help="The .csv file of persia train --log, for curves."),
+        typer.Option(help="The .csv file of persia train --curves."),
     ] = None,
     slice: Annotated[
         list[str] | None,
@@ -53,9 +53,9 @@ def command(
     json: Json = False,
 ) -> None:
     """Write an HTML file with scores, calibration by decile, AUC by slice,
-    norms and ages of the rows, and curves of a log.
+    norms and ages of the rows, and curves of the training.
 
-    persia report out --log log.csv
+    persia report out --curves curves.csv
     """
     import persia
 
@@ -63,7 +63,7 @@ def command(
         root,
         out,
         step=step,
-        log=log,
+        curves=curves,
         data=data,
         slices=slice or (),
         batch_size=batch_size,

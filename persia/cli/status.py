@@ -140,15 +140,15 @@ def _look(
         if clear:
             console.clear()
         if found:
-            _show(_servers(found))
+            show(servers_table(found))
         if tables:
-            _show(_tables(tables))
+            show(tables_table(tables))
         if any(not e.error for e in between):
-            _show(_embedding(between))
+            show(_embedding(between))
         if any(not t.error for t in trainers):
-            _show(_staleness(stale))
+            show(_staleness(stale))
         if any(t.lost for t in trainers):
-            _show(_lost(trainers))
+            show(_lost(trainers))
         for name, error in failed:
             console.print(Text.assemble(name, ": ", (error, "red")))
     return not failed
@@ -182,7 +182,7 @@ def _table(title: str, columns: str, rows: list[list[str]]) -> Table:
     return table
 
 
-def _show(table: Table) -> None:
+def show(table: Table) -> None:
     """Where there is no room, names are folded; else lines are longer than
     that, as numbers are never cut off."""
     wide = Console(**_PLAIN, width=10_000)
@@ -192,7 +192,7 @@ def _show(table: Table) -> None:
     wide.print(table)
 
 
-def _servers(servers: list[ServerStatus]) -> Table:
+def servers_table(servers: list[ServerStatus]) -> Table:
     rows = []
     for s in servers:
         if s.error:
@@ -220,7 +220,7 @@ def _servers(servers: list[ServerStatus]) -> Table:
     )
 
 
-def _tables(tables: list[TableStatus]) -> Table:
+def tables_table(tables: list[TableStatus]) -> Table:
     return _table(
         "tables",
         "table, dim, rows, uneven, B/row, memory, ids/s, rows/s, missed, "

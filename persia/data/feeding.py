@@ -43,7 +43,7 @@ def parts_of(source: Dataset, n: int) -> dict[str, Dataset]:
     return parts
 
 
-class _Stream:
+class Share:
     """The batches of a share, or of a part, and what sends them."""
 
     def __init__(
@@ -148,7 +148,7 @@ class Loader:
         self.failure: errors.PersiaError | None = None
         """Of the first batch that ended without an update."""
         self._epochs = epochs
-        self._open: list[_Stream] = []
+        self.shares: list[Share] = []
         # Parts that had ended, in rows of which lineage.
         self._closed: dict[str, tuple[Dataset, int]] = {}
         self._ended: Counter[str] = Counter()
@@ -177,15 +177,15 @@ class Loader:
         left = dict(parts)  # that others have, or none
         with self._abandoned():
             for epoch in range(self._epochs):
-                for one in list(self._open):
+                for one in list(self.shares):
                     with self._again(one, left):
                         one.send(epoch)
                 while self._claim(left, sender, epoch + 1):
                     pass
-            while left or self._open:
+            while left or self.shares:
                 self._check_replaced(left)
                 if not left:
-                    self._close_unless_others_wait(self._open[0], left)
+                    self._close_unless_others_wait(self.shares[0], left)
                 # Those of a loader that dies are to be had.
                 elif not self._claim(left, sender, self._epochs):
                     time.sleep(_ASK)
@@ -214,9 +214,9 @@ class Loader:
                     with self._again(one, left[0]):
                         sent |= one.send_new()
                 self._check_replaced(left[0])
-                for one in self._open:
+                for one in self.shares:
                     one.commit_later()
-                self._show_failures()
+                self.show_failures()
                 now = time.monotonic()
                 if now - asked >= _ASK:
                     self._claim(left[0], sender, 0)
@@ -226,27 +226,27 @@ class Loader:
                 if not sent:
                     time.sleep(_IDLE)
 
-    def _grown(self) -> list[_Stream]:
+    def _grown(self) -> list[Share]:
         """The open parts that may have a batch that was not sent: by one
         question for all."""
         sources = {
             one.part: (one.source, one.next)
-            for one in self._open
+            for one in self.shares
             if isinstance(one.source, Kafka)
         }
         grown = grown_parts(sources)
-        return [one for one in self._open if one.part in grown]
+        return [one for one in self.shares if one.part in grown]
 
     def counts(self) -> Counter[str]:
         """``samples``, ``streams`` that have ended, and the ``stats()`` of
         all senders, added up."""
         with self._lock:
-            return sum(map(_counts, self._open), self._ended.copy())
+            return sum(map(_counts, self.shares), self._ended.copy())
 
     def lag(self) -> dict[str, int]:
         """By "topic/partition", the messages that are not sent yet."""
         found: dict[str, int] = {}
-        for one in list(self._open):
+        for one in list(self.shares):
             if isinstance(one.source, Kafka):
                 found |= one.source.stats()["lag"]
         return found
@@ -275,13 +275,13 @@ class Loader:
 
     def _start(
         self, left: dict[str, Dataset], name: str, sender: Sender
-    ) -> _Stream:
-        one = _Stream(left.pop(name), sender, name)
-        self._open.append(one)
+    ) -> Share:
+        one = Share(left.pop(name), sender, name)
+        self.shares.append(one)
         return one
 
     @contextlib.contextmanager
-    def _again(self, one: _Stream, left: dict[str, Dataset]) -> Iterator[None]:
+    def _again(self, one: Share, left: dict[str, Dataset]) -> Iterator[None]:
         """Where a checkpoint was loaded that lacks batches of a stream, it is
         left to be sent: what servers have is passed over then."""
         try:
@@ -295,7 +295,7 @@ class Loader:
                 flush=True,
             )
             with self._lock:
-                self._open.remove(one)
+                self.shares.remove(one)
                 one.sender.close(ended=False)
             left[one.part] = one.source
             # They may lack batches as well.
@@ -304,12 +304,12 @@ class Loader:
 
     def _check_replaced(self, left: dict[str, Dataset]) -> None:
         """Of streams of which there is nothing to send now."""
-        for one in list(self._open):
+        for one in list(self.shares):
             with self._again(one, left):
                 one.sender.skip(0)
                 self._reopen(one, left)
 
-    def _reopen(self, one: _Stream, left: dict[str, Dataset]) -> None:
+    def _reopen(self, one: Share, left: dict[str, Dataset]) -> None:
         """Rows of another lineage may lack batches of the parts that had
         ended: a claim tells."""
         lineage = one.sender.lineage
@@ -321,12 +321,12 @@ class Loader:
     def _close_trained(self, epochs: int, left: dict[str, Dataset]) -> None:
         """Of many parts few are open at once; workers are to know by one of
         them that this loader is there for more."""
-        for one in self._open[:-1]:
+        for one in self.shares[:-1]:
             if epochs == self._epochs and one.trained:
                 self._close_unless_others_wait(one, left)
 
     def _close_unless_others_wait(
-        self, one: _Stream, left: dict[str, Dataset]
+        self, one: Share, left: dict[str, Dataset]
     ) -> None:
         """It may be the turn of a stream that is to be sent again: the
         batches of the next epoch are trained after those of this one."""
@@ -338,7 +338,7 @@ class Loader:
 
     def _close(
         self,
-        one: _Stream,
+        one: Share,
         left: dict[str, Dataset],
         timeout: float | None = None,
     ) -> None:
@@ -351,13 +351,13 @@ class Loader:
         with self._lock:
             self._ended += _counts(one)
             self._ended["streams"] += 1
-            self._open.remove(one)
+            self.shares.remove(one)
             self._closed[one.part] = one.source, one.sender.lineage
             one.sender.close()
 
-    def _show_failures(self) -> None:
+    def show_failures(self) -> None:
         """Of streams without an end, where no later error reports them."""
-        for one in self._open:
+        for one in self.shares:
             failed = one.sender.stats()["failed"]
             if failed > one.shown:
                 one.shown = failed
@@ -376,12 +376,12 @@ class Loader:
             yield
         except BaseException:
             with self._lock:
-                while self._open:
-                    self._open.pop().sender.close(ended=False)
+                while self.shares:
+                    self.shares.pop().sender.close(ended=False)
             raise
 
 
-def _counts(one: _Stream) -> Counter[str]:
+def _counts(one: Share) -> Counter[str]:
     found = Counter(one.sender.stats() | {"samples": one.samples})
     if isinstance(one.source, Kafka):
         stats = one.source.stats()

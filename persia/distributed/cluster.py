@@ -116,7 +116,7 @@ def stream_id(namespace: str, job: str, role: str, rank: int) -> int:
     return int.from_bytes(digest.digest(), "little") or 1
 
 
-class _Key(NamedTuple):
+class StreamKey(NamedTuple):
     """Whose a stream of updates is; number: of the store among those of its
     process."""
 
@@ -134,25 +134,25 @@ _STORES_MAX = 64  # of a process, among which a checkpoint's store is sought
 
 # Streams of this process that are in use: several stores of one namespace
 # must not number their updates in one.
-_streams: set[_Key] = set()
+_streams: set[StreamKey] = set()
 _streams_lock = threading.RLock()  # taken by finalizers, too
 
 
-def _take_stream(namespace: str, job: str, rank: int) -> _Key:
+def _take_stream(namespace: str, job: str, rank: int) -> StreamKey:
     with _streams_lock:
         number = 0
-        while (key := _Key(namespace, job, rank, number)) in _streams:
+        while (key := StreamKey(namespace, job, rank, number)) in _streams:
             number += 1
         _streams.add(key)
     return key
 
 
-def _drop_stream(key: _Key) -> None:
+def _drop_stream(key: StreamKey) -> None:
     with _streams_lock:
         _streams.discard(key)
 
 
-_opened: dict[_Key, int] = {}  # how often each store has been opened
+times_opened: dict[StreamKey, int] = {}  # how often each store has been opened
 
 _own_job = secrets.token_hex(16)  # of a process that has no other
 
@@ -170,14 +170,14 @@ def _job_here(restarts: int) -> str:
     return Keys(f"persia/job/{restarts}").first("name", _own_job)
 
 
-def _agree_on_t(core: _core.Store, key: _Key, restarts: int) -> None:
+def agree_on_t(core: _core.Store, key: StreamKey, restarts: int) -> None:
     """Updates of all ranks continue after one t, though ranks open at
     different times: that which the first rank has found at the servers."""
     if group_here() is None:
         return
     with _streams_lock:
-        _opened[key] = _opened.get(key, 0) + 1
-        opened = _opened[key]
+        times_opened[key] = times_opened.get(key, 0) + 1
+        opened = times_opened[key]
     name = f"{key.namespace}/{key.job}/{key.number}/{opened}"
     keys = Keys(f"persia/t/{restarts}")
     core.set_t(int(keys.first(name, str(core.t()))))
@@ -372,7 +372,7 @@ class Settings:
             with saying_so(addresses, self.timeout, cause):
                 core = _core.Store(threads, 0, arguments)
             if job.world > 1 and not self.read_only:
-                _agree_on_t(core, key, job.restarts)
+                agree_on_t(core, key, job.restarts)
         except BaseException:
             _drop_stream(key)
             raise
@@ -390,7 +390,7 @@ class Connection:
         core: _core.Store,
         job: Job | None = None,
         addresses: Sequence[str] = (),
-        key: _Key | None = None,
+        key: StreamKey | None = None,
         hosting: Hosting | None = None,
         timeout: float = 60.0,
         read_only: bool = False,
@@ -647,7 +647,7 @@ class Connection:
         all_max([0])  # none is in an earlier pass any more
         applied, error, joins = 0, None, False
         try:
-            self._check_alone()
+            self.check_alone()
             joins = True
             applied = _core.cluster_join(handle)
         except errors.PersiaError as caught:
@@ -667,7 +667,7 @@ class Connection:
             raise
         _core.cluster_sync(handle, last, rank, world)
 
-    def _check_alone(self) -> None:
+    def check_alone(self) -> None:
         for other in self._others():
             both = set(self.addresses) & set(other.addresses)
             if other.in_step:

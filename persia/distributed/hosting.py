@@ -189,7 +189,7 @@ class RankHosting:
         count = _hostings[namespace] = _hostings.get(namespace, 0) + 1
         prefix = f"persia/{namespace}/{job.restarts}/{count}"
         self._keys = Keys(prefix)
-        host = self._keys.gather("host", _machine(), job)
+        host = self._keys.gather("host", this_machine(), job)
         alone = len({h["machine"] for h in host}) == 1
         self.security = secure_job(self._keys, job, alone, security)
         address = "127.0.0.1" if alone else host[job.rank]["address"]
@@ -261,7 +261,7 @@ class RankHosting:
         channel.close()
 
 
-def _machine() -> dict[str, str]:
+def this_machine() -> dict[str, str]:
     """What tells machines apart, and the address that others reach this one
     by: the one from which it reaches rank 0.  Processes of one machine share
     its loopback interface and its files: two containers of one host do

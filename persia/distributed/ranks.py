@@ -83,7 +83,7 @@ def _reduce(values: Sequence[float], dtype: torch.dtype, op: Any) -> Any:
     return t.tolist()
 
 
-def _swap(pieces: Sequence[bytes]) -> list[bytes]:
+def swap_pieces(pieces: Sequence[bytes]) -> list[bytes]:
     """Piece r goes to rank r; what came from each. All ranks call it."""
     group = need_group("an exchange of all ranks")
     side = side_group(group)
@@ -268,7 +268,7 @@ class Passes:
         that continues and sends it; what this rank was given, by rank."""
         ranks = self._going_on()
         if ranks is None:
-            return _swap(cut(self._job.world))
+            return swap_pieces(cut(self._job.world))
         return self._tell_each_other(ranks, cut(len(ranks)))
 
     def _agree(

@@ -273,7 +273,7 @@ class _Pass(Iterator[T]):
         bound = loader.staleness
         here = not loader.prefetch
         if loader.prefetch == "auto":
-            here = _nothing_to_hide(loader.model, self._modules)
+            here = nothing_to_hide(loader.model, self._modules)
         for engine in self._engines.values():
             engine.prefetch = not here
         self._joins: list[Joined] = []
@@ -595,7 +595,7 @@ def _default_ids(batch: Any, features: tuple[str, ...]) -> Any:
     return next(filter(_is_ids, candidates), None)
 
 
-def _nothing_to_hide(model: nn.Module, modules: Sequence[Collection]) -> bool:
+def nothing_to_hide(model: nn.Module, modules: Sequence[Collection]) -> bool:
     """Whether no core would wait otherwise: the tables are in this process,
     and torch computes the model with all of its cores."""
     return (

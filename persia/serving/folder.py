@@ -204,7 +204,7 @@ class Versions(files.LocalRoot):
         files.sync_folder(temporary)
         name = str(document["name"])
         self.replace(temporary, name)
-        self._point(name)
+        self.point(name)
         if keep is not None:
             self._remove([n for n in self.names()[:-keep] if n != name])
         return self.path / name
@@ -217,9 +217,9 @@ class Versions(files.LocalRoot):
                 f"{', '.join(self.names()) or 'none'}"
             )
         with self._locked():
-            self._point(name)
+            self.point(name)
 
-    def _point(self, name: str) -> None:
+    def point(self, name: str) -> None:
         there = self.path / f"{files.TEMPORARY}{CURRENT}"
         there.unlink(missing_ok=True)
         files.write_file(there, lambda f: f.write(f"{name}\n".encode()))

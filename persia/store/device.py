@@ -21,8 +21,8 @@ from persia.store.operators import ops, typed
 
 _KINDS = {"host": 0, "cuda": 1}
 _SENT = (torch.float32, torch.float16, torch.bfloat16)
-_links: dict[torch.device, Link | None] = {}
-_opening = threading.RLock()  # of _links
+open_links: dict[torch.device, Link | None] = {}
+_opening = threading.RLock()  # of open_links
 
 
 class Link:
@@ -80,9 +80,9 @@ def link_of(device: torch.device) -> Link | None:
     if device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     with _opening:
-        if device not in _links:
-            _links[device] = _open(device)
-        return _links[device]
+        if device not in open_links:
+            open_links[device] = _open(device)
+        return open_links[device]
 
 
 def _open(device: torch.device) -> Link | None:

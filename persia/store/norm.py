@@ -65,16 +65,16 @@ def _squares_of_share(sums: Sums, passes: Passes) -> float:
             for rank, share in enumerate(shares):
                 there = of == rank
                 share.append((table, ids[there], grads[there]))
-        return [_packed(share) for share in shares]
+        return [pack(share) for share in shares]
 
     tables = defaultdict(list)
     for packed in passes.swap(cut):
-        for table, ids, grads in _unpacked(packed):
+        for table, ids, grads in unpack(packed):
             tables[table].append((ids, grads))
     return sum(map(_squares_of_table, tables.values()))
 
 
-def _packed(share: Sums) -> bytes:
+def pack(share: Sums) -> bytes:
     """How many tables, then of each its header, its ids, its gradients."""
     parts = [struct.pack("<q", len(share))]
     for table, ids, grads in share:
@@ -83,7 +83,7 @@ def _packed(share: Sums) -> bytes:
     return b"".join(parts)
 
 
-def _unpacked(packed: bytes) -> Sums:
+def unpack(packed: bytes) -> Sums:
     (tables,) = struct.unpack_from("<q", packed)
     at, share = 8, []
     for _ in range(tables):

@@ -15,7 +15,7 @@ from persia.base.warning import warn
 from persia.store.operators import Held
 
 # Backwards without a step before a warning, and before bytes count.
-_BACKWARDS = 64
+BACKWARDS = 64
 _BYTES_MAX = 1 << 30
 _BYTES_EACH = 4 << 10  # of a backward, beside its tensors
 
@@ -48,14 +48,14 @@ class Waiting:
         self._seen = len(held)
         self._bytes += _BYTES_EACH
         self._backwards += 1
-        if self._backwards == _BACKWARDS:
+        if self._backwards == BACKWARDS:
             warn(
-                f"{_BACKWARDS} backwards without store.optimizer.step(): with "
+                f"{BACKWARDS} backwards without store.optimizer.step(): with "
                 'Store(update="step") no row changes before it, and the '
                 f"gradients wait in memory ({self._bytes >> 20} MiB). Call it "
                 'in the loop, or make the store with update="backward"'
             )
-        if self._backwards > _BACKWARDS and self._bytes > _BYTES_MAX:
+        if self._backwards > BACKWARDS and self._bytes > _BYTES_MAX:
             raise errors.LimitReached(
                 f"{self._backwards} backwards without store.optimizer.step() "
                 f"hold {self._bytes >> 20} MiB of gradients; they are "

@@ -286,13 +286,13 @@ class TrainConfig(pydantic.BaseModel):
         description="The score that decides which model is best; gauc is of "
         "data with a group.",
     )
-    log: UrlText | None = Field(
+    curves: UrlText | None = Field(
         None,
         description="A .csv file, or a folder for TensorBoard: loss, AUC and "
-        "what the tables do.",
+        "what the tables do, over the steps.",
     )
-    log_every: int = Field(
-        100, ge=1, description="Optimizer steps between two logs."
+    curves_every: int = Field(
+        100, ge=1, description="Optimizer steps between points."
     )
     device: Literal["cpu", "cuda", "auto"] = Field(
         "cpu",

@@ -62,7 +62,7 @@ def report(
     out: str | os.PathLike[str] = "report.html",
     *,
     step: int | None = None,
-    log: str | os.PathLike[str] | None = None,
+    curves: str | os.PathLike[str] | None = None,
     data: str | None = None,
     slices: Sequence[str] = (),
     batch_size: int = 1024,
@@ -75,15 +75,15 @@ def report(
 
     It shows the scores, the calibration by deciles of the predictions and the
     AUC of slices, all of samples that the model was not trained on; of each
-    table the norms of its rows and their ages, in updates; and, from a log,
-    curves of loss, AUC, rows, unseen ids and staleness. The file loads
-    nothing.
+    table the norms of its rows and their ages, in updates; and, with
+    ``curves``, loss, AUC, rows, unseen ids and staleness over the steps. The
+    file loads nothing.
 
     Args:
         path: the checkpoint root, or the folder of a step.
         out: the file, which appears when it is complete; none that is read.
         step: of the checkpoint in the root; default: the latest.
-        log: the CSV file of ``persia train --log``; None: no curves.
+        curves: the CSV file of ``persia train --curves``; None: no charts.
         data: a file, glob or URL of samples with labels; default: those that
             the training held out.
         slices: features with one id a sample; there is an AUC for each of
@@ -106,7 +106,7 @@ def report(
         MalformedData: there is no well-formed sample.
         StorageError: something cannot be read or written.
     """
-    curves = _curves(Path(log)) if log is not None else ""
+    charts = _charts(Path(curves)) if curves is not None else ""
     trained = load(
         path, step, servers=servers, namespace=namespace, device=device
     )
@@ -118,10 +118,10 @@ def report(
             f"the training of {path} held out no samples: name a file"
         )
     inputs = [*getattr(batches, "local_paths", ()), *files.local_files(path)]
-    inputs += [] if log is None else [log]
+    inputs += [] if curves is None else [curves]
     with new_file(out, inputs=inputs) as file:
         seen = watch(batches)
-        file.write(_page(trained, seen, path, step, slices, curves))
+        file.write(_page(trained, seen, path, step, slices, charts))
     return Path(out)
 
 
@@ -131,14 +131,14 @@ def _page(
     path: str | os.PathLike[str],
     step: int | None,
     slices: Sequence[str],
-    curves: str,
+    charts: str,
 ) -> str:
     tasks = _samples_of(trained, batches)
     folder, about, tables = _origin(trained, path, step)
     body = [
         f"<p>{html.escape(about)}</p>",
         *(_of_task(name, one, slices) for name, one in tasks.items()),
-        curves,
+        charts,
         "<h2>Tables</h2>" + _tables(tables),
     ]
     title = html.escape(f"Report of {folder}")
@@ -409,7 +409,7 @@ def _norms_and_ages(
     return np.concatenate(norms), np.concatenate(ages)
 
 
-def _curves(path: Path) -> str:
+def _charts(path: Path) -> str:
     values = read_csv(path)
     last = {name: points[-1][1] for name, points in values.items()}
 

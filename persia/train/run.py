@@ -16,6 +16,7 @@ import persia
 from persia import _core, checkpoint, errors, prometheus
 from persia.base.environment import variable
 from persia.base.options import seconds_of
+from persia.base.torch_private import without_compiler
 from persia.checkpoint import files, saving
 from persia.data import Dataset, Files, Kafka, Schema
 from persia.datasets import ClickStream, SyntheticCTR
@@ -134,7 +135,10 @@ class Run:
             self._check_first_life()
         if self.ranks > 1:
             self.model = DistributedDataParallel(self.model)
-        self.optimizer = torch.optim.Adam(
+        adam = torch.optim.Adam
+        if not config.compile:
+            adam = without_compiler(adam)
+        self.optimizer = adam(
             self.model.parameters(), lr=config.dense_lr, fused=True
         )
         self.trainer = Trainer(
@@ -148,7 +152,7 @@ class Run:
             accumulate=config.accumulate,
             tasks=tasks,
         )
-        self._log = _open_log(config.log) if self.rank == 0 else None
+        self._log = _open_log(config.curves) if self.rank == 0 else None
         workers = config.workers or variable("PERSIA_WORKERS")
         self.source: Dataset | persia.Stream = (
             persia.Stream(workers, job=config.job) if workers else self.train
@@ -270,7 +274,7 @@ class Run:
             self._last = at
             on_progress(at)
 
-        hooks = self._hooks(tell)
+        hooks = self.make_hooks(tell)
         if self.config.window is not None:
             done = self._fit_windows(report, hooks, tell)
         else:
@@ -370,7 +374,7 @@ class Run:
             return True
         return METRICS[self.best.metric](there, now) == now
 
-    def _hooks(self, tell: Callable[[str], object]) -> list[Every]:
+    def make_hooks(self, tell: Callable[[str], object]) -> list[Every]:
         config = self.config
 
         def save() -> None:
@@ -384,8 +388,9 @@ class Run:
                 self._judge()
 
         hooks = []
-        if config.log is not None:
-            hooks.append(Every(self._write_progress, steps=config.log_every))
+        if config.curves is not None:
+            write = self._write_progress
+            hooks.append(Every(write, steps=config.curves_every))
         every = config.eval_every
         if every is None and (
             config.target_auc is not None or config.seeks_best

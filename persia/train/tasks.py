@@ -95,27 +95,27 @@ class RunningAUC:
 
     def __init__(self, tasks: Sequence[str] = ()) -> None:
         self._names = list(tasks)
-        self._tasks: list[StreamingAUC] = []
+        self.tasks: list[StreamingAUC] = []
 
     def update(self, logits: Tensor, labels: Tensor, weights: Tensor) -> None:
         """Adds logits and labels [n] or [n, tasks], and weights [n]; labels
         that are NaN are left out."""
         tasks = labels.shape[1] if labels.ndim == 2 else 1
-        while len(self._tasks) < tasks:
-            self._tasks.append(StreamingAUC())
-        for i, auc in enumerate(self._tasks):
+        while len(self.tasks) < tasks:
+            self.tasks.append(StreamingAUC())
+        for i, auc in enumerate(self.tasks):
             x, y = (v if v.ndim == 1 else v[:, i] for v in (logits, labels))
             has = ~y.isnan()
             auc.update(x[has], y[has], weights[has])
 
     def compute(self) -> float:
         """The mean of the AUCs of the tasks."""
-        aucs = [auc.compute() for auc in self._tasks]
+        aucs = [auc.compute() for auc in self.tasks]
         return sum(aucs) / len(aucs) if aucs else float("nan")
 
     def by_task(self) -> Mapping[str, float]:
         """The AUC of each task, by its name, where tasks have names."""
         return {
             name: auc.compute()
-            for name, auc in zip(self._names, self._tasks, strict=False)
+            for name, auc in zip(self._names, self.tasks, strict=False)
         }

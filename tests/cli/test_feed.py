@@ -210,7 +210,7 @@ def test_a_failed_batch_before_a_gap_of_numbers(
     monkeypatch.setattr(feeding, "Kafka", Gaps)
     sender = Unsettled([2])
     made = persia.Batch(None, persia.JaggedBatch(["a"], torch.arange(1)))
-    stream: Any = feeding._Stream(
+    stream: Any = feeding.Share(
         Gaps([made] * 4),  # type: ignore[arg-type]
         sender,  # type: ignore[arg-type]
         "clicks/0",
@@ -219,9 +219,9 @@ def test_a_failed_batch_before_a_gap_of_numbers(
     assert sender.skipped == [6] and sender.position == 8
     assert isinstance(stream.failure, errors.LimitReached)
     loader = feeding.Loader(1)
-    loader._open.append(stream)
-    loader._show_failures()
-    loader._show_failures()
+    loader.shares.append(stream)
+    loader.show_failures()
+    loader.show_failures()
     shown = capsys.readouterr().out
     assert shown.count("clicks/0: 1 ") == 1 and "batch 2" in shown
 
@@ -387,7 +387,7 @@ def fed(
     )
     loader = feeding.Loader(epochs)
     try:
-        feed._send(loader, config, 0, 1)
+        feed.send_share(loader, config, 0, 1)
     except errors.Unavailable:
         assert not ends
     else:

@@ -382,7 +382,7 @@ def test_predict_and_report_replace_no_input(
         with pytest.raises(errors.InvalidArgument):
             call("report", root, data, "--out", out)
     with pytest.raises(errors.InvalidArgument):
-        call("report", root, data, "--log", table, "--out", table)
+        call("report", root, data, "--curves", table, "--out", table)
     with pytest.raises(errors.InvalidArgument):  # what was held out
         call("report", root, "--out", root.parent / "a.csv")
     assert (contents(tmp_path), contents(root)) == (before, saved)

@@ -266,16 +266,16 @@ def test_the_best_model_is_not_replaced_by_a_worse_one(
         return False
 
     monkeypatch.setattr(Run, "save", save)
-    hooks = Run._hooks
+    hooks = Run.make_hooks
 
     def then_killed(self: Run, tell: Any) -> Any:
         made = hooks(self, tell)
         return [*made, persia.train.Every(lambda: killed(self), steps=1)]
 
-    monkeypatch.setattr(Run, "_hooks", then_killed)
+    monkeypatch.setattr(Run, "make_hooks", then_killed)
     with pytest.raises(errors.LimitReached):
         run(*options, "--save-every", 4)
-    monkeypatch.setattr(Run, "_hooks", hooks)
+    monkeypatch.setattr(Run, "make_hooks", hooks)
     assert checkpoint.read_extra(root)["step"] == 4
     assert checkpoint.read_extra(best)["step"] == 6
     # This life is unlucky.
@@ -336,7 +336,7 @@ def test_resume_keeps_every_option(
         "wire_dtype": "bf16",
         "workers": "c:3",
         "device": "auto",
-        "log": "log.csv",
+        "curves": "a.csv",
         "save": "out",
         "threads": 3,
         "schema": "adult",
@@ -357,11 +357,11 @@ def test_resume_keeps_every_option(
 
 def test_a_log_continues(tmp_path: Path) -> None:
     log, root = tmp_path / "log.csv", tmp_path / "out"
-    run(*TINY, "--save", root, "--log", log, "--log-every", 6)
+    run(*TINY, "--save", root, "--curves", log, "--curves-every", 6)
     assert sorted(set(pd.read_csv(log)["step"])) == [6, 12]
     run("--resume", root, "--epochs", 2)
     assert sorted(set(pd.read_csv(log)["step"])) == [6, 12, 18, 24]
-    run("--resume", root, "--epochs", 3, "--log", tmp_path / "b.csv")
+    run("--resume", root, "--epochs", 3, "--curves", tmp_path / "b.csv")
     assert sorted(set(pd.read_csv(log)["step"])) == [6, 12, 18, 24]
 
 

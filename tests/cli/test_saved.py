@@ -59,7 +59,7 @@ def trained(
     call(
         *("train", clicks, "--batch-size", 250, "--threads", 1),
         *("--save", out, "--save-every", 11, "--model", "deepfm"),
-        *("--log", log, "--eval-every", 22),
+        *("--curves", log, "--eval-every", 22),
     )
     values = pd.read_csv(log).query("step == 22").set_index("name")["value"]
     return out, values.to_dict()

@@ -650,7 +650,8 @@ def test_a_rating_is_refused_before_the_training(tmp_path: Path) -> None:
 def test_saves_scores_and_logs_on_the_way(tmp_path: Path) -> None:
     save, log = tmp_path / "saved", tmp_path / "log.csv"
     options = ["--save", str(save), "--save-every", "5", "--keep", "2"]
-    options += ["--eval-every", "10", "--log", str(log), "--log-every", "4"]
+    options += ["--eval-every", "10"]
+    options += ["--curves", str(log), "--curves-every", "4"]
     options += ["--warmup", "8", "--decay", "cosine", "--dense-lr", "0.01"]
     run(*TINY, *options)
     steps = {path.name for path in save.glob("step-*")}

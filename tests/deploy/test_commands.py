@@ -21,6 +21,7 @@ import pytest
 from persia import _core
 from persia.distributed import write_certificates
 from tests.deploy.manifests import Object, Pods, job_of, of_kind, pods, render
+from tests.ready import python
 from tests.system.processes import environment, wait_until
 from tests.system.shards import free_port
 
@@ -29,8 +30,8 @@ if not _core.GRPC[0].isdigit():
 
 #: What the entry of the image, and a command in it, are here.
 PROGRAMS = {
-    "persia": [sys.executable, "-m", "persia"],
-    "torchrun": [sys.executable, "-m", "torch.distributed.run"],
+    "persia": ["-m", "persia"],
+    "torchrun": ["-m", "torch.distributed.run"],
 }
 #: Secret, key -> file of `persia certs`: as the guide makes them.
 SECRETS = {
@@ -56,6 +57,11 @@ def links(objects: list[Object]) -> dict[str, str]:
         made[f"{prefix}_SERVICE_HOST"] = "10.0.0.1"
         made[f"{prefix}_SERVICE_PORT"] = "8888"
     return made
+
+
+def has_torch(which: Pods) -> bool:
+    """Whether its image has."""
+    return not which.container["image"].startswith("persia-ps:")
 
 
 class Machine:
@@ -96,9 +102,10 @@ class Machine:
         words = [self._here(which, a) for a in which.container["args"]]
         program = which.container.get("command", ["persia"])
         assert len(program) == 1
+        interpreter = python() if has_torch(which) else sys.executable
         with open(self._folder / f"{which.name}.log", "wb") as log:
             self._started[which.name] = subprocess.Popen(
-                [*PROGRAMS[program[0]], *words],
+                [interpreter, *PROGRAMS[program[0]], *words],
                 env=self._environment(which),
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -143,7 +150,7 @@ class Machine:
         for name in ("PERSIA_SERVERS", "PERSIA_WORKERS"):
             if name in made:
                 made[name] = self._addresses(made[name])
-        if which.container["image"].startswith("persia-ps:"):
+        if not has_torch(which):
             made["PYTHONPATH"] = f"{self._folder}:{made['PYTHONPATH']}"
         return made | {"OMP_NUM_THREADS": "1"}
 

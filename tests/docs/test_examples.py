@@ -20,7 +20,6 @@ import re
 import shlex
 import socket
 import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +35,7 @@ from persia import _core
 from persia.cli.app import app
 from tests.docs.pages import DOCS, ROOT, Block, blocks, name_of, pages
 from tests.kafka import Cluster
+from tests.ready import python
 from tests.remote import Servers
 from tests.roles import Workers
 
@@ -148,9 +148,7 @@ def shell(text: str, folder: Path) -> str:
     }
     for name, arguments in words.items():
         tool = tools / name
-        tool.write_text(
-            f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n'
-        )
+        tool.write_text(f'#!/bin/sh\nexec {python()} {arguments} "$@"\n')
         tool.chmod(0o755)
     environment = {
         **os.environ,

@@ -213,5 +213,5 @@ def threads_are_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "need_group", need_group)
     monkeypatch.setattr(cluster, "all_max", all_max)
     monkeypatch.setattr(
-        cluster.Connection, "_check_alone", lambda connection: None
+        cluster.Connection, "check_alone", lambda connection: None
     )

@@ -56,7 +56,7 @@ def feeds(workers: Workers, epochs: int, job: str | None) -> None:
         workers=",".join(workers.addresses),
     )
     loader = Loader(config.epochs)
-    feed._send(loader, config, 0, 1)
+    feed.send_share(loader, config, 0, 1)
     assert loader.counts()["sent"] == epochs * PER_EPOCH
 
 

@@ -30,8 +30,7 @@ def restores(servers: Kept) -> list[int]:
     found = []
     for shard in servers.shards:
         assert shard is not None
-        hello = shard._channel.hello(servers.namespace, 0)
-        found.append(int(hello["restore"]))
+        found.append(int(shard.hello()["restore"]))
     return found
 
 

@@ -327,7 +327,7 @@ def test_an_export_that_breaks_off_is_not_there(
         elif step == "rename":
             patch.setattr(Versions, "replace", killed)
         else:
-            patch.setattr(Versions, "_point", killed)
+            patch.setattr(Versions, "point", killed)
         with pytest.raises(Killed):
             persia.export(model, tmp_path, example=models.batch(3))
     assert persia.load_model(tmp_path).version == "v-000001"

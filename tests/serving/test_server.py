@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -31,6 +30,7 @@ from persia.serving.folder import versions_of
 from persia.serving.measures import Measures
 from persia.serving.process import Serving, serving
 from persia.serving.repository import Model, Repository
+from tests.ready import python
 from tests.serving import models
 
 pytest.importorskip("uvicorn", reason="persia[serve] is not installed")
@@ -443,7 +443,7 @@ def test_many_clients_at_once(server: Serving, place: Path) -> None:
 
 
 def test_the_process_drains_and_counts(place: Path) -> None:
-    command = [sys.executable, "-m", "persia", "serve", "model"]
+    command = [python(), "-m", "persia", "serve", "model"]
     command += [f"clicks={place / 'out'}", "--port", "0"]
     command += ["--metrics-port", "0"]
     with subprocess.Popen(

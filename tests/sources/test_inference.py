@@ -27,7 +27,7 @@ N = 200
 
 @pytest.fixture(autouse=True)
 def _anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inference, "_said", set())
+    monkeypatch.setattr(inference, "logged", set())
 
 
 def frame(**columns: Any) -> Any:

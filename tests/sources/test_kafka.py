@@ -562,14 +562,14 @@ def test_bad_arguments() -> None:
 
 
 def test_the_library_says_the_same_once() -> None:
-    from persia.data.kafka.brokers import _Repeats
+    from persia.data.kafka.brokers import Repeats
 
     def record(text: str, at: float) -> logging.LogRecord:
         made = logging.makeLogRecord({"msg": text})
         made.created = at
         return made
 
-    repeats = _Repeats()
+    repeats = Repeats()
     text = "FAIL [rdkafka#consumer-%d] a:1 refused (after %dms in state UP)"
     kept = [
         repeats.filter(record(text % (i, i), at))

@@ -24,7 +24,7 @@ from persia import errors
 from persia.cli.app import app
 from persia.data import Kafka, Schema
 from persia.data.kafka.brokers import Brokers
-from persia.data.kafka.consumer import Reader, _Partition
+from persia.data.kafka.consumer import Partition, Reader
 from persia.data.kafka.source import grown_parts
 from persia.data.kafka.states import TABLE, Event, State
 from persia.distributed.certs import one_job
@@ -112,9 +112,9 @@ def test_a_poll_is_sorted_as_its_messages_are(seed: int) -> None:
         stop=threading.Event(),
     )
     for number in range(3):
-        part = _Partition(("t", number), 0, 0, None)
+        part = Partition(("t", number), 0, 0, None)
         part.on(Event.PLACED)
-        reader._parts[part.key] = part
+        reader.parts[part.key] = part
         reader.high[part.key] = 0
     want: dict[int, list[int]] = {0: [], 1: [], 2: []}
     seen = [0, 0, 0]
@@ -136,9 +136,9 @@ def test_a_poll_is_sorted_as_its_messages_are(seed: int) -> None:
                     seen[number] = one.at + 1
                 elif one.error_name:
                     seen[number] = max(seen[number], one.at)
-        reader._note(poll)
+        reader.note(poll)
     for number, offsets in want.items():
-        part = reader._parts["t", number]
+        part = reader.parts["t", number]
         assert part.seen == reader.high[part.key] == seen[number]
         middle = draw.randrange(part.seen + 1)
         first, rest = part.take(middle), part.take(part.seen)

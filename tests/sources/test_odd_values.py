@@ -95,13 +95,13 @@ def test_a_few_odd_values_cost_a_few_casts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = []
-    real = encode._cast
+    real = encode.cast_texts
 
     def count(*args: Any) -> Any:
         calls.append(args)
         return real(*args)
 
-    monkeypatch.setattr(encode, "_cast", count)
+    monkeypatch.setattr(encode, "cast_texts", count)
     n = 1 << 14
     times = [
         f"2024-01-{i % 28 + 1:02} {i % 24:02}:{i // 60 % 60:02}:{i % 60:02}"

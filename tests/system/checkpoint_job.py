@@ -270,7 +270,7 @@ def interrupted(servers: str, root: str, rank: int) -> Any:
     """Ctrl-C at each rank in turn, at many moments: while rank 0 works and
     the others wait, then while the rank does its part.
     """
-    checkpoint_ranks._TICK = 0.01
+    checkpoint_ranks.TICK = 0.01
     moments = random.Random(0)
     out: list[str] = []
     for turn in range(80):

@@ -369,13 +369,13 @@ def hybrid(open_store: Open, rank: int, world: int) -> Any:
 def secured(open_store: Open, rank: int, world: int) -> Any:
     """As on several machines: with TLS and tokens of this job."""
     machine = {"machine": f"machine {rank}", "address": "127.0.0.1"}
-    before = hosts._machine
-    hosts._machine = lambda: machine
+    before = hosts.this_machine
+    hosts.this_machine = lambda: machine
     os.environ["PERSIA_JOB_SECRET"] = "of all ranks"
     try:
         c = Counter(open_store(persia.optim.SGD(lr=1.0)))
     finally:
-        hosts._machine = before
+        hosts.this_machine = before
         del os.environ["PERSIA_JOB_SECRET"]
     for one in c.loader(5):
         c.forward(one)[1].backward()

@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 import torch
 
 from persia import _core
+from tests.ready import python
 from tests.system import restarts_job as job
 from tests.system.counting import FINISHED, Journal
 from tests.system.processes import environment, marked, wait_until
@@ -51,7 +51,7 @@ class Restarts:
         ]
         log = folder / "log"
         with Shards(SHARDS, folder) as shards, log.open("w") as file:
-            command = [sys.executable, "-m", "torch.distributed.run"]
+            command = [python(), "-m", "torch.distributed.run"]
             command += ["--standalone", "--nproc-per-node", str(len(RANKS))]
             command += ["--max-restarts", str(kills), job.__file__]
             command += [str(folder), how, shards.text, str(folder / "out")]

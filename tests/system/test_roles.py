@@ -22,7 +22,7 @@ import torch
 
 import persia
 from persia import _core
-from tests.ready import Ready
+from tests.ready import Ready, python
 from tests.system import roles_counting, roles_job
 from tests.system.processes import environment, wait_until
 
@@ -44,8 +44,10 @@ def start(*words: str) -> subprocess.Popen[str]:
         "stdout": subprocess.PIPE,
         "stderr": subprocess.PIPE,
     }
-    if "serve" in words or "launch" in words:  # without torch
+    if "serve" in words:  # without torch
         return subprocess.Popen([sys.executable, *words], text=True, **how)
+    if "launch" in words:
+        return subprocess.Popen([python(), *words], text=True, **how)
     return Ready(*words, **how)
 
 
@@ -160,14 +162,14 @@ def test_launch_starts_all_roles() -> None:
     flags = ["--data", "synthetic", "--feed", "--samples 3000"]
     flags = ["--ps", "2", "--embedding-workers", "2", "--loaders", "2", *flags]
     train = ["train", "--samples", "3000", "--model", "dcn", "--threads", "1"]
-    job = [sys.executable, "-m", "persia", *train]
+    job = [python(), "-m", "persia", *train]
     output = finish(start("-m", "persia", "launch", *flags, "--", *job))
     assert re.search(r"job +\| .*AUC .* samples held out", output)
     found = re.findall(r"worker\d +\| (\d+) batches were trained", output)
     assert sum(map(int, found)) == 3
     flags = ["--data", "synthetic", "--feed", "--samples none"]
     flags = ["--embedding-workers", "1", "--loaders", "1", *flags]
-    job = [sys.executable, "-c", "import time; time.sleep(600)"]
+    job = [python(), "-c", "import time; time.sleep(600)"]
     process = start("-m", "persia", "launch", *flags, "--", *job)
     _, messages = process.communicate(timeout=120)
     assert process.returncode != 0
@@ -187,7 +189,7 @@ def test_launch_with_torchrun(staleness: int) -> None:
     train = ["-m", "persia", "train", "--samples", "4000", "--epochs", "2"]
     train += ["--model", "dcn", "--staleness", str(staleness)]
     ranks = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    job = [sys.executable, *ranks, *train]
+    job = [python(), *ranks, *train]
     output = finish(start("-m", "persia", "launch", *flags, "--", *job))
     assert re.search(r"job +\| .*2 ranks; batches from", output)
     assert re.search(r"job +\| .*AUC .* samples held out", output)

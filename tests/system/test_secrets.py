@@ -137,10 +137,11 @@ def test_a_training_that_succeeds(
         out.write(CSV.encode())
     where = f"scheme=http&endpoint_override={endpoint}&region=us-east-1"
     data = f"s3://me{SECRET}:key{SECRET}@bucket/a.csv?{where}"
-    flags = ["--save", str(tmp_path / "out"), "--log", str(tmp_path / "l.csv")]
+    flags = ["--save", str(tmp_path / "out")]
+    flags += ["--curves", str(tmp_path / "l.csv")]
     # Whoever they are, moto lets them in.
     texts = [run("train", data, "--batch-size", "100", *flags, status=0)]
-    report = ["--out", str(tmp_path / "report.html"), "--log"]
+    report = ["--out", str(tmp_path / "report.html"), "--curves"]
     keys = {
         "AWS_ACCESS_KEY_ID": f"me{SECRET}",
         "AWS_SECRET_ACCESS_KEY": f"key{SECRET}",

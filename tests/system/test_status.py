@@ -204,7 +204,7 @@ def test_numbers_are_whole_in_narrow_terminals() -> None:
             patch.setattr(command, "console", Console(width=width))
             out = io.StringIO()
             with contextlib.redirect_stdout(out):
-                command._show(command._servers([server]))
+                command.show(command.servers_table([server]))
         assert set(words.split()) <= set(out.getvalue().split()), width
         cut = 50 if width == 300 else 21  # the first column
         first = "".join(line[:cut] for line in out.getvalue().splitlines())
@@ -219,7 +219,7 @@ def test_names_are_shown_as_they_are(
 
     rates = {"pulled": 1.0, "created": 1.0}
     table = looking.TableStatus(name, 4, rows=1, rates=rates)
-    command._show(command._tables([table]))
+    command.show(command.tables_table([table]))
     assert f" {name} " in capsys.readouterr().out
 
 

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,8 +23,8 @@ from tests.system.test_serve import serving
 if not _core.GRPC[0].isdigit():
     pytest.skip("built without gRPC", allow_module_level=True)
 
-PERSIA = [sys.executable, "-m", "persia"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+PERSIA = [ready.python(), "-m", "persia"]
+TORCHRUN = [ready.python(), "-m", "torch.distributed.run"]
 RANKS = [*TORCHRUN, "--nproc-per-node", "2", "-m", "persia"]
 WORLD = 2
 TRAIN = ["train", "--samples", "20480", "--batch-size", "256", "--dim", "4"]
@@ -135,8 +134,8 @@ def test_a_rank_that_fails_ends_the_cluster(mark: str, tmp_path: Path) -> None:
     # The second rank finds no data.
     script = tmp_path / "train.sh"
     script.write_text(
-        f'[ "$RANK" = 0 ] || exec {sys.executable} -c "exit(3)"\n'
-        f'exec {sys.executable} -m persia "$@"\n'
+        f'[ "$RANK" = 0 ] || exec {ready.python()} -c "exit(3)"\n'
+        f'exec {ready.python()} -m persia "$@"\n'
     )
     command = [*PERSIA, "launch", "--ps", "2", "--", *TORCHRUN]
     command += ["--nproc-per-node", "2", "--no-python", "sh", str(script)]
@@ -214,7 +213,7 @@ found = status.ask(os.environ["PERSIA_SERVERS"].split(","), interval=0)
 print("rows", sum(table.rows for table in status.tables(found)))
 """
     begin = launched(tmp_path, "--ps", "3", "--restore", "out")
-    done = ended(mark, *begin, sys.executable, "-c", count)
+    done = ended(mark, *begin, ready.python(), "-c", count)
     assert f"job | rows {rows(first)}\n" in done.stdout, done.stderr
 
 

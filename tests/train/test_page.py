@@ -73,7 +73,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     call(
         *("train", place / "clicks.csv", "--schema", place / "schema.yaml"),
         *("--batch-size", 200, "--threads", 1, "--save", place / "out"),
-        *("--log", place / "log.csv", "--log-every", 3, "--eval-every", 6),
+        *("--curves", place / "curves.csv", "--curves-every", 3),
+        *("--eval-every", 6),
     )
     return place
 
@@ -89,8 +90,8 @@ def page_of(path: Path) -> Cells:
 
 
 def test_the_page_says_what_scikit_learn_says(place: Path) -> None:
-    out = place / "report.html"
-    call("report", place / "out", "--out", out, "--log", place / "log.csv")
+    out, curves = place / "report.html", place / "curves.csv"
+    call("report", place / "out", "--out", out, "--curves", curves)
     rows = page_of(out).rows
     trained = load(place / "out")
     batches = list(trained.held_out())
@@ -158,7 +159,7 @@ def test_what_cannot_be_reported(place: Path) -> None:
             persia.report(place / "out", place / "x.html", slices=[name])
     with pytest.raises(errors.StorageError):
         persia.report(place / "out", place / "no" / "x.html")
-    for log in ("absent.csv", "clicks.csv"):
-        with pytest.raises(errors.StorageError, match=log):
-            persia.report(place / "out", place / "x.html", log=place / log)
+    for name in ("absent.csv", "clicks.csv"):
+        with pytest.raises(errors.StorageError, match=name):
+            persia.report(place / "out", place / "x.html", curves=place / name)
     assert not (place / "x.html").exists()

@@ -234,7 +234,7 @@ def test_tasks_from_the_command_line(data: str, tmp_path: Path) -> None:
     said = call(
         *("train", data, "--model", "mmoe", "--label", "click, buy"),
         *("--group", "user", "--save", root, "--batch-size", 250),
-        *("--eval-every", 20, "--log", log, "--log-every", 20),
+        *("--eval-every", 20, "--curves", log, "--curves-every", 20),
     )
     assert "AUC of click" in said and "AUC of buy" in said and "GAUC" in said
     found = json.loads(call("evaluate", root, "--json"))
@@ -268,7 +268,7 @@ def test_tasks_from_the_command_line(data: str, tmp_path: Path) -> None:
         chances[-len(logits) :], torch.sigmoid(logits), rtol=1e-4
     )
     page = tmp_path / "report.html"
-    call("report", root, "--log", log, "--out", page)
+    call("report", root, "--curves", log, "--out", page)
     for name, (auc, _, gauc) in expected.items():
         html = page.read_text()
         assert f"<h2>Scores of {name}</h2>" in html

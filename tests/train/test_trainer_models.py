@@ -287,7 +287,7 @@ def test_scores_count_weights_as_the_loss_does() -> None:
     minimised = binary_cross_entropy_with_logits(logits, labels, weights)
     assert at.loss == pytest.approx(float(minimised), rel=1e-5)
     area = roc_auc_score(labels, logits, sample_weight=weights)
-    assert abs(at.auc - area) <= trainer._auc._tasks[0].error() + 1e-9
+    assert abs(at.auc - area) <= trainer._auc.tasks[0].error() + 1e-9
 
     scores = trainer.evaluate(batches)
     with torch.no_grad():

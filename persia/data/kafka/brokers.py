@@ -23,7 +23,7 @@ _SAME_S = 60  # between lines of the library that say the same
 _OF_CLIENT = re.compile(r"\[rdkafka#[^]]*\] |\(after [^)]*\)")
 
 
-class _Repeats(logging.Filter):
+class Repeats(logging.Filter):
     """Leaves out what the library says again and again, such as each of many
     refused connections a second."""
 
@@ -43,7 +43,7 @@ class _Repeats(logging.Filter):
 
 
 _library_log = logging.getLogger("persia.data.kafka.library")
-_library_log.addFilter(_Repeats())
+_library_log.addFilter(Repeats())
 
 T = TypeVar("T")
 Key = tuple[str, int]  # (topic, partition)

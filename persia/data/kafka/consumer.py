@@ -32,7 +32,7 @@ _QUIET = 2.0  # seconds without a message until the leader is asked
 
 
 @dataclass
-class _Partition:
+class Partition:
     """One partition on its way.
 
     Attributes:
@@ -122,7 +122,7 @@ class Reader:
         self._kept = kept
         self._most = 4 * size + _AT_ONCE  # messages held of a partition
         self._counts: dict[str, int] = {}  # partitions of each topic
-        self._parts: dict[Key, _Partition] = {}
+        self.parts: dict[Key, Partition] = {}
         self.high: dict[Key, int] = {}  # where each partition ends
         self.lost: Counter[Key] = Counter()  # offsets that were gone
 
@@ -142,7 +142,7 @@ class Reader:
         whole = False
         try:
             turn = self._open(consumer, shard, shards, at)
-            parts = list(self._parts.values())
+            parts = list(self.parts.values())
             for i in count(turn):
                 if all(part.over for part in parts) or self._stop.is_set():
                     whole = True
@@ -177,9 +177,9 @@ class Reader:
         finally:
             consumer.close()
 
-    def _position(self, turn: _Partition) -> dict[str, Any]:
+    def _position(self, turn: Partition) -> dict[str, Any]:
         return {
-            "offsets": {key_text(k): p.next for k, p in self._parts.items()},
+            "offsets": {key_text(k): p.next for k, p in self.parts.items()},
             "turn": key_text(turn.key),
             "partitions": dict(self._counts),
         }
@@ -218,11 +218,11 @@ class Reader:
             self.high[key] = high
             if self._whole:
                 high -= high % self._size
-            part = _Partition(key, begin, begin, high if self._ends else None)
+            part = Partition(key, begin, begin, high if self._ends else None)
             part.on(Event.PLACED)
             part.check_end()
-            self._parts[key] = part
-        parts = [part for part in self._parts.values() if not part.over]
+            self.parts[key] = part
+        parts = [part for part in self.parts.values() if not part.over]
         if parts:
             consumer.assign([_place(part) for part in parts])
         names = [key_text(key) for key in keys]
@@ -289,7 +289,7 @@ class Reader:
 
     def _ask(self, question: Callable[[float], T], consumer: Any) -> T:
         # One that has partitions is served by consume() alone.
-        idle = None if self._parts else consumer
+        idle = None if self.parts else consumer
         return self._brokers.ask(question, self._stop, idle)
 
     def _range(self, consumer: Any, key: Key) -> tuple[int, int]:
@@ -324,7 +324,7 @@ class Reader:
             )
         return found.offset if 0 <= found.offset < high else high
 
-    def _fill(self, consumer: Any, part: _Partition, cut: int) -> bool:
+    def _fill(self, consumer: Any, part: Partition, cut: int) -> bool:
         """Waits for all messages below an offset; False: it was stopped."""
         heard = asked = time.monotonic()
         while part.seen < cut:
@@ -333,9 +333,9 @@ class Reader:
             seen = part.seen
             # All that is there, or the next one.
             arrived = consumer.consume(_AT_ONCE, 0)
-            self._note(arrived or consumer.consume(1, _WAIT))
+            self.note(arrived or consumer.consume(1, _WAIT))
             self._brokers.check_refused()
-            for one in self._parts.values():
+            for one in self.parts.values():
                 if one.state is State.OVERTAKEN:
                     self._place_again(consumer, one)
             now = time.monotonic()
@@ -349,7 +349,7 @@ class Reader:
         return True
 
     def _check_quiet(
-        self, consumer: Any, part: _Partition, silent: float
+        self, consumer: Any, part: Partition, silent: float
     ) -> None:
         """Raises where what is waited for does not arrive any more."""
         _, high = self._range(consumer, part.key)
@@ -369,7 +369,7 @@ class Reader:
                 f"{self._brokers.timeout:g} s, though it ends at {high}"
             )
 
-    def _place_again(self, consumer: Any, part: _Partition) -> None:
+    def _place_again(self, consumer: Any, part: Partition) -> None:
         """Continues behind messages that were removed before they were
         read."""
         low, high = self._range(consumer, part.key)
@@ -379,7 +379,7 @@ class Reader:
         consumer.incremental_assign([place])
         part.on(Event.PLACED)
 
-    def _note(self, messages: list[Any]) -> None:
+    def note(self, messages: list[Any]) -> None:
         """Sorts what has arrived by its partition, a run of each at once."""
         kinds = [
             (m.topic(), m.partition(), m.error() is None) for m in messages
@@ -388,7 +388,7 @@ class Reader:
         for (topic, number, whole), same in groupby(kinds):
             run = messages[first : first + len(list(same))]
             first += len(run)
-            part = self._parts.get((topic, number))
+            part = self.parts.get((topic, number))
             if part is None:  # of a broker, whose errors have a call
                 continue
             if not whole:
@@ -403,7 +403,7 @@ class Reader:
                         part.hold([one], [offset])
             self.high[part.key] = max(self.high[part.key], part.seen)
 
-    def _note_event(self, part: _Partition, message: Any) -> None:
+    def _note_event(self, part: Partition, message: Any) -> None:
         error = message.error()
         if error.code() == library().KafkaError._PARTITION_EOF:
             part.seen = max(part.seen, message.offset())
@@ -418,9 +418,9 @@ class Reader:
                 f"offset {part.seen}: {error.str()}"
             )
 
-    def _pause(self, consumer: Any, waiting: _Partition) -> None:
+    def _pause(self, consumer: Any, waiting: Partition) -> None:
         """Partitions that are far ahead wait for the others."""
-        for part in self._parts.values():
+        for part in self.parts.values():
             if (
                 len(part.held) > self._most
                 and part is not waiting
@@ -429,7 +429,7 @@ class Reader:
                 consumer.pause([library().TopicPartition(*part.key)])
                 part.on(Event.FULL)
 
-    def _resume(self, consumer: Any, part: _Partition) -> None:
+    def _resume(self, consumer: Any, part: Partition) -> None:
         _, high = consumer.get_watermark_offsets(
             library().TopicPartition(*part.key), cached=True
         )
@@ -441,6 +441,6 @@ class Reader:
         part.check_end()
 
 
-def _place(part: _Partition) -> Any:
+def _place(part: Partition) -> Any:
     """What a consumer is given to read it from where it is."""
     return library().TopicPartition(*part.key, part.seen)

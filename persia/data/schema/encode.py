@@ -595,7 +595,7 @@ def _numbers(column: pa.Array) -> npt.NDArray[np.float64]:
     out[_where(pc.equal(words, "true"))] = 1.0
     out[_where(pc.equal(words, "false"))] = 0.0
     some = _where(pc.match_substring_regex(words, _NUMBER))
-    out[some] = _cast(column.take(some), pa.float64(), _raw)[0]
+    out[some] = cast_texts(column.take(some), pa.float64(), _raw)[0]
     return out
 
 
@@ -604,7 +604,7 @@ def _where(mask: pa.Array) -> Ints:
     return found
 
 
-def _cast(
+def cast_texts(
     column: pa.Array,
     kind: pa.DataType,
     read: Callable[[pa.Array], npt.NDArray[np.float64]],
@@ -618,7 +618,7 @@ def _cast(
             return np.full(1, np.nan), np.ones(1, bool)
     half = len(column) // 2
     parts = [
-        _cast(part, kind, read)
+        cast_texts(part, kind, read)
         for part in (column.slice(0, half), column.slice(half))
     ]
     values, wrong = (np.concatenate(both) for both in zip(*parts))
@@ -651,7 +651,9 @@ def times_of_texts(column: pa.Array) -> tuple[npt.NDArray[np.float64], Mask]:
     for pattern, zone in (_TIME, None), (_ZONED, "UTC"):
         some = _where(pc.match_substring_regex(texts, pattern))
         kind = pa.timestamp("us", zone)
-        found, none = _cast(texts.take(some), kind, lambda c: _seconds(c)[0])
+        found, none = cast_texts(
+            texts.take(some), kind, lambda c: _seconds(c)[0]
+        )
         out[some], wrong[some] = np.where(none, 0.0, found), none
     at = known.indices.to_numpy()
     return out[at], wrong[at]

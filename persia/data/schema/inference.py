@@ -37,7 +37,7 @@ _COMMA = r"^[+-]?([0-9]{1,3}(\.[0-9]{3})+|[0-9]+)(,[0-9]+)?$"
 
 log = logging.getLogger("persia.data")
 
-_said: set[str] = set()
+logged: set[str] = set()
 
 _ODD = b"persia.odd"
 
@@ -86,8 +86,8 @@ def infer(
 def log_guess(where: str, lines: Sequence[str]) -> None:
     """Logs what was inferred, once a process."""
     text = "\n  ".join([f"the schema of {where} is a guess:", *lines])
-    if text not in _said:
-        _said.add(text)
+    if text not in logged:
+        logged.add(text)
         log.warning("%s\n  (`schema` decides it)", text)
 
 
