@@ -202,15 +202,21 @@ static double fan_limit_of(const fan *f, const ps_client *r)
     return (double)(f->limit_ns ? f->limit_ns : r->timeout_ns) * 1e-9;
 }
 
+/* What its server says of itself: it does so whatever else it waits for. */
+static int request_ask_stats(const request *q, uint64_t deadline,
+                             shard_reply *reply)
+{
+    const wire_stats m = {.caller = {.client = q->call->r->client}};
+    return persia_shard_wait(q->to->ref, WIRE_STATS, &m, deadline, reply);
+}
+
 /* Whether the server applies its log, and has made progress since this request
  * asked last. */
 static int request_recovers(request *q)
 {
-    const wire_stats m = {.caller = {.client = q->call->r->client}};
     shard_reply reply;
     int moves = 0;
-    if (persia_shard_wait(q->to->ref, WIRE_STATS, &m,
-                          persia_deadline(LOOK_NS), &reply))
+    if (request_ask_stats(q, persia_deadline(LOOK_NS), &reply))
         return 0;
     const wire_stats_reply *s = reply.message;
     if (s->recovers) {
@@ -242,6 +248,24 @@ static int request_pause(const fan *f, request *q, uint64_t *deadline)
     return 0;
 }
 
+/* Adds why there was no answer: the server waits for the disk of its log. */
+static void request_explain(request *q, uint64_t deadline)
+{
+    char text[FAN_TEXT];
+    shard_reply reply;
+    deadline = persia_deadline_leave(deadline); /* of all requests together */
+    if (q->to->ref->direct || persia_clock_ns() >= deadline ||
+        request_ask_stats(q, deadline, &reply))
+        return;
+    const wire_stats_reply *s = reply.message;
+    snprintf(text, sizeof text, "%s", q->text);
+    if (s->log_waits_ns)
+        snprintf(q->text, sizeof q->text,
+                 "%.500s: the disk has not taken its log for %.1f s", text,
+                 (double)s->log_waits_ns * 1e-9);
+    persia_shard_release(&reply);
+}
+
 /* What to do about a request that was answered. */
 static enum request_event request_judge(const fan *f, request *q,
                                         uint64_t *deadline)
@@ -271,6 +295,8 @@ static enum request_event request_judge(const fan *f, request *q,
         }
         request_fail(q, rc);
     }
+    if (rc == PERSIA_ETIMEOUT)
+        request_explain(q, *deadline);
     return rc == PERSIA_EUNAVAILABLE && request_pause(f, q, deadline)
                ? REQUEST_PAUSE
                : REQUEST_END;

@@ -21,8 +21,8 @@ int turn_take_locked(updates_log *l)
 {
     const uint64_t began = persia_clock_ns();
     while (l->writing) {
-        const uint64_t since = l->writing_since < began ? l->writing_since
-                                                        : began;
+        const uint64_t at = atomic_load(&l->writing_since);
+        const uint64_t since = at < began ? at : began;
         if (persia_clock_ns() - since >= TURN_NS)
             return persia_err_set(PERSIA_EUNAVAILABLE,
                                   "the disk has not taken the log for %d s: "
@@ -31,7 +31,7 @@ int turn_take_locked(updates_log *l)
         (void)persia_cond_wait_until(&l->change, &l->lock, since + TURN_NS);
     }
     l->writing = 1;
-    l->writing_since = persia_clock_ns();
+    atomic_store(&l->writing_since, persia_clock_ns());
     return PERSIA_OK;
 }
 
@@ -39,6 +39,7 @@ void turn_give_locked(updates_log *l)
 {
     assert(l->writing);
     l->writing = 0;
+    atomic_store(&l->writing_since, 0);
     pthread_cond_broadcast(&l->change);
 }
 
@@ -62,11 +63,13 @@ static void append_sync_locked(updates_log *l)
     const uint64_t target = l->end;
     l->wanted_at = PERSIA_FOREVER;
     l->syncing = 1;
+    atomic_store(&l->syncing_since, persia_clock_ns());
     const int file = l->file;
     pthread_mutex_unlock(&l->lock);
     int rc = l->disk->sync(l->disk, file);
     pthread_mutex_lock(&l->lock);
     l->syncing = 0;
+    atomic_store(&l->syncing_since, 0);
     if (rc)
         append_fail_locked(l, rc);
     else if (target > l->synced)

@@ -249,8 +249,9 @@ int persia_log_begin(updates_log *l, const log_found *found)
     pthread_mutex_lock(&l->lock);
     l->end = found->end;
     l->cut = found->first;
-    l->writing = 1; /* no other thread is there */
-    int rc = segments_trim(l, found->behind);
+    int rc = turn_take_locked(l); /* at once: no other thread is there */
+    if (!rc)
+        rc = segments_trim(l, found->behind);
     if (!rc)
         rc = l->segments_n ? segment_resume(l) : segment_begin_locked(l);
     /* What was read is there; whether the disk has it is not known. */
@@ -326,6 +327,16 @@ uint64_t persia_log_end(updates_log *l)
     const uint64_t end = l->end;
     pthread_mutex_unlock(&l->lock);
     return end;
+}
+
+uint64_t persia_log_waits(const updates_log *l)
+{
+    const uint64_t now = persia_clock_ns();
+    const uint64_t writes = atomic_load(&l->writing_since);
+    const uint64_t syncs = atomic_load(&l->syncing_since);
+    const uint64_t since = writes && (!syncs || writes < syncs) ? writes
+                                                                : syncs;
+    return since && since < now ? now - since : 0;
 }
 
 log_counts persia_log_count(updates_log *l)

@@ -160,6 +160,9 @@ PERSIA_API void persia_log_want_cut(updates_log *l, uint64_t position);
  * behind all that it had. */
 PERSIA_API int persia_log_release(updates_log *l, uint64_t position);
 
+/* So long has the disk not returned from a call, in ns; 0: none waits. */
+PERSIA_API uint64_t persia_log_waits(const updates_log *l);
+
 typedef struct log_counts {
     uint64_t end, synced, cut; /* positions */
     uint64_t records, bytes;   /* that were appended in this life */

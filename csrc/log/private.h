@@ -80,9 +80,10 @@ struct updates_log {
     uint64_t records, bytes, refused;
     uint64_t wanted_at; /* a sync is due at this time; UINT64_MAX: none */
     int syncing;        /* the thread syncs `file` without the lock */
-    uint64_t writing_since;
     int writing;        /* one thread writes `file` without it, or makes the
                            next: only that one changes file, at and end */
+    /* When each of them began, for any thread; 0: it is not so. */
+    _Atomic(uint64_t) syncing_since, writing_since;
     uint64_t wanted;    /* a cut is, at this position or behind */
     int stop;
     pthread_cond_t change; /* of all that the thread or a segment waits for */

@@ -265,6 +265,7 @@ int stats_answer(shard *s, const wire_stats *m, wire_memory *memory,
                 __atomic_load_n(&s->replayed.done, __ATOMIC_RELAXED),
         .total = __atomic_load_n(&s->replayed.total, __ATOMIC_RELAXED),
         .beside = hello_is_beside(s),
+        .log_waits_ns = s->log ? persia_log_waits(s->log) : 0,
         .tables_n = n};
     int rc = hello_specs(s, n, memory, &out->tables);
     if (rc)

@@ -603,10 +603,11 @@ static const wire_field stats_reply_fields[] = {
     [17] = F(wire_stats_reply, done, U64, "done"),
     [18] = F(wire_stats_reply, total, U64, "total"),
     [19] = F(wire_stats_reply, beside, U32, "beside", .limit = 1),
+    [20] = F(wire_stats_reply, log_waits_ns, U64, "log_waits_ns"),
 };
 static const wire_type stats_reply_type = {
     .name = "StatsReply", .size = sizeof(wire_stats_reply),
-    .fields = stats_reply_fields, .fields_n = 19
+    .fields = stats_reply_fields, .fields_n = 20
 };
 
 static const spec_field wire_stats_reply_fields[] = {
@@ -644,9 +645,11 @@ static const spec_field wire_stats_reply_fields[] = {
       .offset = offsetof(wire_stats_reply, total) },
     { .name = "beside", .config = "beside", .kind = SPEC_BOOL,
       .offset = offsetof(wire_stats_reply, beside), .limit = 1 },
+    { .name = "log_waits_ns", .config = "log_waits_ns", .kind = SPEC_U64,
+      .offset = offsetof(wire_stats_reply, log_waits_ns) },
 };
 const spec_list persia_wire_stats_reply_list = {
-    wire_stats_reply_fields, 17
+    wire_stats_reply_fields, 18
 };
 
 static const wire_field move_fields[] = {

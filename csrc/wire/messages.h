@@ -529,6 +529,8 @@ typedef struct wire_stats_reply {
     uint64_t total; /* bytes of the log */
     /* Another shard of the server has said its memory: they share it. */
     uint32_t beside;
+    /* So long has the disk not answered its log, which waits; 0: it has. */
+    uint64_t log_waits_ns;
 } wire_stats_reply;
 
 extern PERSIA_API const spec_list persia_wire_stats_reply_list;

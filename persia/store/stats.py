@@ -102,6 +102,8 @@ class ServerStats(TypedDict):
     """Rows, and bytes of the log, that it has read so far."""
     total: int
     """Bytes of the log."""
+    log_waits_ns: int
+    """So long has the disk not answered its log; 0: it has."""
     memory_used: int
     memory_limit: int
     """Bytes; without a limit 0."""

@@ -23,7 +23,7 @@ import torch
 
 import persia
 from persia import _core, errors
-from persia.distributed.status import ask_embedding
+from persia.distributed.status import ask, ask_embedding
 from tests.ready import Ready
 from tests.system.processes import environment, wait_until
 
@@ -222,6 +222,36 @@ def test_a_file_hangs_before_a_command_has_begun(
         status, messages = waiting.end()
         assert status == 128 + number, messages
         assert "Traceback" not in messages, messages
+
+
+@pytest.mark.parametrize(
+    ("level", "call"), [("process", "write"), ("disk", "fsync")]
+)
+def test_a_client_names_a_log_that_hangs(
+    tmp_path: Path, shim: Path, level: str, call: str
+) -> None:
+    when, log = tmp_path / "when", tmp_path / "log"
+    words = f"serve ps --port 0 --durable {level} --log {log}".split()
+    with role(*words, **hangs(shim, call, "/log-", when)) as server:
+        address = server.line(r"on (\S+)")
+
+        def step(timeout: float) -> None:
+            with persia.Store(
+                persia.optim.SGD(lr=1.0), servers=address, timeout=timeout
+            ) as store:
+                rows = persia.nn.Embedding(4, 2, store=store, name="rows")
+                rows(torch.arange(4)).sum().backward()
+                store.flush()
+
+        step(60)
+        when.touch()
+        # The claim of its stream, or its update.
+        with pytest.raises(errors.DeadlineExceeded, match="its log"):
+            step(1)
+        (found,) = ask([address], interval=0)
+        assert found.stats["log_waits_ns"] > 0
+        when.unlink()
+        step(60)
 
 
 @pytest.mark.parametrize(

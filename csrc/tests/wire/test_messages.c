@@ -104,7 +104,7 @@ static table_stats both_stats[] = {
 };
 static wire_stats_reply stats_reply = {
     1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, specs, 2, both_stats, 13, 1, 14,
-    15, 1
+    15, 1, 16
 };
 
 static wire_plan_feature plan_features[] = {
