@@ -149,7 +149,12 @@ def _look(
             show(_staleness(stale))
         if any(t.lost for t in trainers):
             show(_lost(trainers))
-        for name, error in failed:
+        waits = [
+            (s.address, f"the disk has not taken its log for {_seconds(n)}")
+            for s in found
+            if (n := s.stats.get("log_waits_ns", 0) / 1e9) >= 1
+        ]
+        for name, error in failed + waits:
             console.print(Text.assemble(name, ": ", (error, "red")))
     return not failed
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -180,23 +181,27 @@ def test_the_staleness_of_trainers() -> None:
     assert not trainer.staleness and "store was closed" in trainer.error
 
 
+STATS: dict[str, Any] = {
+    "uptime_ns": 10**15,
+    "memory_used": 7 * 10**11,
+    "memory_limit": 10**12,
+    "updates": 123456789,
+    "parked": 12,
+    "duplicates": 1234,
+    "failed": 17,
+    "boot": 1,
+    "tables": [],
+}
+
+
 def test_numbers_are_whole_in_narrow_terminals() -> None:
     from rich.console import Console
 
     from persia.cli import status as command
 
-    stats = {
-        "uptime_ns": 10**15,
-        "memory_used": 7 * 10**11,
-        "memory_limit": 10**12,
-        "updates": 123456789,
-        "parked": 12,
-        "duplicates": 1234,
-        "failed": 17,
-    }
     name = "ps-0.ps.production.svc.cluster.local:8888"
     server = looking.ServerStatus(
-        name, 0, 12, stats, {"pulls": 12345.6, "pushes": 2345.6}
+        name, 0, 12, STATS, {"pulls": 12345.6, "pushes": 2345.6}
     )
     words = "0/12 11d 651.9 GiB of 931.3 123,456,789 12,345.6 2,345.6 1,234 17"
     for width in (30, 80, 300):
@@ -230,6 +235,16 @@ def test_failures_are_shown_as_they_are(
     monkeypatch.setattr(looking, "ask", lambda *_, **__: [server])
     result = CliRunner().invoke(app, ["status", "a"])
     assert "[b]a:ant:: no [/table] :ant:\n" in result.output
+
+
+def test_a_log_that_waits_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = STATS | {"log_waits_ns": 9 * 10**9}
+    rates = {"pulls": 1.0, "pushes": 1.0}
+    server = looking.ServerStatus("a:1", 0, 1, stats, rates)
+    monkeypatch.setattr(looking, "ask", lambda *_, **__: [server])
+    result = CliRunner().invoke(app, ["status", "a:1"])
+    assert result.exit_code == 0
+    assert re.search(r"(?m)^a:1: .* 9s$", result.output)
 
 
 @pytest.mark.parametrize("option", ["--interval", "--timeout"])
