@@ -221,12 +221,15 @@ PERSIA_API int persia_client_witness(ps_client *c, uint64_t stream,
 /* PERSIA_ELOST once if updates were lost, as persia_client_push() reports it.
  */
 PERSIA_API int persia_client_tell_lost(ps_client *c);
-/* The same, after asking all shards whether they were started again. */
+/* The same, after asking all shards whether they were started again. One that
+ * cannot be reached is waited for. */
 PERSIA_API int persia_client_look(ps_client *c);
-/* The same, without comparing the ledgers of streams of workers. */
+/* The same, without waiting. */
+PERSIA_API int persia_client_look_once(ps_client *c);
+/* The same, without comparing the ledgers of streams of workers, either. */
 PERSIA_API int persia_client_look_at_boots(ps_client *c);
-/* The same, if embedding workers made updates for this client: its own calls
- * find out what became of its own. */
+/* persia_client_look(), if embedding workers made updates for this client: its
+ * own calls find out what became of its own. */
 PERSIA_API int persia_client_check_lost(ps_client *c);
 
 /* The restore that the rows of shard 0 stem from, as it last said; 0: none. */

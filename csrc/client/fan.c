@@ -8,7 +8,6 @@
 #include "client/private.h"
 
 #define MS ((uint64_t)1000000)
-#define PAUSE_MAX_NS (1000 * MS)
 #define LOOK_NS (1000 * MS) /* at how far a server has recovered */
 
 /* Then a call waits for long. */
@@ -203,25 +202,23 @@ static double fan_limit_of(const fan *f, const ps_client *r)
 }
 
 /* What its server says of itself: it does so whatever else it waits for. */
-static int request_ask_stats(const request *q, uint64_t deadline,
-                             shard_reply *reply)
+static int fan_ask_stats(const ps_client *r, const server *to,
+                         uint64_t deadline, shard_reply *reply)
 {
-    const wire_stats m = {.caller = {.client = q->call->r->client}};
-    return persia_shard_wait(q->to->ref, WIRE_STATS, &m, deadline, reply);
+    const wire_stats m = {.caller = {.client = r->client}};
+    return persia_shard_wait(to->ref, WIRE_STATS, &m, deadline, reply);
 }
 
-/* Whether the server applies its log, and has made progress since this request
- * asked last. */
-static int request_recovers(request *q)
+int server_recovers(const ps_client *r, const server *to, uint64_t *recovered)
 {
     shard_reply reply;
     int moves = 0;
-    if (request_ask_stats(q, persia_deadline(LOOK_NS), &reply))
+    if (fan_ask_stats(r, to, persia_deadline(LOOK_NS), &reply))
         return 0;
     const wire_stats_reply *s = reply.message;
     if (s->recovers) {
-        moves = s->done + 1 != q->recovered;
-        q->recovered = s->done + 1;
+        moves = s->done + 1 != *recovered;
+        *recovered = s->done + 1;
     }
     persia_shard_release(&reply);
     return moves;
@@ -234,7 +231,8 @@ static int request_pause(const fan *f, request *q, uint64_t *deadline)
     ps_client *r = q->call->r;
     uint64_t now = persia_clock_ns();
     uint64_t pause = persia_backoff_ns(q->tries, PAUSE_MAX_NS, r->client);
-    if (now + pause >= *deadline && !f->limit_ns && request_recovers(q))
+    if (now + pause >= *deadline && !f->limit_ns &&
+        server_recovers(r, q->to, &q->recovered))
         *deadline = client_deadline(r);
     if (now + pause < *deadline) {
         q->at = now + pause;
@@ -255,7 +253,7 @@ static void request_explain(request *q, uint64_t deadline)
     shard_reply reply;
     deadline = persia_deadline_leave(deadline); /* of all requests together */
     if (q->to->ref->direct || persia_clock_ns() >= deadline ||
-        request_ask_stats(q, deadline, &reply))
+        fan_ask_stats(q->call->r, q->to, deadline, &reply))
         return;
     const wire_stats_reply *s = reply.message;
     snprintf(text, sizeof text, "%s", q->text);

@@ -274,11 +274,17 @@ struct ps_client {
     } counts;
 };
 
+/* The longest between two tries. */
+#define PAUSE_MAX_NS ((uint64_t)1000000000)
+
 uint64_t client_deadline(const ps_client *r);
 /* The client, as this server knows it. */
 wire_caller server_caller(const ps_client *r, server *to);
 /* Says Hello again to a server whose boot is `boot` no longer. */
 int server_repair(ps_client *r, server *to, uint64_t boot, uint64_t deadline);
+/* Whether the server applies its log, and has made progress since it was asked
+ * last; *recovered is what it said then, or 0. */
+int server_recovers(const ps_client *r, const server *to, uint64_t *recovered);
 /* The server's number of a table. */
 uint32_t server_table(server *to, uint32_t no);
 /* Counts updates that a restarted server does not have. */

@@ -666,9 +666,8 @@ static int servers_look_at(ps_client *r, server *to, uint64_t deadline)
     return rc;
 }
 
-static int servers_look(ps_client *r, int ledgers)
+static int servers_look(ps_client *r, int ledgers, uint64_t deadline)
 {
-    uint64_t deadline = client_deadline(r);
     int rc = client_check_mixture(r, 0);
     for (uint32_t i = 0; i < r->servers_n && !rc; i++)
         rc = servers_look_at(r, r->servers[i], deadline);
@@ -679,14 +678,45 @@ static int servers_look(ps_client *r, int ledgers)
     return rc ? rc : client_check_mixture(r, 0);
 }
 
+/* recovered: [servers], see server_recovers(). */
+static int servers_recover(const ps_client *r, uint64_t *recovered)
+{
+    int any = 0;
+    for (uint32_t i = 0; i < r->servers_n; i++)
+        any |= server_recovers(r, r->servers[i], &recovered[i]);
+    return any;
+}
+
 int persia_client_look(ps_client *r)
 {
-    return servers_look(r, 1);
+    uint64_t deadline = client_deadline(r), recovered[IDS_SHARDS_MAX] = {0};
+    for (unsigned tries = 1;; tries++) {
+        err_kept why;
+        int rc = servers_look(r, 1, deadline);
+        if (rc != PERSIA_EUNAVAILABLE || atomic_load(&r->ends))
+            return rc;
+        persia_err_keep(&why, rc);
+        const uint64_t pause = persia_backoff_ns(tries, PAUSE_MAX_NS,
+                                                 r->client);
+        if (persia_clock_ns() + pause >= deadline) {
+            if (!servers_recover(r, recovered))
+                return persia_err_again(&why);
+            deadline = client_deadline(r);
+        }
+        rc = persia_pause_poll(pause);
+        if (rc)
+            return persia_err_set(rc, "interrupted while waiting for servers");
+    }
+}
+
+int persia_client_look_once(ps_client *r)
+{
+    return servers_look(r, 1, client_deadline(r));
 }
 
 int persia_client_look_at_boots(ps_client *r)
 {
-    return servers_look(r, 0);
+    return servers_look(r, 0, client_deadline(r));
 }
 
 int persia_client_check_lost(ps_client *r)

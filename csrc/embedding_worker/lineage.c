@@ -71,7 +71,7 @@ static void lineage_compare(embedding_worker *s)
     if (!due)
         return;
     pthread_mutex_lock(&s->looking);
-    const int rc = persia_client_look(s->look);
+    const int rc = persia_client_look_once(s->look);
     pthread_mutex_unlock(&s->looking);
     if (rc)
         return;

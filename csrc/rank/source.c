@@ -296,7 +296,7 @@ static int source_note_trained(const rank_taken *t, const taken_update *u,
     const uint64_t known =
         servers ? atomic_exchange(&t->r->servers, servers) : 0;
     if (!rc && known && known != servers)
-        rc = persia_client_look(u->c);
+        rc = persia_client_look_once(u->c);
     return rc == PERSIA_ENOMEM || client_is_loss(rc) ? rc : PERSIA_OK;
 }
 

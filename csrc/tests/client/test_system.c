@@ -218,6 +218,34 @@ static void a_server_that_returns_is_tried_again(void **state)
     cluster_free(&c);
 }
 
+/* A flush of a trainer of embedding workers asks servers at any time. */
+static void a_look_waits_for_a_server(void **state)
+{
+    (void)state;
+    cluster c;
+    ps_client *remote = open_one(&c, 2, 4 * MINUTE, LOST_RAISE);
+    away = &c;
+    atomic_store(&c.nodes[0].down, 1);
+    atomic_store(&simulated.waits, 0);
+    simulated.at_wait = return_after_many_waits;
+    assert_int_equal(persia_client_look(remote), PERSIA_OK);
+    assert_true(simulated.waits >= 200);
+    begins = persia_clock_ns();
+    stands = UINT64_MAX;
+    simulated.at_wait = recover_slowly;
+    recover_slowly(0);
+    assert_int_equal(persia_client_look(remote), PERSIA_OK);
+    assert_true(persia_clock_ns() - begins >= 10 * MINUTE);
+    simulated.at_wait = NULL;
+    atomic_store(&c.nodes[1].down, 1);
+    begins = persia_clock_ns();
+    assert_int_equal(persia_client_look(remote), PERSIA_EUNAVAILABLE);
+    assert_true(persia_clock_ns() - begins >= 3 * MINUTE);
+    atomic_store(&c.nodes[1].down, 0);
+    persia_client_destroy(remote);
+    cluster_free(&c);
+}
+
 /* The server's timer ends a pull that waits for an update that never
  * arrives. */
 static void a_parked_pull_ends_at_its_deadline(void **state)
@@ -272,6 +300,8 @@ int main(void)
             a_recovery_without_progress_is_not_waited_for, setup, teardown),
         cmocka_unit_test_setup_teardown(a_server_that_returns_is_tried_again,
                                         setup, teardown),
+        cmocka_unit_test_setup_teardown(a_look_waits_for_a_server, setup,
+                                        teardown),
         cmocka_unit_test_setup_teardown(a_parked_pull_ends_at_its_deadline,
                                         setup, teardown),
         cmocka_unit_test_setup_teardown(
