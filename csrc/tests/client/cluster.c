@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+_Atomic(int) cluster_answering;
+
 /* A client's way to a node. */
 typedef struct way {
     shard_ref ref; /* first */
@@ -142,6 +144,7 @@ static void *serve_main(void *arg)
     serve(&o);
     atomic_fetch_sub(&o.by->active, 1);
     atomic_fetch_sub(&at->active, 1);
+    atomic_fetch_sub(&cluster_answering, 1);
     return NULL;
 }
 
@@ -153,6 +156,7 @@ static void way_call(shard_ref *to, uint32_t method, const void *arguments,
     order *o = malloc(sizeof *o);
     assert_non_null(o);
     *o = (order){w, method, arguments, deadline, done, ctx};
+    atomic_fetch_add(&cluster_answering, 1);
     atomic_fetch_add(&w->at->active, 1);
     atomic_fetch_add(&w->active, 1);
     assert_int_equal(pthread_create(&thread, NULL, serve_main, o), 0);

@@ -41,6 +41,9 @@ typedef struct cluster {
     const char *addresses[NODES_MAX];
 } cluster;
 
+/* Calls that a thread works on. */
+extern _Atomic(int) cluster_answering;
+
 void cluster_make(cluster *c, uint32_t shards);
 void cluster_free(cluster *c);
 /* The shard starts again, without rows. */

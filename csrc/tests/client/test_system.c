@@ -37,11 +37,13 @@ static int sim_wait(void *ctx, pthread_cond_t *c, pthread_mutex_t *lock,
         simulated.at_wait(waits);
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
-    t.tv_nsec += 100000; /* for threads that answer */
-    t.tv_sec += t.tv_nsec / 1000000000;
-    t.tv_nsec %= 1000000000;
-    if (!pthread_cond_timedwait(c, lock, &t))
-        return 0;
+    do { /* for threads that answer */
+        t.tv_nsec += 100000;
+        t.tv_sec += t.tv_nsec / 1000000000;
+        t.tv_nsec %= 1000000000;
+        if (!pthread_cond_timedwait(c, lock, &t))
+            return 0;
+    } while (atomic_load(&cluster_answering));
     uint64_t now = atomic_load(&simulated.now);
     while (now < until &&
            !atomic_compare_exchange_weak(&simulated.now, &now, until))
