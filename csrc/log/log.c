@@ -380,13 +380,28 @@ static size_t log_spares_most(const updates_log *l)
     return n < SPARES ? (size_t)n : SPARES;
 }
 
+void persia_log_forget(updates_log *l, uint64_t position)
+{
+    int rc = 0;
+    pthread_mutex_lock(&l->lock);
+    l->forgotten = position;
+    while (l->spares_n && !rc) { /* one that stays is written over */
+        char name[SEGMENT_NAME];
+        spare_name(l->spares[l->spares_n - 1], name);
+        rc = l->disk->remove(l->disk, name);
+        l->spares_n -= !rc;
+    }
+    pthread_mutex_unlock(&l->lock);
+}
+
 /* Removes a segment, or keeps it as a spare one. */
 static int segment_retire_locked(updates_log *l, uint64_t first)
 {
     char name[SEGMENT_NAME], kept[SEGMENT_NAME];
     segment_name(first, name);
     spare_name(first, kept);
-    const int keeps = l->spares_n < log_spares_most(l);
+    const int keeps = first >= l->forgotten &&
+                      l->spares_n < log_spares_most(l);
     int rc = keeps ? l->disk->rename(l->disk, name, kept)
                    : l->disk->remove(l->disk, name);
     if (rc)

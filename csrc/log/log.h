@@ -160,6 +160,10 @@ PERSIA_API void persia_log_want_cut(updates_log *l, uint64_t position);
  * behind all that it had. */
 PERSIA_API int persia_log_release(updates_log *l, uint64_t position);
 
+/* No file has what lies before that position longer than the log needs it:
+ * instead of being used again it is removed. */
+PERSIA_API void persia_log_forget(updates_log *l, uint64_t position);
+
 /* So long has the disk not returned from a call, in ns; 0: none waits. */
 PERSIA_API uint64_t persia_log_waits(const updates_log *l);
 

@@ -74,6 +74,7 @@ struct updates_log {
     size_t segments_n, segments_room;
     uint64_t spares[SPARES]; /* [spares_n] by the positions in their names */
     size_t spares_n;
+    uint64_t forgotten; /* segments that begin before it are not kept */
     int file;          /* of the last segment; -1: none */
     uint64_t at;       /* in that file, where the next record begins */
     uint64_t end, synced, cut;

@@ -55,9 +55,18 @@ static int append_message(shard *s, enum log_type type, message_put_fn put,
     return rc;
 }
 
+void logged_forget(shard *s, const wire_rows *m, uint64_t position)
+{
+    if (m->erase || m->clear || m->drop)
+        persia_log_forget(s->log, position);
+}
+
 int logged_rows(shard *s, const wire_rows *m)
 {
-    return append_message(s, LOG_ROWS, put_rows, m);
+    int rc = append_message(s, LOG_ROWS, put_rows, m);
+    if (!rc && s->log && !s->replaying)
+        logged_forget(s, m, persia_log_end(s->log));
+    return rc;
 }
 
 int logged_claim(shard *s, const wire_hello *m)

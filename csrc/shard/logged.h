@@ -26,6 +26,9 @@ struct shard;
 int logged_push(struct shard *s, struct push_call *const *parts, uint32_t n,
                 int bare, uint64_t *end);
 int logged_rows(struct shard *s, const wire_rows *m);
+/* Where rows were taken away: the log keeps no file of what lies before the
+ * position, behind their record. */
+void logged_forget(struct shard *s, const wire_rows *m, uint64_t position);
 /* Of all tables that the log does not have yet; with the lock of Declare. */
 int logged_tables(struct shard *s);
 int logged_claim(struct shard *s, const wire_hello *m);

@@ -150,13 +150,13 @@ static int replay_restore(replaying *p, const log_record *r,
     return rc ? rc : replay_restore_step(p, &m, RESTORE_COMMIT);
 }
 
-static int replay_rows(replaying *p, const wire_span *raw,
-                       wire_memory *memory)
+static int replay_rows(replaying *p, const log_record *r, wire_memory *memory)
 {
     wire_rows m;
-    int rc = persia_wire_get_rows(raw->data, raw->n, memory, &m);
+    int rc = persia_wire_get_rows(r->parts->data, r->parts->n, memory, &m);
     if (rc)
         return rc;
+    logged_forget(p->s, &m, r->end);
     m.caller.boot = 0;
     p->ref->ops->put_rows(p->ref, &m, PERSIA_FOREVER, replay_answered, p);
     /* What is refused now was refused then. */
@@ -203,7 +203,7 @@ static int replay_type(replaying *p, const log_record *r, wire_memory *memory)
         return persia_err_set(PERSIA_ECORRUPT, "a record of %zu parts", r->n);
     switch (r->type) {
     case LOG_ROWS:
-        return replay_rows(p, r->parts, memory);
+        return replay_rows(p, r, memory);
     case LOG_TABLE:
         return replay_table(p, r->parts, memory);
     case LOG_RESTORE:

@@ -551,6 +551,49 @@ static void a_segment_without_its_head_is_empty(void **state)
     world_free(&w);
 }
 
+static int disk_has(memory_disk *d, const char *text)
+{
+    const memory_file *f;
+    for (int i = 0; (f = memory_disk_file(d, i)); i++)
+        if (memmem(f->data, f->bytes, text, strlen(text)))
+            return 1;
+    return 0;
+}
+
+/* Cuts all that there is, then appends a segment or more. */
+static void cut_and_append(world *w)
+{
+    ok(persia_log_release(w->log, persia_log_end(w->log)));
+    for (int i = 0; i < 20; i++)
+        ok(append(w));
+}
+
+/* Neither a record nor a segment that was to be used again has it after two
+ * cuts. */
+static void what_is_forgotten_leaves_the_disk(void **state)
+{
+    (void)state;
+    static const char secret[] = "an id that is to be forgotten";
+    for (int in_spare = 0; in_spare < 2; in_spare++) {
+        world w;
+        uint64_t end;
+        fresh(&w, LOG_PROCESS, 20);
+        ok(persia_log_append(w.log, LOG_PUSH,
+                             &(wire_span){secret, sizeof secret}, 1, &end));
+        for (int i = 0; i < 20; i++)
+            ok(append(&w));
+        if (in_spare)
+            ok(persia_log_release(w.log, persia_log_end(w.log)));
+        assert_true(disk_has(w.disk, secret));
+        persia_log_forget(w.log, persia_log_end(w.log));
+        for (int i = 0; i < 2; i++)
+            cut_and_append(&w);
+        assert_false(disk_has(w.disk, secret));
+        ok(persia_log_release(w.log, persia_log_end(w.log)));
+        world_free(&w);
+    }
+}
+
 /* ---- other logs --------------------------------------------------------- */
 
 static void a_log_of_another_shard_is_refused(void **state)
@@ -606,6 +649,7 @@ int main(void)
         cmocka_unit_test(a_cut_of_before_is_not_what_was_wanted),
         cmocka_unit_test(segments_are_used_again),
         cmocka_unit_test(a_segment_without_its_head_is_empty),
+        cmocka_unit_test(what_is_forgotten_leaves_the_disk),
         cmocka_unit_test(a_log_of_another_shard_is_refused),
         cmocka_unit_test(a_folder_has_one_log),
     };
