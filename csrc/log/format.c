@@ -18,7 +18,8 @@ static const char prefix[] = "log-", spare[] = "spare-";
 static const char *const type_names[LOG_TYPES] = {
     [LOG_IDENTITY] = "identity", [LOG_TABLE] = "table",
     [LOG_CLAIM] = "claim",       [LOG_PUSH] = "update",
-    [LOG_ROWS] = "rows",         [LOG_RESTORE] = "restore"};
+    [LOG_ROWS] = "rows",         [LOG_RESTORE] = "restore",
+    [LOG_REFUSAL] = "refusal"};
 
 const char *persia_log_type_name(uint32_t type)
 {

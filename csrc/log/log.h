@@ -53,6 +53,8 @@ enum log_type {
     LOG_PUSH,         /* an update: all parts that were applied as one */
     LOG_ROWS,         /* rows were set, erased, cleared, or dropped */
     LOG_RESTORE,      /* other rows are in the place of all */
+    LOG_REFUSAL,      /* an update that this shard alone refused: its parts
+                         without ids, and why */
     LOG_TYPES
 };
 /* "update", "rows", ...; "unknown" for a number that is no type. */

@@ -143,6 +143,32 @@ static int logged_encode_bare(const wire_push *m, wire_memory *memory,
     return logged_encode(put_push, &bare, memory, out);
 }
 
+/* The name of its code, 0, its text. */
+static int logged_encode_why(const err_kept *why, wire_memory *memory,
+                             wire_span *out)
+{
+    const char *name = persia_err_name(why->code);
+    const size_t n = strlen(name) + 1, bytes = n + strlen(why->text);
+    char *data = persia_wire_memory_take(memory, bytes);
+    if (!data)
+        return PERSIA_ENOMEM;
+    memcpy(data, name, n);
+    memcpy(data + n, why->text, bytes - n);
+    *out = (wire_span){data, bytes};
+    return PERSIA_OK;
+}
+
+int logged_refusal(const wire_span *raw, err_kept *out)
+{
+    const char *name = raw->data, *end = name ? memchr(name, 0, raw->n) : NULL;
+    if (!end)
+        return persia_err_set(PERSIA_ECORRUPT, "a refusal without its error");
+    out->code = persia_err_code(name);
+    snprintf(out->text, sizeof out->text, "%.*s",
+             (int)(raw->n - (size_t)(end + 1 - name)), end + 1);
+    return PERSIA_OK;
+}
+
 static int logged_encode_part(const push_call *c, int bare,
                               wire_memory *memory, wire_span *out)
 {
@@ -157,21 +183,25 @@ static int logged_encode_part(const push_call *c, int bare,
     return PERSIA_OK;
 }
 
-int logged_push(shard *s, push_call *const *parts, uint32_t n, int bare,
-                uint64_t *end)
+int logged_push(shard *s, push_call *const *parts, uint32_t n,
+                const err_kept *refused, uint64_t *end)
 {
     wire_memory memory;
     int rc = PERSIA_OK;
     if (!s->log || s->replaying)
         return PERSIA_OK;
     persia_wire_memory_init(&memory);
-    wire_span *spans = persia_wire_memory_take(&memory, n * sizeof *spans);
+    wire_span *spans = persia_wire_memory_take(&memory,
+                                               (n + 1) * sizeof *spans);
     if (!spans)
         rc = PERSIA_ENOMEM;
     for (uint32_t i = 0; i < n && !rc; i++)
-        rc = logged_encode_part(parts[i], bare, &memory, &spans[i]);
+        rc = logged_encode_part(parts[i], refused != NULL, &memory, &spans[i]);
+    if (!rc && refused)
+        rc = logged_encode_why(refused, &memory, &spans[n]);
     if (!rc)
-        rc = persia_log_append(s->log, LOG_PUSH, spans, n, end);
+        rc = persia_log_append(s->log, refused ? LOG_REFUSAL : LOG_PUSH, spans,
+                               n + (refused != NULL), end);
     persia_wire_memory_free(&memory);
     return rc;
 }

@@ -21,10 +21,12 @@
 struct push_call;
 struct shard;
 
-/* All parts of an update that is applied as one; bare: without ids, as one
- * that this shard alone refuses. *end: see persia_log_append(). */
+/* All parts of an update that is applied as one.  refused: why this shard
+ * alone does so without its ids; or NULL. *end: see persia_log_append(). */
 int logged_push(struct shard *s, struct push_call *const *parts, uint32_t n,
-                int bare, uint64_t *end);
+                const err_kept *refused, uint64_t *end);
+/* Why, as its record says. */
+int logged_refusal(const wire_span *raw, err_kept *out);
 int logged_rows(struct shard *s, const wire_rows *m);
 /* Where rows were taken away: the log keeps no file of what lies before the
  * position, behind their record. */

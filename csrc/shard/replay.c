@@ -75,19 +75,21 @@ static int replay_is_in(const shard *s, const ledger_key *keys, size_t n)
     return in;
 }
 
-static int replay_push(replaying *p, const log_record *r, wire_memory *memory)
+/* The parts of an update; refused: why it was by this shard alone, or NULL. */
+static int replay_parts(replaying *p, const wire_span *raw, size_t all,
+                        const err_kept *refused, wire_memory *memory)
 {
     size_t n = 0;
     int rc = PERSIA_OK;
     push_call **parts = persia_wire_memory_take(memory,
-                                                (r->n + 1) * sizeof(void *));
+                                                (all + 1) * sizeof(void *));
     ledger_key *keys = persia_wire_memory_take(memory,
-                                               (r->n + 1) * sizeof *keys);
+                                               (all + 1) * sizeof *keys);
     if (!parts || !keys)
         return PERSIA_ENOMEM;
-    for (; n < r->n && !rc; n++) {
+    for (; n < all && !rc; n++) {
         parts[n] = NULL;
-        rc = replay_part(p, &r->parts[n], memory, &parts[n]);
+        rc = replay_part(p, &raw[n], memory, &parts[n]);
         if (parts[n])
             keys[n] = parts[n]->key;
     }
@@ -101,7 +103,19 @@ static int replay_push(replaying *p, const log_record *r, wire_memory *memory)
     push_apply(p->s, parts, (uint32_t)n);
     if (p->end.code && !replay_is_in(p->s, keys, n))
         return persia_err_again(&p->end);
+    for (size_t i = 0; refused && i < n; i++)
+        ledger_refuse(p->s->ledger, &keys[i], refused->code, refused->text);
     return PERSIA_OK;
+}
+
+static int replay_push(replaying *p, const log_record *r, wire_memory *memory)
+{
+    err_kept why;
+    if (r->type == LOG_PUSH)
+        return replay_parts(p, r->parts, r->n, NULL, memory);
+    int rc = r->n ? logged_refusal(&r->parts[r->n - 1], &why)
+                  : persia_err_set(PERSIA_ECORRUPT, "a refusal of no parts");
+    return rc ? rc : replay_parts(p, r->parts, r->n - 1, &why, memory);
 }
 
 /* ---- the other types ---------------------------------------------------- */
@@ -197,7 +211,7 @@ static int replay_hello(replaying *p, const log_record *r, wire_memory *memory)
 
 static int replay_type(replaying *p, const log_record *r, wire_memory *memory)
 {
-    if (r->type == LOG_PUSH)
+    if (r->type == LOG_PUSH || r->type == LOG_REFUSAL)
         return replay_push(p, r, memory);
     if (r->n != 1)
         return persia_err_set(PERSIA_ECORRUPT, "a record of %zu parts", r->n);

@@ -182,7 +182,7 @@ typedef struct update {
     uint64_t step;     /* 0: none */
     uint64_t t;        /* of its parts with tables; 0: it has none */
     int applied;       /* as a whole or in part */
-    int bare;          /* without ids: updates_apply_empty() */
+    const err_kept *refused; /* why: updates_apply_empty(); or NULL */
     uint64_t logged;   /* behind its record */
     late_answer *late; /* or NULL */
     uint64_t updates;  /* of the shard, when it was */
@@ -461,7 +461,7 @@ static int update_before(void *ctx)
 static int update_ready(void *ctx)
 {
     update *u = ctx;
-    return logged_push(u->s, u->calls, u->n, u->bare, &u->logged);
+    return logged_push(u->s, u->calls, u->n, u->refused, &u->logged);
 }
 
 static void update_after(void *ctx, int rc)
@@ -534,9 +534,10 @@ static int updates_is_refused_here(const update *u, int rc)
 
 /* What a shard refuses others may apply.  It counts here as an update without
  * ids, so that counts and clocks, and Adam's t with them, move alike. */
-static void updates_apply_empty(update *u, const tables_note *note)
+static void updates_apply_empty(update *u, const tables_note *note,
+                                const err_kept *why)
 {
-    u->bare = 1;
+    u->refused = why;
     for (size_t j = 0; j < u->jobs_n; j++)
         u->jobs[j].parts_n = 0;
     (void)persia_tables_push_noted(u->s->p, u->jobs, u->jobs_n, note);
@@ -603,7 +604,7 @@ static int updates_apply_parts(shard *s, push_call **calls, uint32_t n)
             persia_err_text());
     persia_err_keep(&why, rc);
     if (here)
-        updates_apply_empty(&u, &note);
+        updates_apply_empty(&u, &note, &why);
     persia_mem_pool_give(u.wide);
     if (!whole) {
         free(u.late);

@@ -169,11 +169,12 @@ server server_with_lines(uint32_t shard, uint32_t shards, const char *folder,
     return v;
 }
 
-server server_durable(log_disk *disk, enum log_level level, const char *boot)
+server server_durable(log_disk *disk, enum log_level level, const char *boot,
+                      uint32_t shards)
 {
     log_found found;
-    service_config service = {.shards = 1};
-    const log_config config = {.owner = {"test", 0, 1},
+    service_config service = {.shards = shards};
+    const log_config config = {.owner = {"test", 0, shards},
                                .level = level,
                                .segment = 16384,
                                .limit = 64 << 20};

@@ -64,9 +64,10 @@ server server_limited(uint32_t shard, uint32_t shards, const char *folder,
 /* The same with a file descriptor of its lines. */
 server server_with_lines(uint32_t shard, uint32_t shards, const char *folder,
                          uint64_t limit, int lines);
-/* Shard 0 of 1 with a log on this disk, which is replayed first.  boot: of the
+/* Shard 0 with a log on this disk, which is replayed first.  boot: of the
  * machine; NULL: this one's. */
-server server_durable(log_disk *disk, enum log_level level, const char *boot);
+server server_durable(log_disk *disk, enum log_level level, const char *boot,
+                      uint32_t shards);
 void server_stop(server *v);
 wire_caller caller_of(const server *v);
 

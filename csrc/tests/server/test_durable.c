@@ -18,6 +18,7 @@ typedef struct world {
     memory_disk *disk;
     enum log_level level;
     int boots;
+    uint32_t shards;
     server v;
     rng g;
     uint32_t no[TABLES];
@@ -50,13 +51,14 @@ static void start(world *w)
     char boot[16];
     w->boots += w->level == LOG_DISK;
     snprintf(boot, sizeof boot, "boot %d", w->boots);
-    w->v = server_durable(&w->disk->disk, w->level, boot);
+    w->v = server_durable(&w->disk->disk, w->level, boot, w->shards);
     tables_declare(w);
 }
 
 static void world_make(world *w, enum log_level level, uint64_t seed)
 {
-    *w = (world){.disk = memory_disk_make(), .level = level, .g = {seed}};
+    *w = (world){.disk = memory_disk_make(), .level = level, .shards = 1,
+                  .g = {seed}};
     start(w);
 }
 
@@ -275,6 +277,32 @@ static void an_update_is_never_applied_twice(void **state)
     world_free(&w);
 }
 
+/* Other shards may have applied it: sent again after a crash, it is still said
+ * to be refused. */
+static void a_refusal_outlives_the_process(void **state)
+{
+    (void)state;
+    world w = {.disk = memory_disk_make(), .level = LOG_PROCESS, .shards = 2};
+    const float bad[DIM] = {NAN};
+    const optim_hyper hyper = hyper_of(0);
+    uint64_t id = 0;
+    while (hash_shard(id_hash(id), 2) != 0)
+        id++;
+    start(&w);
+    wire_push_table table = push_table(w.no[0], DIM, 1, &id, bad, &hyper);
+    wire_push m = push_of(&w.v, STREAM, 1, &table, 1);
+    m.t = 1;
+    assert_int_equal(push_code(&w.v, &m), PERSIA_ENONFINITE);
+    for (int i = 0; i < 2; i++) {
+        server_stop(&w.v);
+        start(&w);
+        m.caller = caller_of(&w.v);
+        assert_int_equal(push_code(&w.v, &m), PERSIA_ENONFINITE);
+        assert_int_equal(stats_of(&w.v).updates, 1);
+    }
+    world_free(&w);
+}
+
 /* Updates and row writes are refused, nothing changes, lookups work; then it
  * is as if they had never been sent. */
 static void a_full_disk_refuses_and_changes_nothing(void **state)
@@ -381,6 +409,7 @@ int main(void)
         cmocka_unit_test(a_killed_process_has_its_rows_again),
         cmocka_unit_test(a_machine_without_power_has_its_rows_again),
         cmocka_unit_test(an_update_is_never_applied_twice),
+        cmocka_unit_test(a_refusal_outlives_the_process),
         cmocka_unit_test(a_full_disk_refuses_and_changes_nothing),
         cmocka_unit_test(a_failed_sync_acknowledges_nothing),
         cmocka_unit_test(erased_stays_erased),

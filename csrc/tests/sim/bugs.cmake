@@ -45,12 +45,12 @@ bug(answer_before_sync shard/logged.c
 
 # Of an update of several parts.
 bug(one_part_is_logged shard/logged.c
-[==[    if (!rc)
-        rc = persia_log_append(s->log, LOG_PUSH, spans, n, end);
+[==[                               n + (refused != NULL), end);
 ]==]
-[==[    if (!rc)
-        rc = persia_log_append(s->log, LOG_PUSH, spans,
-                               sim_bug("one_part_is_logged") ? 1 : n, end);
+[==[                               sim_bug("one_part_is_logged")
+                                   ? 1
+                                   : n + (refused != NULL),
+                               end);
 ]==])
 
 # Who has the stream is forgotten: updates of an owner that a cut has not.
