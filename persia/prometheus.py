@@ -41,6 +41,8 @@ __all__ = ["export"]
 #: Names the port of the metrics of a job's first rank on a host; those of the
 #: others follow.
 PORT = "PERSIA_METRICS_PORT"
+#: Names the address that they listen on.
+HOST = "PERSIA_METRICS_HOST"
 
 
 class _Collector(Protocol):
@@ -146,7 +148,7 @@ class Page:
 
 
 def export(
-    store: Store, port: int | None = None, host: str = "127.0.0.1"
+    store: Store, port: int | None = None, host: str | None = None
 ) -> int | None:
     """Exports the counters of a trainer's store, the staleness of its
     lookups among them: the job is over before they are asked for otherwise.
@@ -155,7 +157,8 @@ def export(
         store: once it was closed there are no metrics of it.
         port: 0 takes any. None: PERSIA_METRICS_PORT plus LOCAL_RANK, and
             nothing where that is not set.
-        host: address to listen on.
+        host: address to listen on; the page has neither TLS nor a token.
+            None: PERSIA_METRICS_HOST, else 127.0.0.1.
 
     Returns:
         The port, or None.
@@ -171,7 +174,7 @@ def export(
         port += int(os.environ.get("LOCAL_RANK", "0")) if port else 0
     health = Health()
     health.serves()
-    page = Page(port, host, health)
+    page = Page(port, host or variable(HOST) or "127.0.0.1", health)
     page.add(StoreCollector(store, rank))
     return page.port
 

@@ -49,6 +49,7 @@ VARIABLES = {
     "PERSIA_METRICS_PORT": "port of the metrics of the first rank on a host; "
     "the others follow. Read by `persia train` and "
     "`persia.prometheus.export`",
+    "PERSIA_METRICS_HOST": "address that they listen on; default `127.0.0.1`",
     "PERSIA_SHARD": "index of this server, for `persia serve ps --shard auto`",
     "PERSIA_SHARDS": "number of servers, for `persia serve ps`",
     "PERSIA_RUN_ID": "name of the run of `persia launch`: the job of a "

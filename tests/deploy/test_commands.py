@@ -165,6 +165,8 @@ class Machine:
             return "127.0.0.1"
         if value.isdecimal() and int(value) in which.ports.values():
             return str(self.port(which.name, int(value)))
+        if value == "0.0.0.0":
+            return "127.0.0.1"
         return self._here(which, value)
 
     def _addresses(self, text: str) -> str:
@@ -201,10 +203,15 @@ class Machine:
         wait_until(answered, 120)
 
     def gauges(self, which: Pods) -> set[str]:
-        """Names and labels on its page."""
+        """Names and labels on its page; none before there is one."""
         port = self.port(which.name, which.ports["metrics"])
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as a:
-            lines = str(a.read(), "utf-8").splitlines()
+        try:
+            page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")
+        except OSError:
+            assert self._started[which.name].poll() is None, self.output(which)
+            return set()
+        with page:
+            lines = str(page.read(), "utf-8").splitlines()
         return {line.rpartition(" ")[0] for line in lines}
 
     def ends(self, which: Pods) -> None:
@@ -279,8 +286,10 @@ def test_four_roles_train_and_serve_by_the_manifests(tmp_path: Path) -> None:
         for role in (ps, worker):
             here.until(role, "livenessProbe", 200)
             here.until(role, "readinessProbe", 200)
-        here.start(loader)
         here.start(trainer)
+        lost = 'persia_updates_lost_total{rank="0"}'
+        wait_until(lambda: lost in here.gauges(trainer), 120)
+        here.start(loader)
         here.until(loader, "livenessProbe", 200)
         here.ends(trainer)
         here.ends(loader)

@@ -191,6 +191,20 @@ def test_ports_of_services_containers_and_options_are_the_same() -> None:
                 assert ports.items() <= found.ports.items()
 
 
+def test_the_metrics_of_every_role_are_reached() -> None:
+    for _, found in all_pods():
+        given = {
+            e["name"]: e.get("value") for e in found.container.get("env", [])
+        }
+        port, host = (
+            found.options.get(f"--metrics-{what}")
+            or given.get(f"PERSIA_METRICS_{what.upper()}")
+            for what in ("port", "host")
+        )
+        assert port == str(found.ports["metrics"])
+        assert host == "0.0.0.0", found.role
+
+
 def test_probes_ask_for_pages_that_exist() -> None:
     for _, found in all_pods():
         asked = [
