@@ -168,6 +168,16 @@ static void job_exchange_locked(job *n)
         job_fail_locked(n, rc);
 }
 
+/* It is done.  That of a log is no checkpoint. */
+static void job_note_snapshot_locked(const job *n)
+{
+    jobs *j = &n->s->jobs;
+    if (n->kind != JOB_SNAPSHOT || !strcmp(n->root, CKPT_LOG_ROOT))
+        return;
+    j->seconds = persia_clock_seconds();
+    j->ns = persia_clock_ns() - n->began;
+}
+
 /* Nothing runs for it any more. */
 static void job_end(void *ctx)
 {
@@ -180,8 +190,10 @@ static void job_end(void *ctx)
         job_fail_locked(n, n->result);
     else if (replaces)
         job_exchange_locked(n);
-    if (!n->result && job_is_working(n))
+    if (!n->result && job_is_working(n)) {
         job_move_locked(n, JOB_DONE);
+        job_note_snapshot_locked(n);
+    }
     if (n->exchanged) { /* what waits is of the rows that were */
         pthread_mutex_unlock(&j->lock);
         wait_drop(s, PERSIA_ESTALE, OTHER_ROWS);
@@ -245,7 +257,7 @@ int job_make(shard *s, enum job_kind kind, const char *root,
     n->kind = kind;
     n->refs = 1;
     n->io = io;
-    n->moved = n->asked = persia_clock_ns();
+    n->moved = n->began = n->asked = persia_clock_ns();
     n->patience = PATIENCE_NS;
     if (deadline > n->asked && deadline - n->asked > PATIENCE_NS)
         n->patience = deadline - n->asked;
@@ -712,6 +724,14 @@ void jobs_init(jobs *j)
 void jobs_free(jobs *j)
 {
     pthread_mutex_destroy(&j->lock);
+}
+
+void persia_shard_snapshot(shard *s, uint64_t *seconds, uint64_t *ns)
+{
+    pthread_mutex_lock(&s->jobs.lock);
+    *seconds = s->jobs.seconds;
+    *ns = s->jobs.ns;
+    pthread_mutex_unlock(&s->jobs.lock);
 }
 
 uint32_t persia_shard_end_jobs(shard *s)

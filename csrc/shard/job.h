@@ -75,6 +75,8 @@ typedef struct jobs {
     /* Those whose thread runs, dropped or not: more hang. */
     job *running[JOB_THREADS];
     int closed;
+    /* The last snapshot for a checkpoint of the job that is whole: */
+    uint64_t seconds, ns; /* since 1970, and how long it took; or 0 */
 } jobs;
 
 /* Fields without a comment belong to the job's thread until it is DONE, then
@@ -95,7 +97,7 @@ struct job {
     int code;
     char text[512]; /* of code */
     uint64_t polls, moved; /* flag.polls, and when it changed last */
-    uint64_t asked;
+    uint64_t began, asked;
     /* A snapshot's from RUNNING on, a restore's from the beginning: */
     uint32_t tables_n;
     uint64_t *pushes; /* [tables_n]; UINT64_MAX: the table stays */

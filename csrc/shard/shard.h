@@ -84,6 +84,10 @@ PERSIA_API int persia_shard_create(tables *tables, const shard_config *config,
 /* When all its refs are closed, and persia_shard_end_jobs() has returned 0. */
 PERSIA_API void persia_shard_destroy(shard *s);
 PERSIA_API tables *persia_shard_tables(const shard *s);
+/* Its rows for a checkpoint, the last ones: when they were written, in
+ * seconds since 1970 (0: never), and how long that took. */
+PERSIA_API void persia_shard_snapshot(shard *s, uint64_t *seconds,
+                                      uint64_t *ns);
 /* Its number, and of how many. */
 PERSIA_API uint32_t persia_shard_no(const shard *s);
 PERSIA_API uint32_t persia_shard_count(const shard *s);
