@@ -47,6 +47,8 @@ typedef struct sender_counts {
     uint64_t lost;   /* done, but not in the rows of servers that were started
                         again, or of a checkpoint that was loaded, since */
     uint64_t away;   /* workers, now */
+    uint64_t sending_ns; /* in which it sent, or waited until a worker had
+                            room */
     uint64_t lineage; /* of the rows that have what is done */
 } sender_counts;
 PERSIA_API void persia_sender_get_counts(loader_sender *s, sender_counts *out);

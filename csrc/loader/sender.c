@@ -456,7 +456,11 @@ static int sender_send_next(loader_sender *s, wire_submit *m)
 int persia_sender_send(loader_sender *s, wire_submit *m)
 {
     pthread_mutex_lock(&s->sending);
+    const uint64_t since = persia_clock_ns();
     int rc = sender_send_next(s, m);
+    pthread_mutex_lock(&s->lock);
+    s->counts.sending_ns += persia_clock_ns() - since;
+    pthread_mutex_unlock(&s->lock);
     pthread_mutex_unlock(&s->sending);
     return rc;
 }

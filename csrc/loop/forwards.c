@@ -48,13 +48,31 @@ static void forwards_note_staleness(prefetch *p, batch *b, uint64_t missed)
     p->stats.staleness[missed < top ? missed : top]++;
 }
 
+static void forwards_note_waited(prefetch *p, uint64_t since)
+{
+    p->stats.waited_ns += persia_clock_ns() - since;
+}
+
+/* The lock is left meanwhile. */
+static int forwards_wait_for(prefetch *p, lookup *l)
+{
+    const uint64_t since = persia_clock_ns();
+    pthread_mutex_unlock(&p->lock);
+    int rc = persia_future_wait(l->done, 0);
+    pthread_mutex_lock(&p->lock);
+    forwards_note_waited(p, since);
+    return rc;
+}
+
 /* A forward of b looks up itself: when the updates of other batches are
  * applied, except as many as it may miss. */
 static int forwards_wait_for_updates(prefetch *p, batch *b)
 {
+    const uint64_t since = persia_clock_ns();
     int rc = PERSIA_OK;
     while (!rc && batches_missed_now(&p->all, b) > b->pass->staleness)
         rc = persia_cond_wait_poll(&p->moved, &p->lock, UINT64_MAX);
+    forwards_note_waited(p, since);
     return rc;
 }
 
@@ -79,9 +97,7 @@ int persia_loop_batch_take(loop *s, uint64_t number, uint32_t plan,
         forwards_note_staleness(p, b, batches_missed(&p->all, b));
         if (l->state == LOOKUP_WAITS)
             prefetch_run(p, b, l);
-        pthread_mutex_unlock(&p->lock);
-        rc = persia_future_wait(l->done, 0);
-        pthread_mutex_lock(&p->lock);
+        rc = forwards_wait_for(p, l);
         if (rc == PERSIA_OK && l->state == LOOKUP_TAKEN)
             l = NULL; /* by another thread meanwhile */
     } else if (b) {
@@ -129,9 +145,7 @@ int prefetch_taken(prefetch *p, uint64_t number, int reads,
             forwards_note_staleness(p, b, batches_missed(&p->all, b));
         if (l->state == LOOKUP_WAITS)
             prefetch_run(p, b, l);
-        pthread_mutex_unlock(&p->lock);
-        rc = persia_future_wait(l->done, 0);
-        pthread_mutex_lock(&p->lock);
+        rc = forwards_wait_for(p, l);
         if (!rc && *l->want.index)
             *index = persia_batch_index_get(*l->want.index);
         if (!rc && !*l->want.index)

@@ -276,6 +276,7 @@ typedef struct loop_prefetch_stats {
     uint64_t not_prefetched; /* other forwards while a pass was open */
     uint64_t started;        /* batches whose lookups were allowed */
     uint64_t waited;         /* times the loop asked before it was allowed */
+    uint64_t waited_ns;      /* ... and for lookups and updates */
     uint64_t abandoned, skipped, read, dropped; /* batches, by their end */
     /* staleness[k]: batches whose first forward missed the updates of k
      * others; the last bucket holds all above. */

@@ -653,6 +653,7 @@ static void prefetch_give_place(prefetch *p, uint64_t number)
 int persia_loop_batch_next(loop *s, uint64_t number, int reading)
 {
     prefetch *p = loop_prefetch(s);
+    const uint64_t since = persia_clock_ns();
     int rc = persia_loop_error(s), trains = 0;
     if (rc)
         return rc;
@@ -674,6 +675,7 @@ int persia_loop_batch_next(loop *s, uint64_t number, int reading)
         prefetch_advance(p);
         b = prefetch_find(p, number); /* its pass may have been closed */
     }
+    p->stats.waited_ns += persia_clock_ns() - since;
     if (!b && rc == PERSIA_OK)
         rc = prefetch_ended();
     if (b && rc == PERSIA_OK && reading && !b->forwards_n)

@@ -122,10 +122,11 @@ static PyObject *py_stats(PyObject *module, PyObject *arg)
     if (!staleness)
         return NULL;
     return Py_BuildValue(
-        "{sKsKsKsKsKsKsKsKsN}", "batches", (unsigned long long)t.batches,
+        "{sKsKsKsKsKsKsKsKsKsN}", "batches", (unsigned long long)t.batches,
         "prefetched", (unsigned long long)t.prefetched, "not_prefetched",
         (unsigned long long)t.not_prefetched, "waited",
-        (unsigned long long)t.waited, "abandoned",
+        (unsigned long long)t.waited, "waited_ns",
+        (unsigned long long)t.waited_ns, "abandoned",
         (unsigned long long)t.abandoned, "skipped",
         (unsigned long long)t.skipped, "read", (unsigned long long)t.read,
         "dropped", (unsigned long long)t.dropped, "staleness", staleness);

@@ -288,13 +288,14 @@ static PyObject *sender_counts_of(PyObject *self, PyObject *unused)
     Py_END_ALLOW_THREADS
     s->busy--;
     return Py_BuildValue(
-        "{sKsKsKsKsKsKsKsKsKsK}", "stream", (unsigned long long)c.stream,
+        "{sKsKsKsKsKsKsKsKsKsKsK}", "stream", (unsigned long long)c.stream,
         "position", (unsigned long long)c.position, "sent",
         (unsigned long long)c.sent, "done", (unsigned long long)c.done,
         "passed", (unsigned long long)c.passed, "moved",
         (unsigned long long)c.moved, "failed", (unsigned long long)c.failed,
         "lost", (unsigned long long)c.lost,
-        "away", (unsigned long long)c.away, "lineage",
+        "away", (unsigned long long)c.away, "sending_ns",
+        (unsigned long long)c.sending_ns, "lineage",
         (unsigned long long)c.lineage);
 }
 

@@ -225,7 +225,8 @@ class Sender:
         rows of the servers any more: a server was started again without
         them, or a checkpoint was loaded (with a name see
         :class:`persia.errors.RowsReplaced`). ``away``: workers that cannot
-        be reached now."""
+        be reached now. ``sending_ns``: how long it sent, or waited until a
+        worker had room."""
         counts = self._core.counts()
         del counts["stream"], counts["position"], counts["lineage"]
         return counts

@@ -46,6 +46,8 @@ class LookaheadStats(TypedDict):
     """Forwards that did not, while a pass was open."""
     waited: int
     """How often the loop waited for a permit."""
+    waited_ns: int
+    """How long it waited for permits, lookups and updates."""
     abandoned: int
     skipped: int
     read: int
