@@ -6,6 +6,7 @@ A trainer exports its own with :func:`export`; ``persia train`` does so where
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import socketserver
@@ -24,12 +25,14 @@ from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
+    InfoMetricFamily,
     Metric,
 )
 
 from persia import _core
 from persia.base.environment import variable
 from persia.base.health import PATHS, Health
+from persia.base.version import __version__
 from persia.distributed.load import LoadWindow
 from persia.errors import Closed, InvalidArgument
 
@@ -47,6 +50,14 @@ HOST = "PERSIA_METRICS_HOST"
 
 class _Collector(Protocol):
     def collect(self) -> Iterator[Metric]: ...
+
+
+class _Build:
+    """Which Persia a process is."""
+
+    def collect(self) -> Iterator[Metric]:
+        about = {"version": __version__, "grpc": _core.GRPC}
+        yield InfoMetricFamily("persia_build", "Of the process.", about)
 
 
 CONNECTIONS = 16  # open at once; each has a thread
@@ -129,6 +140,7 @@ class Page:
     def __init__(self, port: int, host: str, health: Health) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
+        self.add(_Build())
         try:
             http = _Http(host, port)
         except OSError as error:
@@ -179,6 +191,38 @@ def export(
     return page.port
 
 
+def _in_seconds(name: str, value: float) -> tuple[str, float]:
+    """The name and value of a metric, of a counter that may be in ns."""
+    if not name.endswith("_ns"):
+        return name, value
+    return name.removesuffix("_ns") + "_seconds", value / 1e9
+
+
+# ---- calls -----------------------------------------------------------------
+
+def _of_calls(calls: Mapping[str, _core.Calls], role: str) -> Iterator[Metric]:
+    """How long the calls of a process took, and how large they were."""
+    seconds = HistogramMetricFamily(
+        "persia_call_seconds",
+        "Calls, from their arrival to their answer, by method; a wait for "
+        "other processes included.",
+        labels=["role", "method"],
+    )
+    sizes = CounterMetricFamily(
+        "persia_call_bytes",
+        "Bytes of requests (in) and of replies (out).",
+        labels=["role", "method", "direction"],
+    )
+    bounds = [*map(str, _core.CALL_BOUNDS), "+Inf"]
+    for method, (counts, total, received, sent) in calls.items():
+        buckets = list(zip(bounds, itertools.accumulate(counts), strict=True))
+        seconds.add_metric([role, method], buckets, total)
+        sizes.add_metric([role, method, "in"], received)
+        sizes.add_metric([role, method, "out"], sent)
+    yield seconds
+    yield sizes
+
+
 # ---- servers ---------------------------------------------------------------
 
 _COUNTERS = {
@@ -227,6 +271,10 @@ def _merged(shards: list[dict[str, Any]]) -> dict[str, Any]:
     """The counters of a process of those of its shards."""
     merged: dict[str, Any] = {}
     tables: dict[str, dict[str, Any]] = {}
+    # Of the shards the one whose rows were written the longest ago.
+    last = min(shards, key=lambda stats: int(stats["snapshot_seconds"]))
+    for name in ("snapshot_seconds", "snapshot_ns"):
+        merged[name] = last[name]
     for stats in shards:
         for name in (*_COUNTERS, *_GAUGES, "uptime_ns"):
             known, value = merged.get(name, 0), stats[name]
@@ -248,16 +296,18 @@ class ServerCollector:
     Args:
         stats: gives those of each of its shards, by their numbers, as
             ``persia.distributed.server.Server.stats``.
+        calls: gives those of the process, as ``_core.Server.calls``.
         namespace, shards: of the job.
     """
 
     def __init__(
         self,
         stats: Callable[[], dict[int, dict[str, Any]]],
+        calls: Callable[[], Mapping[str, _core.Calls]],
         namespace: str,
         shards: int,
     ) -> None:
-        self._stats = stats
+        self._stats, self._calls = stats, calls
         self._namespace, self._shards = namespace, str(shards)
 
     def _of_shards(
@@ -290,6 +340,18 @@ class ServerCollector:
             return
         stats = _merged(list(shards.values()))
         yield from self._of_shards(shards)
+        yield from _of_calls(self._calls(), "server")
+        yield GaugeMetricFamily(
+            "persia_snapshot_timestamp_seconds",
+            "When its rows were last written for a checkpoint, since 1970; "
+            "0: never.",
+            value=stats["snapshot_seconds"],
+        )
+        yield GaugeMetricFamily(
+            "persia_snapshot_duration_seconds",
+            "How long that took.",
+            value=stats["snapshot_ns"] / 1e9,
+        )
         uptime = stats["uptime_ns"] / 1e9
         text = "Seconds since the start."
         yield GaugeMetricFamily("persia_uptime_seconds", text, value=uptime)
@@ -345,10 +407,15 @@ class EmbeddingWorkerCollector:
 
     Args:
         stats: gives them, as ``_core.EmbeddingWorker.stats``.
+        calls: gives those of the process, as ``_core.EmbeddingWorker.calls``.
     """
 
-    def __init__(self, stats: Callable[[], dict[str, int]]) -> None:
-        self._stats = stats
+    def __init__(
+        self,
+        stats: Callable[[], dict[str, int]],
+        calls: Callable[[], Mapping[str, _core.Calls]],
+    ) -> None:
+        self._stats, self._calls = stats, calls
         self._loads = LoadWindow()
         self._lock = threading.Lock()  # several may ask
 
@@ -356,6 +423,7 @@ class EmbeddingWorkerCollector:
         """All metrics."""
         stats = self._stats()
         yield self._load(stats)
+        yield from _of_calls(self._calls(), "embedding-worker")
         batches = GaugeMetricFamily(
             "persia_embedding_worker_batches", "Batches now.", labels=["state"]
         )
@@ -363,16 +431,12 @@ class EmbeddingWorkerCollector:
             batches.add_metric([state], n)
         yield batches
         for name, text in _WORKER_GAUGES.items():
-            value: float = stats[name]
-            if name.endswith("_ns"):
-                name, value = name[:-3] + "_seconds", value / 1e9
+            name, value = _in_seconds(name, stats[name])
             yield GaugeMetricFamily(
                 f"persia_embedding_worker_{name}", text, value
             )
         for name, text in _WORKER_COUNTERS.items():
-            value = stats[name]
-            if name.endswith("_ns"):
-                name, value = name[:-3] + "_seconds", value / 1e9
+            name, value = _in_seconds(name, stats[name])
             yield CounterMetricFamily(
                 f"persia_embedding_worker_{name}", text, value=value
             )
@@ -418,6 +482,8 @@ _FEED = {
     "moved": "Batches that were sent to another worker, too.",
     "failed": "Batches that ended without an update.",
     "lost": "Batches that were trained, but are not in the servers' rows.",
+    "sending_ns": "In which it sent batches, or waited until a worker had "
+    "room.",
     "malformed": "Messages of Kafka that were left out.",
     "dead_letters": "Of them, those sent to the topic for them.",
 }
@@ -443,9 +509,8 @@ class FeedCollector:
         """All metrics."""
         counts = self._counts()
         for name, text in _FEED.items():
-            yield CounterMetricFamily(
-                f"persia_feed_{name}", text, value=counts.get(name, 0)
-            )
+            name, value = _in_seconds(name, counts.get(name, 0))
+            yield CounterMetricFamily(f"persia_feed_{name}", text, value)
         lag = GaugeMetricFamily(
             "persia_feed_lag",
             "Messages of Kafka that are not sent yet.",
@@ -464,6 +529,7 @@ _LOOKAHEAD = {
     "prefetched": "Forwards served from a lookup made ahead.",
     "not_prefetched": "Other forwards while a look-ahead was open.",
     "waited": "Times the loop had to wait for a permit.",
+    "waited_ns": "In which the loop waited for permits, lookups and updates.",
 }
 
 
@@ -488,9 +554,10 @@ class StoreCollector:
         except Closed:
             return
         for name, text in _LOOKAHEAD.items():
+            name, value = _in_seconds(name, stats[name])
             metric = f"persia_lookahead_{name}"
             counter = CounterMetricFamily(metric, text, labels=["rank"])
-            counter.add_metric(rank, stats[name])
+            counter.add_metric(rank, value)
             yield counter
         ends = CounterMetricFamily(
             "persia_lookahead_untrained",

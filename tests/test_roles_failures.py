@@ -276,9 +276,15 @@ def test_metrics_and_status_of_a_worker(servers: Servers) -> None:
             assert sum(states.values()) == 5
             found = {
                 sample.name: sample.value
-                for family in EmbeddingWorkerCollector(stats).collect()
+                for family in EmbeddingWorkerCollector(
+                    stats, workers.workers[0].calls
+                ).collect()
                 for sample in family.samples
+                if sample.labels.get("method", "Submit") == "Submit"
             }
+            assert sender.stats()["sending_ns"] > 0
+            assert found["persia_call_seconds_count"] == 5
+            assert found["persia_call_seconds_sum"] > 0
             assert found["persia_embedding_worker_submitted_total"] == 5
             assert (
                 found["persia_embedding_worker_bytes"] == stats()["bytes"] > 0

@@ -25,6 +25,7 @@
     X(log)                                                                    \
     X(rows_file)                                                              \
     X(channel)                                                                \
+    X(times)                                                                  \
     X(server)
 
 #define PY_DECLARE(file) int py_add_##file(PyObject *module);
@@ -90,6 +91,13 @@ int py_client_config(PyObject *dict, struct client_config *out,
  * set. */
 struct rpc_security;
 int py_security(PyObject *dict, struct rpc_security *out);
+
+/* Of each method by its name: calls by their time, seconds, bytes of requests
+ * and of replies; empty where it does not listen (times.c). */
+struct rpc_server;
+struct rpc_methods;
+PyObject *py_rpc_times(const struct rpc_server *rpc,
+                       const struct rpc_methods *methods);
 
 /* The service of a _core.Server, for a store in the same process that calls
  * it directly, with a reference that keeps it alive; NULL with an exception

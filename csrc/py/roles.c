@@ -158,6 +158,13 @@ static PyObject *service_stats(PyObject *self, PyObject *unused)
     return py_of_spec(&persia_embedding_worker_stats_list, &stats, 0);
 }
 
+static PyObject *service_calls(PyObject *self, PyObject *unused)
+{
+    const service_object *s = (service_object *)self;
+    (void)unused;
+    return py_rpc_times(s->rpc, &persia_worker_methods);
+}
+
 static PyObject *service_py_close(PyObject *self, PyObject *unused)
 {
     (void)unused;
@@ -178,6 +185,8 @@ static PyMethodDef service_methods[] = {
      "0.0: for less than one."},
     {"interrupt", service_interrupt, METH_NOARGS,
      "interrupt()\n--\n\nNothing waits for servers any more."},
+    {"calls", service_calls, METH_NOARGS,
+     "calls()\n--\n\nSee Server.calls()."},
     {"stats", service_stats, METH_NOARGS,
      "stats()\n--\n\nSee WorkerStats in persia.proto."},
     {"close", service_py_close, METH_NOARGS, "close()\n--\n\nEnds it."},

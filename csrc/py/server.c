@@ -286,6 +286,26 @@ static PyObject *server_connections(PyObject *self, PyObject *unused)
                          (unsigned long long)n.denied);
 }
 
+static PyObject *server_calls(PyObject *self, PyObject *unused)
+{
+    const server_object *s = server_open(self);
+    (void)unused;
+    return s ? py_rpc_times(s->rpc, &persia_shard_methods) : NULL;
+}
+
+static PyObject *server_snapshot(PyObject *self, PyObject *unused)
+{
+    const server_object *s = server_open(self);
+    uint64_t seconds, ns;
+    (void)unused;
+    if (!s)
+        return NULL;
+    persia_shard_snapshot(persia_service_shard(s->served->service), &seconds,
+                          &ns);
+    return Py_BuildValue("KK", (unsigned long long)seconds,
+                         (unsigned long long)ns);
+}
+
 static void service_end(ps_service *s)
 {
     persia_service_close(s);
@@ -602,6 +622,13 @@ static PyMethodDef server_methods[] = {
     {"connections", server_connections, METH_NOARGS,
      "connections()\n--\n\nHow many are open, how many were closed for the "
      "limit, and how many calls had no right token."},
+    {"calls", server_calls, METH_NOARGS,
+     "calls()\n--\n\nBy method: calls by their time (CALL_BOUNDS), seconds, "
+     "bytes of requests and of replies."},
+    {"snapshot", server_snapshot, METH_NOARGS,
+     "snapshot()\n--\n\nOf its rows for a checkpoint of the job, the last "
+     "one: when they were written, in seconds since 1970 (0: never), and how "
+     "long that took, in ns."},
     {"health", server_health, METH_O,
      "health(serving)\n--\n\nWhat the health service says."},
     {"stop", server_stop, METH_O,

@@ -45,6 +45,12 @@ rpc_counts persia_rpc_server_counts(const rpc_server *s)
     return (rpc_counts){0};
 }
 
+const rpc_times *persia_rpc_server_times(const rpc_server *s)
+{
+    (void)s;
+    return NULL;
+}
+
 void persia_rpc_server_health(rpc_server *s, int serving)
 {
     (void)s;

@@ -15,6 +15,8 @@
 #include "mem/mem.h"
 #include "sched/sched.h"
 
+#include <stdatomic.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -35,6 +37,22 @@ typedef struct rpc_methods {
     uint32_t admin; /* bit m: method m is administration */
 } rpc_methods;
 
+/* ---- how long calls take ------------------------------------------------ */
+
+/* Of each method: calls by their time, from their arrival until they are
+ * answered; any thread may count and read. */
+enum { RPC_BOUNDS = 16 };
+PERSIA_API extern const uint64_t persia_rpc_bounds_ns[RPC_BOUNDS];
+typedef struct rpc_times {
+    uint32_t n;
+    struct rpc_method_times {
+        /* [k]: of at most bounds_ns[k], and more than those before; the last
+         * one: longer. */
+        _Atomic(uint64_t) calls[RPC_BOUNDS + 1];
+        _Atomic(uint64_t) ns, in, out; /* sums; bytes of messages */
+    } *methods; /* [n] */
+} rpc_times;
+
 /* ---- a request at the server -------------------------------------------- */
 
 /* Made by the room that takes requests; the handler answers through the two
@@ -47,6 +65,8 @@ struct rpc_call {
     size_t request_n;     /* bytes */
     uint64_t deadline; /* of persia_clock_ns(); the caller waits no longer */
     int admin;            /* it may do administration */
+    uint64_t began;       /* it arrived; 0: it is not counted */
+    rpc_times *times;     /* or NULL: nor then */
     /* Writes the address of its client; NULL: from this process. */
     void (*peer)(rpc_call *call, char *out, size_t room);
     /* Sends the reply.  `done(owner)` is called once the memory of o's bulk
@@ -60,6 +80,9 @@ struct rpc_call {
 };
 
 typedef void (*rpc_handler)(void *ctx, rpc_call *call);
+
+/* Before it is answered: with a message of so many bytes. */
+PERSIA_API void persia_rpc_count(const rpc_call *call, size_t bytes);
 
 /* ---- identity ----------------------------------------------------------- */
 
@@ -110,6 +133,9 @@ typedef struct rpc_counts {
     uint64_t denied;  /* calls without a right token, since the start */
 } rpc_counts;
 PERSIA_API rpc_counts persia_rpc_server_counts(const rpc_server *s);
+/* As long as the server; by the numbers of its methods.  A call that hands
+ * others on may leave itself out. */
+PERSIA_API const rpc_times *persia_rpc_server_times(const rpc_server *s);
 /* What grpc.health.v1.Health/Check says (0 at first). */
 PERSIA_API void persia_rpc_server_health(rpc_server *s, int serving);
 /* Health to not serving, no new calls.  Waits `grace_ns` for the requests

@@ -54,6 +54,7 @@ struct rpc_server {
     int port;
     connections *connections;
     _Atomic(uint64_t) denied; /* calls without a right token */
+    rpc_times times;
     void *health_method; /* gRPC's handle */
     atomic_int serving;
 
@@ -237,8 +238,11 @@ static void slot_send(slot *l, grpc_status_code status, const char *name,
                       const char *text)
 {
     int handled = stalls_answers(l->server->stalls, slot_number(l), l->grpc);
-    if (handled && !l->health)
+    if (handled && !l->health) {
+        persia_rpc_count(&l->call,
+                         l->reply ? grpc_byte_buffer_length(l->reply) : 0);
         slot_dismiss(l); /* an answer that is being sent is not waited for */
+    }
     slot_send_as(l, &l->tag, slot_answered, status, name, text);
 }
 
@@ -432,8 +436,10 @@ static void slot_taken(rpc_tag *tag, int ok)
         slot_deny(l);
         return;
     }
-    if (!l->health)
+    if (!l->health) {
+        l->call.began = persia_clock_ns();
         l->call.deadline = server_deadline_of(l->details.deadline);
+    }
     stalls_reads(s->stalls, slot_number(l), l->grpc);
     grpc_op op;
     memset(&op, 0, sizeof op);
@@ -456,6 +462,7 @@ static void slot_wait(slot *l)
     l->call.reply = slot_reply;
     l->call.fail = slot_fail;
     l->call.peer = slot_peer;
+    l->call.times = &s->times;
     grpc_metadata_array_init(&l->metadata);
     if (!l->health)
         grpc_call_details_init(&l->details);
@@ -497,6 +504,7 @@ static void server_free(rpc_server *s)
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->lock);
     free(s->slots);
+    free(s->times.methods);
     free(s);
 }
 
@@ -584,7 +592,9 @@ static int server_make(const rpc_server_config *config, rpc_server **out)
     s->joins = config->s;
     s->slots_n = (size_t)config->calls_max + HEALTH_SLOTS;
     s->slots = calloc(s->slots_n, sizeof *s->slots);
-    if (!s->slots) {
+    s->times.n = s->methods->n;
+    s->times.methods = calloc(s->times.n, sizeof *s->times.methods);
+    if (!s->slots || !s->times.methods) {
         server_free(s);
         return persia_err_set(PERSIA_ENOMEM,
                               "out of memory: a server of %u calls",
@@ -659,6 +669,11 @@ rpc_counts persia_rpc_server_counts(const rpc_server *s)
     rpc_counts n = {.denied = atomic_load(&s->denied)};
     connections_count(s->connections, &n.open, &n.refused);
     return n;
+}
+
+const rpc_times *persia_rpc_server_times(const rpc_server *s)
+{
+    return &s->times;
 }
 
 void persia_rpc_server_health(rpc_server *s, int serving)

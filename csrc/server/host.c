@@ -301,6 +301,7 @@ static void part_reply(rpc_call *call, wire_out *o, void (*done)(void *owner),
                        void *owner)
 {
     part *p = (part *)call;
+    persia_rpc_count(call, o->bytes);
     p->out = *o;
     persia_wire_out_init(o);
     p->done = done;
@@ -311,6 +312,7 @@ static void part_reply(rpc_call *call, wire_out *o, void (*done)(void *owner),
 static void part_fail(rpc_call *call, int code, const char *text)
 {
     part *p = (part *)call;
+    persia_rpc_count(call, 0);
     snprintf(p->result.error, sizeof p->result.error, "%s",
              persia_err_name(code));
     snprintf(p->result.text, sizeof p->result.text, "%s", text);
@@ -331,6 +333,8 @@ static void part_make(many *m, part *to, const wire_part *from)
                           .request_n = from->n,
                           .deadline = m->call->deadline,
                           .admin = m->call->admin,
+                          .began = m->call->began,
+                          .times = m->call->times,
                           .peer = m->call->peer ? part_peer : NULL,
                           .reply = part_reply,
                           .fail = part_fail}};
@@ -364,6 +368,7 @@ static int many_make(rpc_call *call, wire_many *in, many **out)
         if (!in->parts[i].n)
             m->parts[i].call.request = NOTHING;
     }
+    call->began = 0; /* its parts are counted, not it */
     *out = m;
     return PERSIA_OK;
 }

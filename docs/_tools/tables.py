@@ -301,11 +301,14 @@ class _Every(dict[str, Any]):
 def metrics() -> str:
     """What servers and ranks export to Prometheus."""
     import persia
-    from persia import prometheus
+    from persia import _core, prometheus
     from persia.serving.measures import Measures
 
     some = _Every(tables=[_Every(name="t")])
-    server = prometheus.ServerCollector(lambda: {0: some}, "default", 1)
+    calls = {"Pull": (tuple(range(len(_core.CALL_BOUNDS) + 1)), 1.0, 1, 1)}
+    server = prometheus.ServerCollector(
+        lambda: {0: some}, lambda: calls, "default", 1
+    )
     with persia.Store(servers="embedded") as store:
         worker = list(prometheus.StoreCollector(store).collect())
     measured = Measures()
@@ -316,7 +319,9 @@ def metrics() -> str:
         ("A server, at `--metrics-port`", server.collect()),
         (
             "An embedding worker, at `--metrics-port`",
-            prometheus.EmbeddingWorkerCollector(lambda: some).collect(),
+            prometheus.EmbeddingWorkerCollector(
+                lambda: some, lambda: calls
+            ).collect(),
         ),
         (
             "A data loader, at `--metrics-port`",

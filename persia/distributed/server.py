@@ -437,6 +437,9 @@ class Server:
             "log_bytes": log["end"] - log["cut"],
             "log_failed": int(log.get("failed", 0)),
         }
+        counts["snapshot_seconds"], counts["snapshot_ns"] = (
+            self.core.snapshot()
+        )
         return self._channel.stats() | counts
 
     def stop(self, grace: float | None = None) -> None:

@@ -182,7 +182,9 @@ class Shards:
         """Its counters, for Prometheus."""
         from persia.prometheus import ServerCollector
 
-        return ServerCollector(self.stats, self.config.namespace, self.count)
+        return ServerCollector(
+            self.stats, self.core.calls, self.config.namespace, self.count
+        )
 
     def cutting(self) -> contextlib.AbstractContextManager[Any]:
         """Keeps the logs short meanwhile."""

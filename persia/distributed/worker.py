@@ -166,6 +166,10 @@ class Worker:
         """Its counters: see WorkerStats in persia.proto."""
         return self._core.stats()
 
+    def calls(self) -> dict[str, _core.Calls]:
+        """Its calls by method: their times, seconds, and bytes."""
+        return self._core.calls()
+
     def stop(self, grace: float) -> None:
         """No more requests; those in flight have so many seconds. Then nothing
         waits for parameter servers any longer."""
@@ -195,7 +199,7 @@ def serve_worker(config: WorkerConfig) -> None:
 def _show(page: Page, worker: Worker) -> None:
     from persia.prometheus import EmbeddingWorkerCollector
 
-    page.add(EmbeddingWorkerCollector(worker.stats))
+    page.add(EmbeddingWorkerCollector(worker.stats, worker.calls))
 
 
 def _run(worker: Worker, signals: Signals) -> None:

@@ -57,7 +57,7 @@ class Serving:
             self.said.append(line.rstrip())
             if found := re.match(r"metrics on (http://\S+)", line):
                 self.metrics = found[1]
-            if found := re.match(r"serving shard \d+ of \d+ on (\S+)", line):
+            if found := re.match(r"serving shard.* of \d+ on (\S+)", line):
                 self.address = found[1]
                 break
 
@@ -284,6 +284,39 @@ def test_metrics_tell_what_was_done() -> None:
         used = found["persia_memory_used_bytes"]
         assert found["persia_table_bytes/user"] == pytest.approx(used)
         assert found["process_resident_memory_bytes"] > used
+        about = f"/{_core.GRPC}/{persia.__version__}"
+        assert found[f"persia_build_info{about}"] == 1
+        assert found["persia_snapshot_timestamp_seconds"] == 0
+
+
+def test_calls_are_counted_by_their_time_and_size() -> None:
+    """Also those that travel together, to several shards."""
+    many = ("--shard", "0-1/2", "--metrics-port", "0")
+    with serving(*many) as server, persia.Store(
+        persia.optim.SGD(lr=0.1), servers=server.address
+    ) as store:
+        embedding = persia.nn.Embedding(
+            None, 4, store=store, name="user"
+        )
+        for _ in range(3):
+            embedding(torch.from_numpy(IDS.astype("i8"))).sum().backward()
+        store.flush()
+        found = metrics(server.metrics)
+        call = "persia_call_seconds"
+        for method in ("Pull", "Push"):
+            name = f"{method}/server"
+            assert found[f"{call}_count/{name}"] == 6  # of each shard
+            by_time = [
+                found[f"{call}_bucket/{bound}/{name}"]
+                for bound in (*_core.CALL_BOUNDS, "+Inf")
+            ]
+            assert by_time == sorted(by_time) and by_time[-1] == 6
+            total = found[f"{call}_sum/{name}"]
+            assert 0 < total < 60
+        assert found["persia_call_bytes_total/in/Push/server"] > 3 * 400
+        assert found["persia_call_bytes_total/out/Pull/server"] > 3 * 1600
+        assert found[f"{call}_count/Many/server"] == 0
+
 
 
 def test_denied_calls_are_logged() -> None:

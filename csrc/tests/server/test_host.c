@@ -9,11 +9,15 @@ enum { SHARDS = 4, HERE = 3 }; /* shards 1 .. HERE are here */
 typedef struct world {
     server shards[HERE];
     ps_host *host;
+    rpc_times times;
 } world;
 
 static void world_start(world *w)
 {
     ps_service *services[HERE];
+    w->times.n = WIRE_METHODS_N;
+    w->times.methods = calloc(WIRE_METHODS_N, sizeof *w->times.methods);
+    assert_non_null(w->times.methods);
     for (uint32_t i = 0; i < HERE; i++) {
         w->shards[i] = server_start(i + 1, SHARDS, NULL);
         services[i] = w->shards[i].s;
@@ -26,6 +30,16 @@ static void world_stop(world *w)
     persia_host_destroy(w->host);
     for (uint32_t i = 0; i < HERE; i++)
         server_stop(&w->shards[i]);
+    free(w->times.methods);
+}
+
+/* Calls that were counted. */
+static uint64_t counted(const world *w, uint32_t method)
+{
+    uint64_t n = 0;
+    for (size_t i = 0; i <= RPC_BOUNDS; i++)
+        n += w->times.methods[method].calls[i];
+    return n;
 }
 
 /* A request. */
@@ -62,7 +76,8 @@ static void ask_later(world *w, uint32_t method, const void *data, size_t n,
                       asked *out)
 {
     void *request = aligned_alloc(64, (n + 64) / 64 * 64);
-    *out = (asked){.call = {.method = method, .request = request,
+    *out = (asked){.call = {.began = 1, .times = &w->times,
+                            .method = method, .request = request,
                             .request_n = n, .deadline = UINT64_MAX,
                             .admin = method == WIRE_MOVE, .reply = on_reply,
                             .fail = on_fail}};
@@ -146,6 +161,9 @@ static void calls_of_several_shards(void **state)
         assert_int_equal(reply.boot, w.shards[parts[i].shard - 1].boot);
         assert_int_equal(reply.beside, parts[i].shard != 1);
     }
+    assert_int_equal(counted(&w, WIRE_STATS), 4); /* refused or not */
+    assert_int_equal(counted(&w, WIRE_SNAPSHOT), 1);
+    assert_int_equal(counted(&w, WIRE_MANY), 1); /* within a Many */
     free(data);
     persia_wire_memory_free(&memory);
     world_stop(&w);
