@@ -181,7 +181,7 @@ SIM_SECONDS ?= 1200
 CHAOS ?= 200
 
 # ---- care ------------------------------------------------------------------
-PYFILES := $(wildcard persia tests examples benchmarks docs csrc setup.py)
+PYFILES := $(wildcard persia tests examples benchmarks deploy docs csrc setup.py)
 
 lint: build
 	$(RUN) -m tests.lint.native csrc

@@ -200,6 +200,7 @@ def _in_seconds(name: str, value: float) -> tuple[str, float]:
 
 # ---- calls -----------------------------------------------------------------
 
+
 def _of_calls(calls: Mapping[str, _core.Calls], role: str) -> Iterator[Metric]:
     """How long the calls of a process took, and how large they were."""
     seconds = HistogramMetricFamily(

@@ -292,12 +292,13 @@ def test_metrics_tell_what_was_done() -> None:
 def test_calls_are_counted_by_their_time_and_size() -> None:
     """Also those that travel together, to several shards."""
     many = ("--shard", "0-1/2", "--metrics-port", "0")
-    with serving(*many) as server, persia.Store(
-        persia.optim.SGD(lr=0.1), servers=server.address
-    ) as store:
-        embedding = persia.nn.Embedding(
-            None, 4, store=store, name="user"
-        )
+    with (
+        serving(*many) as server,
+        persia.Store(
+            persia.optim.SGD(lr=0.1), servers=server.address
+        ) as store,
+    ):
+        embedding = persia.nn.Embedding(None, 4, store=store, name="user")
         for _ in range(3):
             embedding(torch.from_numpy(IDS.astype("i8"))).sum().backward()
         store.flush()
@@ -316,7 +317,6 @@ def test_calls_are_counted_by_their_time_and_size() -> None:
         assert found["persia_call_bytes_total/in/Push/server"] > 3 * 400
         assert found["persia_call_bytes_total/out/Pull/server"] > 3 * 1600
         assert found[f"{call}_count/Many/server"] == 0
-
 
 
 def test_denied_calls_are_logged() -> None:

@@ -338,7 +338,7 @@ def test_the_port_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(errors.InvalidArgument, match=f"port {port}"):
         prometheus.export(store)
     monkeypatch.setenv(prometheus.HOST, "192.0.2.1")  # of no machine
-    with pytest.raises(errors.InvalidArgument, match="of 192.0.2.1"):
+    with pytest.raises(errors.InvalidArgument, match=r"of 192\.0\.2\.1"):
         prometheus.export(store, 0)
     assert prometheus.export(store, 0, host="127.0.0.1")
     monkeypatch.setenv(prometheus.PORT, "x")
