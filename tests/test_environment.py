@@ -94,6 +94,7 @@ def test_all_are_read_here() -> None:
 
 FOREIGN = {
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "NO_COLOR"),
+    "NOTIFY_SOCKET",
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
 }
 KNOWN = {"variable"}  # of torchrun, in cluster.py

@@ -68,6 +68,8 @@ FOREIGN = {
     "TORCHELASTIC_RUN_ID": "of torchrun (`--rdzv-id`): the job of a `Store`",
     "JOB_COMPLETION_INDEX, POD_NAME": "of Kubernetes: the index of a server "
     "with `--shard auto`",
+    "NOTIFY_SOCKET": "of systemd: where a unit with `Type=notify` waits for "
+    "word that it serves",
     "OMP_NUM_THREADS": "threads of torch; torchrun sets it to 1",
     "AWS_…, GOOGLE_…": "keys of remote storage, as pyarrow reads them",
     "NO_COLOR": "no colours in the terminal",

@@ -1,6 +1,11 @@
-"""What a process answers to probes: of Kubernetes, or of a load balancer."""
+"""What a process answers to probes, of Kubernetes or of a load balancer, and
+reports to systemd."""
 
 from __future__ import annotations
+
+import contextlib
+import os
+import socket
 
 LIVE, READY = "/health/live", "/health/ready"
 STARTUP = "/health/startup"
@@ -12,7 +17,7 @@ class Health:
 
     It is alive while it answers at all: what its peers do never ends it. It
     is ready from :meth:`serves` to :meth:`ends`, and past its start from
-    :meth:`serves`.
+    :meth:`serves`. Both are reported to a unit with ``Type=notify``.
     """
 
     def __init__(self) -> None:
@@ -23,10 +28,12 @@ class Health:
         """From now on it takes requests."""
         self._started = True
         self._waits_for = ""
+        _notify("READY=1")
 
     def ends(self) -> None:
         """From now on it takes no new requests."""
         self._waits_for = "it ends"
+        _notify("STOPPING=1")
 
     def answer(self, path: str) -> tuple[bool, str]:
         """Of one of :data:`PATHS`: whether it is so, and a line of text."""
@@ -34,3 +41,17 @@ class Health:
         if path == LIVE or (path == STARTUP and self._started):
             why = ""
         return not why, f"{why or 'ok'}\n"
+
+
+def _notify(state: str) -> None:
+    """Reports to systemd, where it waits for it: sd_notify(3)."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    if address.startswith("@"):  # of no file
+        address = "\0" + address[1:]
+    with (
+        contextlib.suppress(OSError),  # it is not there any more
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to,
+    ):
+        to.sendto(state.encode(), address)
