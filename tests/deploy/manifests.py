@@ -16,7 +16,13 @@ import yaml
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
 #: What is applied: of each a folder of deploy/.
-APPLIED = ("overlays/local", "overlays/gke", "overlays/gke-spot", "serving")
+APPLIED = (
+    "overlays/local",
+    "overlays/gke",
+    "overlays/gke-spot",
+    "overlays/gke-trainjob",
+    "serving",
+)
 
 Object = dict[str, Any]
 
@@ -100,14 +106,22 @@ class Pods:
         return {w.partition("=")[0]: w.partition("=")[2] for w in words}
 
 
+def jobs_of(made: Object) -> list[Object]:
+    """Of a JobSet, or of the one that a TrainingRuntime makes."""
+    spec: Object = made["spec"]
+    if made["kind"] == "TrainingRuntime":
+        spec = spec["template"]["spec"]
+    return list(spec["replicatedJobs"])
+
+
 def pods(objects: list[Object]) -> Iterator[Pods]:
     """Those of all objects that have pods."""
     for made in objects:
         spec = made.get("spec", {})
-        if made["kind"] == "JobSet":
-            for job in spec["replicatedJobs"]:
+        if made["kind"] in ("JobSet", "TrainingRuntime"):
+            for job in jobs_of(made):
                 inner = job["template"]["spec"]
-                yield Pods(made, inner["template"], inner["parallelism"])
+                yield Pods(made, inner["template"], inner.get("parallelism"))
         elif "template" in spec:
             count = spec.get("replicas", spec.get("parallelism"))
             yield Pods(made, spec["template"], count)

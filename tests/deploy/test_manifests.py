@@ -3,6 +3,7 @@ the commands, and each other."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -19,6 +20,7 @@ from tests.deploy.manifests import (
     Object,
     Pods,
     job_of,
+    jobs_of,
     of_kind,
     pods,
     render,
@@ -40,6 +42,8 @@ FOREIGN = {
     "JobSet",
     "PodMonitoring",
     "ScaledObject",
+    "TrainJob",
+    "TrainingRuntime",
 }
 #: Variables of torchrun.
 TORCHRUN = {
@@ -88,8 +92,8 @@ def test_objects_have_the_schemas_of_kubernetes(
 
 @EVERY
 def test_a_jobs_pods_have_the_schemas_of_pods(folder: str) -> None:
-    for made in of_kind(render(folder), "JobSet"):
-        for job in made["spec"]["replicatedJobs"]:
+    for made in of_kind(render(folder), "JobSet", "TrainingRuntime"):
+        for job in jobs_of(made):
             plain = {
                 "apiVersion": "batch/v1",
                 "kind": "Job",
@@ -280,6 +284,50 @@ def test_policies_allow_what_roles_need_and_no_more() -> None:
     assert allowed == CALLS | {("trainer", "trainer", 0)}
     every = [p for p in policies if p["spec"]["podSelector"] == {}]
     assert any("ingress" not in p["spec"] for p in every)
+
+
+def has(found: object, wanted: object) -> bool:
+    """Whether an object has all that another one has."""
+    if isinstance(wanted, dict):
+        return isinstance(found, dict) and all(
+            has(found.get(name), value) for name, value in wanted.items()
+        )
+    if isinstance(wanted, list):
+        return isinstance(found, list) and all(
+            itertools.starmap(has, zip(found, wanted, strict=True))
+        )
+    return found == wanted
+
+
+def test_a_train_job_starts_the_trainers_of_its_runtime() -> None:
+    models = pytest.importorskip(
+        "kubeflow_trainer_api.models",
+        reason="pip install kubeflow-trainer-api",
+    )
+    objects = render("overlays/gke-trainjob")
+    (job,) = of_kind(objects, "TrainJob")
+    (runtime,) = of_kind(objects, "TrainingRuntime")
+    for made in (job, runtime):
+        model = getattr(models, f"TrainerV1alpha1{made['kind']}")
+        # What it does not know it leaves out; defaults it adds.
+        assert has(model.from_dict(made).to_dict(), made)
+    wanted = job["spec"]["runtimeRef"]
+    assert (wanted["kind"], wanted["name"]) == (
+        runtime["kind"],
+        runtime["metadata"]["name"],
+    )
+    assert job["spec"]["trainer"]["numNodes"] == int(
+        job_of(objects)["PET_NNODES"]
+    )
+    (trainer,) = (p for p in pods(objects) if p.role == "trainer")
+    (node,) = jobs_of(runtime)
+    assert (node["name"], trainer.container["name"]) == ("node", "node")
+    # Those of torchrun are the trainer's.
+    given = {e["name"] for e in trainer.container["env"]}
+    assert not given & TORCHRUN
+    (other,) = (p for p in pods(render("overlays/gke")) if p.role == "trainer")
+    assert trainer.container["args"] == other.container["args"]
+    assert not of_kind(objects, "JobSet")
 
 
 @pytest.mark.parametrize("folder", APPLIED[:3])
