@@ -102,8 +102,9 @@ int epoch_is_over(const embedding_worker *s, const worker_job *j,
                   uint64_t epoch, int begun)
 {
     uint64_t n = epochs_ended(s, j, epoch) + epoch_silent(s, j, epoch);
-    /* Loaders that ended before this worker was started again. */
-    if (begun && j->streams_ever < s->config.loaders &&
+    /* Loaders that ended before this worker was started again, or before the
+     * ranks were. */
+    if ((begun || n) && j->streams_ever < s->config.loaders &&
         !epochs_one_shares(s, j) &&
         persia_clock_ns() - j->began > s->config.silence_ns)
         n += s->config.loaders - j->streams_ever;

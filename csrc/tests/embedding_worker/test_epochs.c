@@ -292,6 +292,45 @@ static void an_idle_worker_says_what_ranks_have(void **state)
     finish_world(&ended);
 }
 
+/* Of two loaders one has ended and left.  Ranks that were started again begin
+ * with an epoch of which the other one has nothing any more. */
+static void a_loader_that_has_left_is_not_waited_for(void **state)
+{
+    world w = {0};
+    void *ended = &w;
+    wire_loader_part part;
+    (void)state;
+    begin_with(&w, 1 << 20, 60 * SECOND);
+    persia_embedding_worker_destroy(w.s);
+    const embedding_worker_config config = {
+        .servers = w.servers, .message_limit = 1 << 20, .queue_limit = 1 << 20,
+        .lease_ns = 60 * SECOND, .silence_ns = SECOND / 10, .loaders = 2,
+        .jobs = 2};
+    assert_int_equal(persia_embedding_worker_create(&config, &w.s), PERSIA_OK);
+    uint64_t ends[1] = {1};
+    hello(&w, 1);
+    declare(&w, "b");
+    wire_submit left = batch(&w, 2);
+    left.epoch = 2;
+    left.settled = 1;
+    send_as(&w, &left);
+    wire_take_reply m = {.status = TAKE_IDLE};
+    for (uint64_t n = 1; n < 100 && m.status != TAKE_END; n++) {
+        const struct timespec tick = {.tv_nsec = 20000000};
+        const wire_heartbeat over = {.caller = caller(&w, 77), .stream = 5,
+                                     .epoch = 2, .first = 1, .settled = 1,
+                                     .ends = ends, .ends_n = 1, .waits = 1};
+        beat_as(&w, &over);
+        m = answer_to(&w, 1, n, &part);
+        nanosleep(&tick, NULL);
+    }
+    assert_int_equal(m.status, TAKE_END);
+    m = answer_to(&w, 2, 100, &part);
+    assert_int_equal(m.status, TAKE_BATCH);
+    assert_int_equal(m.number, 2);
+    finish_world(&ended);
+}
+
 /* Its update was on its way when servers were asked, and no rank takes it any
  * more. */
 static void a_batch_that_another_worker_trains_late_is_done(void **state)
@@ -373,6 +412,7 @@ int main(void)
         TEST(a_batch_that_another_worker_trains_late_is_done),
         TEST(a_batch_that_its_rank_has_passed_is_given_up),
         cmocka_unit_test(an_idle_worker_says_what_ranks_have),
+        cmocka_unit_test(a_loader_that_has_left_is_not_waited_for),
         cmocka_unit_test(a_full_queue_has_room_for_an_earlier_epoch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
