@@ -210,7 +210,7 @@ class Scaling:
         """
         self.tell(self.places())
         for number, move in enumerate(moves, 1):
-            name = secrets.randbits(63) | 1
+            name = _name()
             progress = Progress(move, number, len(moves), "", 0, 0.0)
             try:
                 self._run(move, name, progress, show)
@@ -223,7 +223,8 @@ class Scaling:
                         address,
                         _core.MOVE_PLACE,
                         move.shard,
-                        target=move.target,
+                        name,
+                        move.target,
                     )
 
     def _give_up(
@@ -270,6 +271,11 @@ class Scaling:
             if answer["state"] == _core.MOVED_DONE:
                 return
             time.sleep(_ASK)
+
+
+def _name() -> int:
+    """A number of a move, above those of earlier ones."""
+    return time.time_ns() // 1_000_000 << 20 | secrets.randbits(20)
 
 
 def _user() -> str:
