@@ -2,7 +2,7 @@
 # locks, signals and sleeps are the simulator's, and room rpc is its network.
 # Included by tests.cmake.
 set(sim_folder "${CMAKE_SOURCE_DIR}/tests/sim")
-set(sim_sources sched.c net.c counts.c roles.c storage.c saves.c four.c
+set(sim_sources sched.c net.c counts.c roles.c storage.c saves.c moves.c four.c
     history.c main.c)
 list(TRANSFORM sim_sources PREPEND "${sim_folder}/")
 list(APPEND sim_sources "${CMAKE_SOURCE_DIR}/tests/log/disk.c")

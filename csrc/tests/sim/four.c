@@ -139,11 +139,11 @@ static void *worker_main(void *arg)
     const char **addresses = calloc(SERVERS_MAX, sizeof *addresses);
     embedding_worker *s;
     assert(addresses);
-    for (uint32_t k = 0; k < processes_n(); k++)
+    for (uint32_t k = 0; k < processes_given(); k++)
         addresses[k] = w.addresses[k];
     const embedding_worker_config config = {
         .servers = {.threads = 1, .addresses = addresses,
-                    .addresses_n = processes_n(), .name_space = "sim",
+                    .addresses_n = processes_given(), .name_space = "sim",
                     .world = 1, .timeout_ns = four.timeout,
                     .message_limit = 4 << 20, .dtype = WIRE_FP32,
                     .lost = w.policy},
