@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from persia.distributed.shards import Shards
 
 _IDLE = 0.02  # seconds between looks for calls
-_ASK = 0.1  # seconds between questions to the other server
+_SOON = 0.01  # seconds to the first question whether the rows are read
+_ASK = 0.1  # seconds between questions to the other server, at most
 _ANSWER = 5.0  # seconds that it has for each
 _SILENT = 30.0  # seconds without an answer after which a move is given up
 _FORGET = 60.0  # seconds after which the other server forgets one
@@ -378,7 +379,7 @@ class Moves:
                 one.rows = write(server, root)
                 one.text = "the other server reads the rows"
                 self._read(one, ask)
-                # From now on nobody can begin to read them: so a server that
+                # From now on no server can begin to read them: so one that
                 # says that it does not have them never will.
                 shutil.rmtree(root.path)
                 self._check_cancelled(one)
@@ -514,6 +515,7 @@ class Moves:
     def _read(
         self, one: _Leaving, ask: Callable[[int], dict[str, Any]]
     ) -> None:
+        pause = _SOON
         while True:
             answer = ask(_core.MOVE_PREPARE)
             if answer["state"] == _core.MOVED_DONE:
@@ -522,7 +524,8 @@ class Moves:
                 raise errors.Unavailable(
                     f"{one.request['address']}: {answer['text']}"
                 )
-            self._over.wait(_ASK)
+            self._over.wait(pause)
+            pause = min(2 * pause, _ASK)
 
     # ---- a shard arrives
 

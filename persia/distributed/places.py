@@ -184,7 +184,7 @@ class Places:
     # ---- a shard leaves
 
     def leave(self, shard: int, move: int, address: str) -> None:
-        """It is the other server's from now on, or comes :meth:`back`."""
+        """It is the other server's from now on, until it is :meth:`back`."""
         with self._change() as new:
             folder = new.here.pop(shard)
             new.gone[shard] = Gone(address=address, move=move, folder=folder)
@@ -202,9 +202,9 @@ class Places:
         shutil.rmtree(self._log / folder, ignore_errors=True)
 
     def place(self, shard: int, move: int, address: str) -> None:
-        """One that has left has moved on."""
-        gone = self._now.gone.get(shard)
-        if gone is None or gone.folder or gone.move >= move:
+        """One that is not here is at this address since a move."""
+        gone = self._now.gone.get(shard) or Gone(address="", move=0)
+        if shard in self._now.here or gone.folder or gone.move >= move:
             return
         with self._change() as new:
             new.gone[shard] = Gone(address=address, move=move)

@@ -161,7 +161,7 @@ class Scaling:
         )
 
     def _settled(self, tell: Callable[[str], None]) -> dict[str, Any]:
-        """What the servers answer when no move is under way: one that was
+        """What the servers answer when no shard moves: a move that was
         begun by a command that is dead ends by itself. An interrupt gives it
         up."""
         known: set[int] | None = None
@@ -196,8 +196,7 @@ class Scaling:
     def places(
         self, tell: Callable[[str], None] = lambda text: None
     ) -> dict[str, list[int]]:
-        """The shards of each server, by its address, when no move is under
-        way.
+        """The shards of each server, by its address, when none moves.
 
         Args:
             tell: is called again and again with what is waited for: a move

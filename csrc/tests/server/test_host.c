@@ -242,7 +242,7 @@ static void a_shard_that_has_gone(void **state)
     assert_int_equal(persia_host_remove(w.host, 2, "a:1", 1), PERSIA_OK);
     assert_int_equal(persia_host_remove(w.host, 2, "a:1", 1), PERSIA_EARG);
     assert_int_equal(persia_host_place(w.host, 2, "b:2", 2), PERSIA_OK);
-    /* Of an earlier move, and of one that nobody knows the number of. */
+    /* Of an earlier move, and of one whose number is not known. */
     assert_int_equal(persia_host_place(w.host, 2, "c:3", 1), PERSIA_OK);
     assert_int_equal(persia_host_place(w.host, 2, "c:3", 0), PERSIA_OK);
     assert_int_equal(persia_host_place(w.host, 1, "b:2", 2), PERSIA_OK);

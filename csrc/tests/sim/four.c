@@ -110,7 +110,8 @@ static _Noreturn void die(process *p, const char *what, int rc)
     sim_say("%s: %s: %s", what, persia_err_name(rc), persia_err_text());
     if (rc != PERSIA_EUNAVAILABLE && rc != PERSIA_ETIMEOUT &&
         rc != PERSIA_EINCOMPLETE && !(rc == PERSIA_ECLOSED && p->lives > 1) &&
-        !client_is_loss(rc))
+        !client_is_loss(rc) &&
+        !(w.moves && !w.finish && rc == PERSIA_EMISMATCH))
         sim_fail("%s: %s, which no fault explains", what,
                  persia_err_name(rc));
     if (four.healed && sim_now() - four.healed > CALM)

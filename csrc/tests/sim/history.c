@@ -160,7 +160,7 @@ static void cut_off(int r, int s)
 }
 
 /* A shard goes to another process; often one of those who take part in it is
- * killed, or does not hear from the other one. */
+ * killed, or nothing reaches it from the other one. */
 static void fault_move(void)
 {
     uint32_t source, target;
@@ -372,6 +372,8 @@ static void heal(void)
                 mend_disk(w.processes[p].homes[i].disk);
     for (uint32_t p = 0; p < processes_n(); p++)
         restart_server((void *)(uintptr_t)p);
+    if (w.moves)
+        moves_heal();
     if (w.four)
         four_heal();
     for (uint32_t i = 0; i < w.ranks_n && !w.four; i++)

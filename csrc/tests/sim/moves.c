@@ -1,4 +1,4 @@
-/* moves.c: both sides of a move, and the command; see moves.h. */
+/* moves.c: both sides of a move; see moves.h. */
 #include "tests/sim/moves.h"
 
 #include "shard/private.h"
@@ -71,9 +71,6 @@ static struct {
     /* That have arrived at a process; without logs: in this life of it. */
     uint64_t arrived[PROCESSES_MAX][ARRIVED_MAX];
     mover *movers[PROCESSES_MAX];
-    sim_node *command;
-    int commands;
-    uint64_t ids;
 } moves;
 
 static move_files *files_of(uint64_t id)
@@ -195,7 +192,7 @@ void moves_tell(uint32_t process)
 
 /* ---- asking the other side ---- */
 
-static int ask_once(shard_ref *ref, const wire_move *m, wire_move_reply *out)
+int moves_call(shard_ref *ref, const wire_move *m, wire_move_reply *out)
 {
     shard_reply reply;
     int rc = persia_shard_wait(ref, WIRE_MOVE, m, persia_clock_ns() + ANSWER,
@@ -208,7 +205,7 @@ static int ask_once(shard_ref *ref, const wire_move *m, wire_move_reply *out)
     return PERSIA_OK;
 }
 
-static int way_to(uint32_t process, shard_ref **out)
+int moves_connect(uint32_t process, shard_ref **out)
 {
     const rpc_channel_config c = {.address = w.addresses[process],
                                   .message_limit = 4 << 20,
@@ -216,13 +213,19 @@ static int way_to(uint32_t process, shard_ref **out)
     return persia_shard_connect(&c, NULL, out);
 }
 
+wire_move moves_message(enum wire_move_verb verb, uint64_t id, uint32_t shard,
+                        uint32_t to)
+{
+    wire_move m = {.verb = verb, .name_space = "sim", .shard = shard,
+                   .shards = w.servers_n, .id = id, .by = "command"};
+    snprintf(m.address, sizeof m.address, "ps%u", to);
+    snprintf(m.root, sizeof m.root, "move-%llu", (unsigned long long)id);
+    return m;
+}
+
 static wire_move message_of(const leaving *l, enum wire_move_verb verb)
 {
-    wire_move m = {.verb = verb, .name_space = "sim", .shard = l->shard,
-                   .shards = w.servers_n, .id = l->id, .by = "command"};
-    snprintf(m.address, sizeof m.address, "ps%u", l->to);
-    snprintf(m.root, sizeof m.root, "move-%llu", (unsigned long long)l->id);
-    return m;
+    return moves_message(verb, l->id, l->shard, l->to);
 }
 
 static int is_away(int rc)
@@ -239,7 +242,7 @@ static int leave_ask(leaving *l, enum wire_move_verb verb,
     for (;;) {
         if (l->cancelled)
             return persia_err_set(PERSIA_ECLOSED, "cancelled");
-        int rc = ask_once(l->ref, &m, out);
+        int rc = moves_call(l->ref, &m, out);
         if (!is_away(rc) || sim_now() > until)
             return rc;
         sim_sleep(ASK);
@@ -303,7 +306,7 @@ static int leave_commit(leaving *l)
     const wire_move m = message_of(l, MOVE_COMMIT);
     wire_move_reply r;
     for (;;) {
-        int rc = ask_once(l->ref, &m, &r);
+        int rc = moves_call(l->ref, &m, &r);
         if (!is_away(rc))
             return rc;
         if (!w.durable && net_refuses(w.addresses[l->to]))
@@ -364,7 +367,7 @@ static void leave_hand_over(leaving *l)
     home *h = &p->homes[l->shard];
     server_role was = *s;
     updates_log *log = h->log;
-    files_remove(l->id); /* from now on nobody can begin to read it */
+    files_remove(l->id); /* from now on no process can read it */
     if (!sim_bug("out_is_not_noted"))
         h->state = HOME_OUT;
     h->move = l->id;
@@ -389,7 +392,7 @@ static void *leave_main(void *arg)
     leaving *l = arg;
     const server_role *s = &w.servers[l->shard];
     shard *of = persia_service_shard(s->service);
-    if (way_to(l->to, &l->ref))
+    if (moves_connect(l->to, &l->ref))
         sim_fail("no way to ps%u", l->to);
     int rc = leave_prepare(l, of);
     if (!rc && l->cancelled)
@@ -401,7 +404,7 @@ static void *leave_main(void *arg)
         const wire_move m = message_of(l, MOVE_ABORT);
         sim_say("move %llu fails: %s", (unsigned long long)l->id,
                 persia_err_text());
-        (void)ask_once(l->ref, &m, &r);
+        (void)moves_call(l->ref, &m, &r);
         (void)persia_shard_hold(of, SHARD_FREE);
         files_remove(l->id);
         moves_cut(l->of, l->shard, s->service);
@@ -419,7 +422,7 @@ static void *leave_again_main(void *arg)
     const uint32_t no = l->of->process;
     tables *p;
     updates_log *log;
-    if (way_to(l->to, &l->ref))
+    if (moves_connect(l->to, &l->ref))
         sim_fail("no way to ps%u", l->to);
     next_step("is out still", l);
     if (!leave_commit(l)) {
@@ -612,8 +615,9 @@ static void place(mover *m, const wire_move *in)
 {
     home *h = &m->p->homes[in->shard];
     (void)persia_host_place(m->p->host, in->shard, in->address, in->id);
-    if (h->state != HOME_GONE || h->move >= in->id)
+    if (h->state == HOME_HERE || h->state == HOME_OUT || h->move >= in->id)
         return;
+    h->state = HOME_GONE;
     h->move = in->id;
     h->other = (uint32_t)atoi(in->address + 2);
 }
@@ -697,111 +701,4 @@ void moves_begin(uint32_t process)
         }
     }
     sim_spawn(m->node, mover_main, m, "moves");
-}
-
-/* ---- the command ---- */
-
-typedef struct command {
-    leaving what;
-    uint32_t source;
-    uint64_t cancels; /* at that time */
-} command;
-
-/* Within 10 s. */
-static int ask_patiently(uint32_t process, const wire_move *m,
-                         wire_move_reply *out)
-{
-    const uint64_t until = sim_now() + 10 * SIM_S;
-    shard_ref *ref;
-    int rc = way_to(process, &ref);
-    if (rc)
-        return rc;
-    while (is_away(rc = ask_once(ref, m, out)) && sim_now() < until)
-        sim_sleep(ASK);
-    ref->ops->close(ref);
-    return rc;
-}
-
-/* ... tell(), of places that may change meanwhile. */
-static int command_tell(void)
-{
-    uint32_t at[SERVERS_MAX];
-    wire_move_reply r;
-    int rc = PERSIA_OK;
-    for (uint32_t k = 0; k < w.servers_n; k++)
-        at[k] = w.servers[k].at;
-    for (uint32_t i = 0; i < processes_n(); i++)
-        for (uint32_t k = 0; k < w.servers_n && !rc; k++) {
-            const leaving l = {.shard = k, .to = at[k]};
-            const wire_move m = message_of(&l, MOVE_PLACE);
-            if (at[k] != i)
-                rc = ask_patiently(i, &m, &r);
-        }
-    return rc;
-}
-
-/* persia/distributed/scaling.py: _run(). */
-static int command_run(const command *c)
-{
-    wire_move m = message_of(&c->what, MOVE_BEGIN);
-    wire_move_reply r;
-    int rc = command_tell();
-    if (!rc)
-        rc = ask_patiently(c->source, &m, &r);
-    m.verb = MOVE_STATUS;
-    while (!rc) {
-        if (sim_now() > c->cancels)
-            return PERSIA_ECLOSED;
-        rc = ask_patiently(c->source, &m, &r);
-        if (!rc && (r.id != c->what.id || r.state == MOVED_FAILED))
-            return PERSIA_EUNAVAILABLE;
-        if (!rc && r.state == MOVED_DONE)
-            return PERSIA_OK;
-        sim_sleep(ASK);
-    }
-    return rc;
-}
-
-static void *command_main(void *arg)
-{
-    const command *c = arg;
-    wire_move m = message_of(&c->what, MOVE_CANCEL);
-    wire_move_reply r;
-    int rc = command_run(c);
-    sim_say("move %llu of shard %u: %s", (unsigned long long)c->what.id,
-            c->what.shard, rc ? persia_err_name(rc) : "done");
-    if (rc)
-        (void)ask_patiently(c->source, &m, &r);
-    m.verb = MOVE_PLACE;
-    for (uint32_t i = 0; i < processes_n() && !rc; i++)
-        if (i != c->source && i != c->what.to)
-            (void)ask_patiently(i, &m, &r);
-    return NULL;
-}
-
-void moves_ask(uint32_t *source, uint32_t *target)
-{
-    command *c = calloc(1, sizeof *c);
-    char name[32];
-    assert(c);
-    c->what.id = ++moves.ids;
-    c->what.shard = sim_random(w.servers_n);
-    c->source = w.servers[c->what.shard].at;
-    c->what.to = sim_random(processes_n() - 1);
-    c->what.to += c->what.to >= c->source;
-    c->cancels = sim_chance(150) ? sim_now() + sim_between(SIM_MS, 4 * SIM_S)
-                                 : UINT64_MAX;
-    *source = c->source;
-    *target = c->what.to;
-    snprintf(name, sizeof name, "scale.%d", ++moves.commands);
-    moves.command = sim_node_make(name, SLOT_COMMAND);
-    sim_say("shard %u is to go from ps%u to ps%u", c->what.shard, c->source,
-            c->what.to);
-    sim_spawn(moves.command, command_main, c, "main");
-}
-
-void moves_kill_command(void)
-{
-    sim_say("kill -9 of %s", sim_node_name(moves.command));
-    sim_kill(moves.command);
 }

@@ -275,6 +275,12 @@ static int is_of_saves(int rc)
                        (rc == PERSIA_EMISMATCH && w.newest));
 }
 
+/* Where a command was killed that would have said where a shard is. */
+static int is_of_moves(const rank_life *l, int rc)
+{
+    return w.moves && !w.finish && !l->c && rc == PERSIA_EMISMATCH;
+}
+
 /* Within its timeout, and that of what it completes and greets before. */
 static void end_call(rank_life *l, uint64_t began, const char *what, int rc)
 {
@@ -288,7 +294,8 @@ static void end_call(rank_life *l, uint64_t began, const char *what, int rc)
         sim_say("%s tells: %s", what, persia_err_text());
     } else if (rc) {
         sim_say("%s: %s: %s", what, persia_err_name(rc), persia_err_text());
-        if (!is_away(rc) && !is_of_another(l, rc) && !is_of_saves(rc))
+        if (!is_away(rc) && !is_of_another(l, rc) && !is_of_saves(rc) &&
+            !is_of_moves(l, rc))
             sim_fail("%s: %s, which no fault explains", what,
                      persia_err_name(rc));
         l->broken = 1;

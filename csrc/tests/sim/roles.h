@@ -145,7 +145,8 @@ typedef struct world {
 } world;
 extern world w;
 
-/* So many processes there are, and so many of them clients are told of. */
+/* So many processes there are, and so many of them clients know from the
+ * beginning. */
 uint32_t processes_n(void);
 uint32_t processes_given(void);
 /* What the process of a server keeps of it; its node. */
