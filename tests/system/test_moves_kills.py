@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import random
 import re
+import resource
 import signal
 import subprocess
 import threading
@@ -102,6 +103,11 @@ class Cluster:
             port = int(self.servers[i].rpartition(":")[2])
             self._running[i], address = self._start(i, port)
             assert address == self.servers[i]
+
+    def limit_files(self, i: int, limits: tuple[int, int]) -> None:
+        """Bytes of a file that a server may write."""
+        pid = self._running[i].pid
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
 
     def scale(self, to: int) -> subprocess.Popen[str]:
         """The command, which runs."""
@@ -205,5 +211,21 @@ def test_an_interrupt(processes: Processes) -> None:
         said = finish(command, 130)
         assert "the move was given up" in said or " is at " in said
         cluster.check_owners()
+        cluster.settle(3)
+        cluster.check()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(100)
+def test_a_disk_that_takes_no_more(processes: Processes) -> None:
+    """At the server that is to take shards: it says why, and the others
+    serve."""
+    with contextlib.closing(Cluster(processes, "process")) as cluster:
+        _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+        cluster.limit_files(2, (4096, most))
+        said = finish(cluster.scale(3), 1)
+        assert "stays at" in said and "File too large" in said
+        cluster.check_owners()
+        cluster.limit_files(2, (most, most))
         cluster.settle(3)
         cluster.check()
