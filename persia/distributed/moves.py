@@ -32,7 +32,7 @@ from persia import _core, errors
 from persia.base.logs import say
 from persia.checkpoint.files import LocalRoot, write_file
 from persia.checkpoint.snapshot import Snapshot, save_rows
-from persia.distributed.places import Gone
+from persia.distributed.places import Gone, Prepared
 from persia.distributed.security import Security
 from persia.distributed.server import Arrival, ServeConfig, Server
 
@@ -160,15 +160,14 @@ class Moves:
         for shard, gone in places.gone().items():
             self._core.place(shard, gone.address, gone.move)
             if gone.folder:
-                one = _Leaving(
+                self._leaving = _Leaving(
                     _request(shard, gone.move) | {"address": gone.address}
                 )
-                self._leaving = one
-                self._start(partial(self._leave_again, one, gone))
-        for number, (shard, folder) in places.prepared().items():
-            found = _Arriving(_request(shard, number), time.monotonic())
+                self._start(partial(self._leave_again, self._leaving, gone))
+        for number, one in places.prepared().items():
+            found = _Arriving(_request(one.shard, number), time.monotonic())
             self._arriving[number] = found
-            self._start(partial(self._arrive_again, found, folder))
+            self._start(partial(self._arrive_again, found, one))
 
     def _start(self, body: Callable[[], None]) -> None:
         self._threads = [t for t in self._threads if t.is_alive()]
@@ -566,14 +565,16 @@ class Moves:
         else:
             one.state = _core.MOVED_DONE
 
-    def _arrive_again(self, one: _Arriving, folder: Path) -> None:
+    def _arrive_again(self, one: _Arriving, found: Prepared) -> None:
         """It was read in an earlier life."""
         try:
-            one.server = self._again(one.request["shard"], folder)
+            folder = self._shards.folder(found)
+            one.server = self._again(found.shard, folder)
+            one.server.core.set_steps(found.steps)
         except Exception as error:
             one.text = f"{type(error).__name__}: {error}"
             one.state = _core.MOVED_FAILED
-            say(f"{folder}: {one.text}", "warning")
+            say(f"shard {found.shard} cannot arrive: {one.text}", "warning")
         else:
             one.state = _core.MOVED_DONE
 
@@ -612,7 +613,7 @@ class Moves:
             server.core.set_steps(beside["steps"])
             if places is not None:
                 server.begin_log()
-                places.prepare(shard, number)
+                places.prepare(shard, number, beside["steps"])
         except BaseException:
             server.close()
             if places is not None:

@@ -50,13 +50,27 @@ class Gone(pydantic.BaseModel):
     folder: str = ""
 
 
+class Prepared(pydantic.BaseModel):
+    """A shard that can arrive.
+
+    Attributes:
+        shard: which.
+        folder: of its log.
+        steps: what its log does not have, see ``Server.steps()``.
+    """
+
+    shard: int
+    folder: str
+    steps: list[int]
+
+
 class _Moves(pydantic.BaseModel):
     """The file."""
 
     first: list[int]  # of the command line
     here: dict[int, str]  # the folder of each shard
     gone: dict[int, Gone] = {}
-    prepared: dict[int, tuple[int, str]] = {}  # by move: shard and folder
+    prepared: dict[int, Prepared] = {}  # by move
     arrived: list[int] = []
 
 
@@ -123,7 +137,7 @@ class Places:
     def _remove_rest(self) -> None:
         """Of shards that have left, or did not arrive."""
         kept = set(self._now.here.values())
-        kept |= {folder for _, folder in self._now.prepared.values()}
+        kept |= {one.folder for one in self._now.prepared.values()}
         kept |= {gone.folder for gone in self._now.gone.values()}
         namespace = glob.escape(self._namespace)
         some = f"{namespace}-*-of-{self._shards}-at-{self._who}-*"
@@ -168,14 +182,13 @@ class Places:
         """Those that have left."""
         return dict(self._now.gone)
 
-    def folder(self, gone: Gone) -> Path:
-        """Of the log of one that may come back."""
-        return self._log / gone.folder
+    def folder(self, of: Gone | Prepared) -> Path:
+        """Of the log of a shard."""
+        return self._log / of.folder
 
-    def prepared(self) -> dict[int, tuple[int, Path]]:
-        """By the number of a move: a shard that can arrive, and its log."""
-        some = self._now.prepared.items()
-        return {move: (n, self._log / folder) for move, (n, folder) in some}
+    def prepared(self) -> dict[int, Prepared]:
+        """Shards that can arrive, by the number of the move."""
+        return dict(self._now.prepared)
 
     def has_arrived(self, move: int) -> bool:
         """Whether a shard has arrived by this move."""
@@ -221,11 +234,14 @@ class Places:
         name = f"{self._plain(shard)}-at-{self._who}-{move:016x}"
         return self._log / name
 
-    def prepare(self, shard: int, move: int) -> None:
+    def prepare(self, shard: int, move: int, steps: list[int]) -> None:
         """Its log has all rows."""
         sync_folder(self._log)
+        folder = self._folder(shard, move).name
         with self._change() as new:
-            new.prepared[move] = shard, self._folder(shard, move).name
+            new.prepared[move] = Prepared(
+                shard=shard, folder=folder, steps=steps
+            )
 
     def drop(self, shard: int, move: int) -> None:
         """It will not arrive. Without its folder it is not prepared, also
@@ -238,9 +254,9 @@ class Places:
     def arrive(self, move: int) -> None:
         """It is here."""
         with self._change() as new:
-            shard, folder = new.prepared.pop(move)
-            new.here[shard] = folder
-            new.gone.pop(shard, None)
+            one = new.prepared.pop(move)
+            new.here[one.shard] = one.folder
+            new.gone.pop(one.shard, None)
             new.arrived = [*new.arrived[-_ARRIVED:], move]
 
 
@@ -261,9 +277,9 @@ def _read(path: Path) -> _Moves | None:
     except (OSError, ValueError) as error:
         raise CorruptFile(f"{path} cannot be read: {error}") from None
     found.prepared = {
-        move: (shard, folder)
-        for move, (shard, folder) in found.prepared.items()
-        if os.path.isdir(path.parent / folder)
+        move: one
+        for move, one in found.prepared.items()
+        if os.path.isdir(path.parent / one.folder)
     }
     return found
 

@@ -13,7 +13,7 @@ from persia import _core
 from persia.base.logs import say
 from persia.base.patience import patiently
 from persia.distributed import moves
-from persia.distributed.places import Gone, Places, joined
+from persia.distributed.places import Gone, Places, Prepared, joined
 from persia.distributed.server import (
     SAVE_SECONDS,
     ServeConfig,
@@ -120,10 +120,10 @@ class Shards:
             None if log is None else joined(Path(log), self.config.namespace)
         )
 
-    def folder(self, gone: Gone) -> Path:
-        """Of the log of a shard that may come back."""
+    def folder(self, of: Gone | Prepared) -> Path:
+        """Of the log of a shard that may come back, or arrive."""
         assert self.places is not None
-        return self.places.folder(gone)
+        return self.places.folder(of)
 
     def here(self) -> list[int]:
         """The numbers of its shards."""

@@ -73,10 +73,11 @@ static struct {
     mover *movers[PROCESSES_MAX];
 } moves;
 
+/* Also if they are not there any more. */
 static move_files *files_of(uint64_t id)
 {
     for (int i = 0; i < moves.files_n; i++)
-        if (moves.files[i].id == id && moves.files[i].there)
+        if (moves.files[i].id == id)
             return &moves.files[i];
     return NULL;
 }
@@ -478,7 +479,7 @@ static int arrive_read(arriving *a)
     const move_files *f = files_of(a->id);
     peer own = {0};
     log_found found;
-    if (!f)
+    if (!f || !f->there)
         return persia_err_set(PERSIA_EIO, "the rows are not there");
     a->service = make_service(no, a->shard, f->boot, f->rows.lineage,
                               &a->tables, &a->log);
@@ -506,6 +507,9 @@ static void *arrive_main(void *arg)
     if (a->again) {
         a->service = make_service(no, a->shard, 0, 0, &a->tables, &a->log);
         storage_recover(a->service, a->log, no, a->shard);
+        const move_files *f = files_of(a->id); /* kept with the log */
+        rc = persia_shard_set_steps(persia_service_shard(a->service), f->steps,
+                                    f->steps_n);
     } else {
         rc = arrive_read(a);
     }
