@@ -56,6 +56,9 @@ def serving(tmp_path: Path, **more: Any) -> Iterator[list[Server]]:
                 if place is not None
                 else {"join": servers[0].address}
             )
+            if "durable" in more:
+                joined = "log" if place is not None else "joined"
+                where["log"] = str(tmp_path / joined)
             servers.append(
                 Server(**{"checkpoints": tmp_path, **where, **more})
             )
@@ -119,8 +122,10 @@ def test_a_plan_moves_as_few_as_it_can(to: int) -> None:
     assert not again
 
 
-def test_training_continues(tmp_path: Path) -> None:
-    with serving(tmp_path) as servers:
+@pytest.mark.parametrize("durable", ["off", "process", "disk"])
+def test_training_continues(durable: str, tmp_path: Path) -> None:
+    options = {} if durable == "off" else {"durable": durable}
+    with serving(tmp_path, **options) as servers:
         counter = Counter(addresses(servers[:2]))
         times = 0
 
@@ -352,18 +357,6 @@ def test_no_folder_of_checkpoints(tmp_path: Path) -> None:
         other.close()
 
 
-def test_servers_with_logs(tmp_path: Path) -> None:
-    log = {"durable": "process", "log": str(tmp_path / "log")}
-    with contextlib.ExitStack() as stack:
-        servers = []
-        for place in ("0-1/4", "2-3/4"):
-            servers.append(Server(shard=place, checkpoints=tmp_path, **log))
-            stack.callback(servers[-1].close)
-        with pytest.raises(errors.InvalidArgument):
-            scale(servers, 1)
-        assert sizes(servers) == [2, 2]
-
-
 def test_a_server_that_forgot_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -484,7 +477,6 @@ def test_a_move_that_nobody_ends(
 
 def test_options_that_do_not_go_together() -> None:
     for wrong in (
-        {"durable": "process", "log": "/tmp/x"},
         {"checkpoints": "/tmp/x", "restore": "job"},
         {"checkpoints": "/tmp/x", "save_on_exit": "job"},
     ):

@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -182,6 +183,20 @@ class Loop:
     def steps(self, count: int, staleness: int | None) -> dict[str, Any]:
         """Trains the next ``count`` batches, round and round."""
         return self._train(islice(self._next, count), staleness)
+
+    def step_times(self, end: str, staleness: int | None) -> list[float]:
+        """When each step ended, of this machine's clock; trains until there
+        is a file of this name."""
+        times: list[float] = []
+        path = Path(end)
+
+        def batches() -> Iterator[persia.JaggedBatch]:
+            while not path.exists():
+                yield next(self._next)
+                times.append(time.time())
+
+        self._train(batches(), staleness)
+        return times
 
     def make_rows(self, first: int, stop: int) -> dict[str, Any]:
         """Trains ranks first .. stop - 1 of each slot once."""

@@ -6,6 +6,8 @@
 
 #include "client/private.h"
 
+enum { LOOKS = 3 }; /* that follow one with two answers of a shard */
+
 #define KEEPALIVE_NS ((uint64_t)10 * 1000000000)
 
 /* Of two processes of a rank that claim its stream at once servers take the
@@ -205,6 +207,26 @@ static int open_ask_all(greeting *g, call *k, enum claim claim)
     return rc ? rc : fan_run(k, &f, client_deadline(r));
 }
 
+/* Whether two replies of one shard are of two of its lives. */
+static int open_differs(const greeting *g)
+{
+    const wire_hello_reply *m = g->replies;
+    for (uint32_t i = 0; i < g->r->servers_n; i++)
+        for (uint32_t k = 0; k < i; k++)
+            if (m[i].shard == m[k].shard && m[i].boot != m[k].boot)
+                return 1;
+    return 0;
+}
+
+/* Looks at all, again where a server was started again meanwhile. */
+static int open_look(greeting *g, call *k)
+{
+    int rc = open_ask_all(g, k, CLAIM_LOOK);
+    for (int i = 0; i < LOOKS && !rc && open_differs(g); i++)
+        rc = open_ask_all(g, k, CLAIM_LOOK);
+    return rc;
+}
+
 /* The incarnation is higher than that of any server, so that the owner before
  * has it at none any more. */
 static int open_claim_all(greeting *g, call *k)
@@ -291,7 +313,7 @@ static int open_greet_beside(greeting *g, call *k)
     replies_free(g->replies, n);
     g->replies = replies;
     g->room = n + more;
-    return rc ? rc : open_ask_all(g, k, CLAIM_LOOK);
+    return rc ? rc : open_look(g, k);
 }
 
 static int open_greet_all(ps_client *r)
@@ -302,9 +324,12 @@ static int open_greet_all(ps_client *r)
     int rc = !k ? PERSIA_ENOMEM
              : !g.replies
                  ? persia_err_set(PERSIA_ENOMEM, "no memory for a store")
-                 : open_ask_all(&g, k, CLAIM_LOOK);
-    if (!rc)
-        rc = open_check_given(&g);
+                 : open_look(&g, k);
+    if (!rc && open_check_given(&g)) { /* or it moves just now: once more */
+        rc = open_look(&g, k);
+        if (!rc)
+            rc = open_check_given(&g);
+    }
     if (!rc)
         rc = open_greet_beside(&g, k);
     if (!rc)

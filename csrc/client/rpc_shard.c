@@ -17,9 +17,11 @@ typedef struct rpc_shard {
     peer *home;
     _Atomic(peer *) away; /* or NULL */
     _Atomic(int) is_away;
-    /* Its server has several, or it has moved; this one's number: */
+    /* Its server has several, or it has moved: calls name it.  Else its
+     * Hello alone, for another one may be there when the server was started
+     * again. */
     _Atomic(int) named;
-    _Atomic(uint32_t) no;
+    _Atomic(uint32_t) no; /* its number; UINT32_MAX: not known yet */
     char *address;
 } rpc_shard;
 
@@ -94,13 +96,22 @@ static void rpc_shard_fail(calling *c, int rc)
 
 /* ---- where it is ---- */
 
-/* The shard has moved, as this thread's error says. */
+/* A shard has moved, as this thread's error says: "shard 3 has moved to
+ * ps1:8888".  It may be another one than this, which was not named. */
 static int rpc_shard_follow(rpc_shard *to)
 {
     const char *text = persia_err_text(), *space = strrchr(text, ' ');
+    const char *which = strstr(text, "shard ");
+    const uint32_t number =
+        which ? (uint32_t)strtoul(which + strlen("shard "), NULL, 10)
+              : UINT32_MAX;
+    uint32_t no = UINT32_MAX;
     char address[WIRE_NAME];
     peer *there;
     snprintf(address, sizeof address, "%s", space ? space + 1 : text);
+    (void)atomic_compare_exchange_strong(&to->no, &no, number);
+    if (no != UINT32_MAX && no != number && !atomic_exchange(&to->named, 1))
+        return PERSIA_OK;
     int rc = peers_find(to->peers, address, &there);
     if (rc)
         return rc;
@@ -159,6 +170,8 @@ static void rpc_shard_answered(peer_call *call, int rc, peer_reply *bytes)
         to->ref.message_limit = m->message_limit;
         if (!atomic_load(&to->named))
             atomic_store(&to->no, m->shard);
+        if (m->here_n)
+            atomic_store(&to->named, 1);
     }
     shard_reply reply = {c->message, rpc_shard_release, c};
     c->done(c->ctx, PERSIA_OK, &reply);
@@ -187,13 +200,15 @@ static int rpc_shard_send(calling *c)
     ref->bytes_out += c->call.out.bytes;
     c->away = atomic_load(&to->is_away);
     peer *there = c->away ? atomic_load(&to->away) : to->home;
-    if (!atomic_load(&to->named)) {
+    const int named = atomic_load(&to->named);
+    if (!named &&
+        (c->call.method != WIRE_HELLO || c->call.shard == UINT32_MAX)) {
         peer_send(there, &c->call);
         return PERSIA_OK;
     }
-    const int again = c->hops > 0; /* then c may be freed */
+    const int at_once = !named || c->hops > 0; /* then c may be freed */
     peer_queue(there, &c->call, persia_wire_fit(ref->message_limit, 1));
-    if (again)
+    if (at_once)
         peer_flush(there);
     return PERSIA_OK;
 }
@@ -280,6 +295,7 @@ static int rpc_shard_make(peers *of, const char *address, shard_ref **out)
         return rc;
     }
     s->ref = (shard_ref){.ops = &ops, .address = text};
+    atomic_init(&s->no, UINT32_MAX);
     s->peers = of;
     s->address = text;
     *out = &s->ref;

@@ -531,7 +531,8 @@ static PyObject *server_remove(PyObject *self, PyObject *args)
     server_object *s = server_listening(self);
     PyObject *core;
     const char *address;
-    if (!s || !PyArg_ParseTuple(args, "Oz", &core, &address))
+    unsigned long long move;
+    if (!s || !PyArg_ParseTuple(args, "OzK", &core, &address, &move))
         return NULL;
     py_served *one = served_of(core);
     if (!one)
@@ -539,7 +540,8 @@ static PyObject *server_remove(PyObject *self, PyObject *args)
     int rc;
     Py_BEGIN_ALLOW_THREADS
     rc = persia_host_remove(
-        s->host, persia_shard_no(persia_service_shard(one->service)), address);
+        s->host, persia_shard_no(persia_service_shard(one->service)), address,
+        move);
     if (!rc)
         persia_service_close(one->service);
     Py_END_ALLOW_THREADS
@@ -559,11 +561,12 @@ static PyObject *server_place(PyObject *self, PyObject *args)
     server_object *s = server_listening(self);
     unsigned shard;
     const char *address;
+    unsigned long long move;
     int rc;
-    if (!s || !PyArg_ParseTuple(args, "Is", &shard, &address))
+    if (!s || !PyArg_ParseTuple(args, "IsK", &shard, &address, &move))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    rc = persia_host_place(s->host, shard, address);
+    rc = persia_host_place(s->host, shard, address, move);
     Py_END_ALLOW_THREADS
     return rc ? py_raise(rc) : Py_NewRef(Py_None);
 }

@@ -9,6 +9,7 @@
 /* A shard that has gone to another server. */
 typedef struct gone {
     uint32_t shard;
+    uint64_t move; /* the last one of it that is known, or 0 */
     char address[WIRE_NAME];
 } gone;
 
@@ -178,8 +179,9 @@ int persia_host_add(ps_host *h, ps_service *service)
     return rc;
 }
 
-/* Notes where a shard is. */
-static int host_note_locked(ps_host *h, uint32_t shard, const char *address)
+/* Notes where a shard is since a move. */
+static int host_note_locked(ps_host *h, uint32_t shard, const char *address,
+                            uint64_t move)
 {
     gone *at = find_gone_locked(h, shard);
     if (strlen(address) >= sizeof at->address || !*address ||
@@ -200,19 +202,21 @@ static int host_note_locked(ps_host *h, uint32_t shard, const char *address)
         memmove(at + 1, at, (h->gone_n++ - i) * sizeof *at);
     }
     at->shard = shard;
+    at->move = move;
     snprintf(at->address, sizeof at->address, "%s", address);
     h->moves = 1;
     return PERSIA_OK;
 }
 
-int persia_host_remove(ps_host *h, uint32_t shard, const char *address)
+int persia_host_remove(ps_host *h, uint32_t shard, const char *address,
+                       uint64_t move)
 {
     int rc = PERSIA_OK;
     pthread_rwlock_wrlock(&h->lock);
     if (!host_find_locked(h, shard))
         rc = persia_err_set(PERSIA_EARG, "shard %u is not here", shard);
     else if (address)
-        rc = host_note_locked(h, shard, address);
+        rc = host_note_locked(h, shard, address, move);
     if (!rc) {
         const size_t at = host_place_locked(h, shard);
         h->moves = 1;
@@ -225,11 +229,14 @@ int persia_host_remove(ps_host *h, uint32_t shard, const char *address)
     return rc;
 }
 
-int persia_host_place(ps_host *h, uint32_t shard, const char *address)
+int persia_host_place(ps_host *h, uint32_t shard, const char *address,
+                      uint64_t move)
 {
+    int rc = PERSIA_OK;
     pthread_rwlock_wrlock(&h->lock);
-    int rc = host_find_locked(h, shard) ? PERSIA_OK
-                                        : host_note_locked(h, shard, address);
+    const gone *known = find_gone_locked(h, shard);
+    if (!host_find_locked(h, shard) && (!known || known->move < move))
+        rc = host_note_locked(h, shard, address, move);
     if (!rc)
         rc = host_list_here_locked(h);
     pthread_rwlock_unlock(&h->lock);
@@ -434,13 +441,14 @@ static void many_handle(ps_host *h, rpc_call *call)
 
 /* ---- requests ----------------------------------------------------------- */
 
-/* Whose a call is that names no shard.  One that looks for a server whose
- * first shard has gone finds the others. */
-static uint32_t host_unnamed(ps_host *h)
+/* Whose a call is that names no shard.  A Hello looks for shards: where the
+ * first one has gone, another one says which there are. */
+static uint32_t host_unnamed(ps_host *h, uint32_t method)
 {
     pthread_rwlock_rdlock(&h->lock);
     uint32_t shard = h->first;
-    if (shard == UINT32_MAX && h->n)
+    if (h->n && (shard == UINT32_MAX ||
+                 (method == WIRE_HELLO && !host_find_locked(h, shard))))
         shard = host_number_of(h->services[0]);
     if (shard == UINT32_MAX && h->gone_n)
         shard = h->gone[0].shard;
@@ -454,7 +462,7 @@ void persia_host_handle(void *host, rpc_call *call)
     if (call->method == WIRE_MANY)
         many_handle(h, call);
     else
-        host_hand_over(h, host_unnamed(h), call);
+        host_hand_over(h, host_unnamed(h, call->method), call);
 }
 
 void persia_host_denied(void *host, const char *method, const char *peer)

@@ -86,13 +86,14 @@ PERSIA_API int persia_host_create(ps_service *const *services, size_t n,
 PERSIA_API void persia_host_destroy(ps_host *h);
 /* Puts a shard in, which must outlive the host unless it is taken out. */
 PERSIA_API int persia_host_add(ps_host *h, ps_service *service);
-/* Takes a shard out; address: where it is now, or NULL.  Its calls that are
- * parked are its service's to end. */
+/* Takes a shard out; address: where it is since this move, or NULL.  Its calls
+ * that are parked are its service's to end. */
 PERSIA_API int persia_host_remove(ps_host *h, uint32_t shard,
-                                  const char *address);
-/* A shard that is not here is there. */
+                                  const char *address, uint64_t move);
+/* A shard that is not here is there since this move, unless a later one is
+ * known: later moves have higher numbers.  0: before all moves. */
 PERSIA_API int persia_host_place(ps_host *h, uint32_t shard,
-                                 const char *address);
+                                 const char *address, uint64_t move);
 /* The next call of Move, or NULL: to be answered by persia_host_give(). */
 typedef struct host_move host_move;
 PERSIA_API host_move *persia_host_take(ps_host *h, wire_move *out);

@@ -92,7 +92,9 @@ enum wire_move_verb {
     MOVE_BEGIN,
     MOVE_STATUS, /* how far is it? */
     MOVE_CANCEL, /* it stays, unless the other server has it */
-    /* The shard is at `address`: so a server says to whom asks for it. */
+    /* The shard is at `address` since move `id`, or (0) since before all
+     * moves: so a server says to whom asks for it, unless it knows of a later
+     * move. */
     MOVE_PLACE,
     /* Of the server that has the shard, to the other one. PREPARE: reads the
      * rows, beside the shards that it has; asked for again until it is
@@ -541,7 +543,9 @@ typedef struct wire_move {
     char name_space[256]; /* must be the server's */
     uint32_t shard;
     uint32_t shards; /* of the job */
-    uint64_t id; /* of the move, random */
+    /* Of the move, above those of earlier ones: milliseconds since 1970, then
+     * 20 random bits. */
+    uint64_t id;
     char address[256];
     char by[256]; /* who moves it, for texts */
     /* The rows are in <checkpoint folder of the server>/<root>. */

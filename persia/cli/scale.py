@@ -48,7 +48,8 @@ def ps(
     A server that is to be new is started before, with persia serve ps --join.
     Shards move one after the other; updates of the one that moves wait
     meanwhile. Ctrl-C gives up the move that has begun: its shard stays
-    where it was. The same command, given again, does the rest.
+    where it was, unless it has left already. The same command, given again,
+    waits for what an earlier one has begun, and does the rest.
 
     persia scale ps --to 3 --servers ps0:8888,ps1:8888,ps2:8888
     """
@@ -71,14 +72,17 @@ def ps(
             f"move {progress.number} of {progress.count}: shard {move.shard} "
             f"from {move.source} to {move.target}: {progress.text}{rows}"
         )
+        tell(line, f" ({progress.seconds:.1f} s)")
+
+    def tell(line: str, more: str = "") -> None:
         if said[-1:] != [line]:
             said.append(line)
-            say(f"{line} ({progress.seconds:.1f} s)", aside=json)
+            say(line + more, aside=json)
 
     with Scaling(
         addresses, namespace=namespace, security=security, timeout=timeout
     ) as scaling:
-        moves = plan(scaling.places(), to)
+        moves = plan(scaling.places(tell), to)
         if dry_run:
             for move in moves:
                 say(

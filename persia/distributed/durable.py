@@ -55,7 +55,7 @@ def _check_shards(log: Path, namespace: str, shards: int) -> None:
     Raises:
         SchemaMismatch: it has one; the text says what to do.
     """
-    name = re.compile(re.escape(namespace) + r"-\d+-of-(\d+)")
+    name = re.compile(re.escape(namespace) + r"-\d+-of-(\d+)(-at-.*)?")
     for folder in log.glob(f"{glob.escape(namespace)}-*"):
         found = name.fullmatch(folder.name)
         if found and int(found[1]) != shards and any(folder.glob("log-*")):
@@ -90,12 +90,20 @@ class Log:
         config: with ``durable`` other than "off", and ``log``.
         shard: which, of
         shards: how many.
+        path: its folder, of a shard that has moved here.
     """
 
-    def __init__(self, config: ServeConfig, shard: int, shards: int) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        shard: int,
+        shards: int,
+        path: Path | None = None,
+    ) -> None:
         assert config.log is not None
         log = Path(config.log)
-        self.path = log / f"{config.namespace}-{shard}-of-{shards}"
+        name = f"{config.namespace}-{shard}-of-{shards}"
+        self.path = log / name if path is None else path
         _check_shards(log, config.namespace, shards)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -294,6 +302,20 @@ class Log:
         finally:
             self.end_cuts()
             self._thread.join()
+
+    @contextlib.contextmanager
+    def without_cuts(self, check: Callable[[], None]) -> Iterator[None]:
+        """None is written meanwhile.
+
+        Args:
+            check: is called while one is, and may raise.
+        """
+        while not self._cutting.acquire(timeout=_POLL):
+            check()
+        try:
+            yield
+        finally:
+            self._cutting.release()
 
     def end_cuts(self) -> None:
         """No other cut begins, and one that fails now is not reported."""

@@ -160,14 +160,54 @@ class Scaling:
             self._timeout,
         )
 
-    def places(self) -> dict[str, list[int]]:
-        """The shards of each server, by its address.
+    def _settled(self, tell: Callable[[str], None]) -> dict[str, Any]:
+        """What the servers answer when no shard moves: a move that was
+        begun by a command that is dead ends by itself. An interrupt gives it
+        up."""
+        known: set[int] | None = None
+        while True:
+            found = {
+                a: self._ask(a, _core.MOVE_STATUS) for a in self._channels
+            }
+            moving = {
+                address: answer
+                for address, answer in found.items()
+                if answer["state"] == _core.MOVED_RUNNING
+            }
+            if not moving:
+                return found
+            ids = {answer["id"] for answer in moving.values()}
+            for address, answer in moving.items():
+                text = (
+                    f"{answer['by']} moves shard {answer['shard']} of "
+                    f"{address}: {answer['text']}"
+                )
+                if known is not None and answer["id"] not in known:
+                    raise Unavailable(f"{text}; wait for its end")
+                tell(text)
+            known = ids
+            try:
+                time.sleep(_ASK)
+            except KeyboardInterrupt:
+                for address, answer in moving.items():
+                    self._cancel(address, answer["shard"], answer["id"])
+                raise
+
+    def places(
+        self, tell: Callable[[str], None] = lambda text: None
+    ) -> dict[str, list[int]]:
+        """The shards of each server, by its address, when none moves.
+
+        Args:
+            tell: is called again and again with what is waited for: a move
+                of a command that was killed.
 
         Raises:
             SchemaMismatch: they are not all shards of one job.
-            Unavailable: a server does not answer.
+            Unavailable: a server does not answer; or another command moves
+                shards.
         """
-        found = {a: self._ask(a, _core.MOVE_STATUS) for a in self._channels}
+        found = self._settled(tell)
         counts = {answer["shards"] for answer in found.values()}
         if len(counts) != 1:
             raise SchemaMismatch(
@@ -210,7 +250,7 @@ class Scaling:
         """
         self.tell(self.places())
         for number, move in enumerate(moves, 1):
-            name = secrets.randbits(63) | 1
+            name = _name()
             progress = Progress(move, number, len(moves), "", 0, 0.0)
             try:
                 self._run(move, name, progress, show)
@@ -223,25 +263,36 @@ class Scaling:
                         address,
                         _core.MOVE_PLACE,
                         move.shard,
-                        target=move.target,
+                        name,
+                        move.target,
                     )
+
+    def _cancel(self, source: str, shard: int, name: int) -> str:
+        """Cancels a move, and waits a while for its end; what became of
+        it."""
+        until = time.monotonic() + self._timeout
+        verb = _core.MOVE_CANCEL
+        with contextlib.suppress(PersiaError):
+            while True:
+                answer = self._ask(source, verb, shard, name)
+                if answer["id"] != name:
+                    return ""
+                if (
+                    answer["state"] != _core.MOVED_RUNNING
+                    or time.monotonic() > until
+                ):
+                    return str(answer["text"])
+                verb = _core.MOVE_STATUS
+                time.sleep(_ASK)
+        return ""
 
     def _give_up(
         self, progress: Progress, name: int, show: Callable[[Progress], None]
     ) -> None:
-        """Cancels a move, and waits for its end."""
         move = progress.move
-        with contextlib.suppress(PersiaError):
-            verb = _core.MOVE_CANCEL
-            while True:
-                answer = self._ask(move.source, verb, move.shard, name)
-                if answer["state"] != _core.MOVED_RUNNING:
-                    break
-                verb = _core.MOVE_STATUS
-                time.sleep(_ASK)
-            if answer["id"] == name:
-                progress.text = answer["text"]
-                show(progress)
+        if text := self._cancel(move.source, move.shard, name):
+            progress.text = text
+            show(progress)
 
     def _run(
         self,
@@ -270,6 +321,11 @@ class Scaling:
             if answer["state"] == _core.MOVED_DONE:
                 return
             time.sleep(_ASK)
+
+
+def _name() -> int:
+    """A number of a move, above those of earlier ones."""
+    return time.time_ns() // 1_000_000 << 20 | secrets.randbits(20)
 
 
 def _user() -> str:

@@ -153,11 +153,6 @@ class ServeConfig(Listening):
                 f"`durable={self.durable}` needs a folder for its log: "
                 "`log=/var/lib/persia`"
             )
-        if self.join is not None and self.durable != "off":
-            raise ValueError(
-                "`join` is for servers without logs: shards with a log do "
-                "not move yet. Leave `durable` and `log` out"
-            )
         if self.join is not None and (self.restore or self.save_on_exit):
             raise ValueError(
                 "a server that joins has no rows of its own: leave `restore` "
@@ -324,10 +319,11 @@ def listen(
 
 @dataclasses.dataclass(frozen=True)
 class Arrival:
-    """A shard that another server had: what clients know it by."""
+    """A shard that another server had: what clients know it by; without
+    ``boot`` they greet it as one that was started again."""
 
-    boot: int
-    lineage: int
+    boot: int = 0
+    lineage: int = 0
 
 
 class Server:
@@ -343,6 +339,7 @@ class Server:
             shares; None: it has its own.
         others: how many shards will be beside it.
         arrives: what it was at another server; None: it was at none.
+        log: the folder of its log, of a shard that has moved here.
 
     Attributes:
         core: the shard.
@@ -357,6 +354,7 @@ class Server:
         beside: _core.Server | None = None,
         others: int = 0,
         arrives: Arrival | None = None,
+        log: Path | None = None,
     ) -> None:
         self.config = config
         self.door: _core.Server | None = None
@@ -376,7 +374,7 @@ class Server:
             admin_token_file=config.admin_token_file
         )
         self.log = (
-            Log(config, self.shard, self.shards)
+            Log(config, self.shard, self.shards, log)
             if config.durable != "off"
             else None
         )
@@ -513,6 +511,11 @@ class Server:
         return self._read_rows(
             root, folder, rows.tables, rows.lineage, rows.part()
         )
+
+    def begin_log(self) -> None:
+        """Its log, which has nothing yet, begins with its rows."""
+        self.core.replay(0)
+        self.cut()
 
     # ---- checkpoints
 

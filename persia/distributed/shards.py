@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persia import _core
 from persia.base.logs import say
 from persia.base.patience import patiently
 from persia.distributed import moves
+from persia.distributed.places import Gone, Places, Prepared, joined
 from persia.distributed.server import (
     SAVE_SECONDS,
     ServeConfig,
@@ -28,12 +31,14 @@ _ANSWER = 10.0  # seconds that the server has which another one joins
 _ROOM = 64  # shards whose requests a server takes at once
 
 
-def these(numbers: range, shards: int) -> str:
-    """As text: shard 0 of 2, or shards 0 to 3 of 8."""
+def these(numbers: Sequence[int], shards: int) -> str:
+    """As text: shard 0 of 2, shards 0 to 3 of 8, or shards 0, 5 of 8."""
     if not numbers:
         return f"no shard of {shards} yet"
     first, last = numbers[0], numbers[-1]
     which = f"shard {first}" if first == last else f"shards {first} to {last}"
+    if last - first >= len(numbers):
+        which = "shards " + ", ".join(map(str, numbers))
     return f"{which} of {shards}"
 
 
@@ -65,11 +70,19 @@ class Shards:
         numbers, self.count = (
             find_shards(config)
             if config.join is None
-            else (range(0), find_count(config))
+            else (range(0), self._joined() or find_count(config))
         )
-        self._name = these(numbers, self.count)
         self._lock = threading.Lock()
         self.servers: list[Server] = []
+        self.is_ready = False
+        self._cuts: dict[int, contextlib.ExitStack] | None = None
+        self.places = (
+            None
+            if config.log is None
+            else Places(
+                Path(config.log), config.namespace, numbers, self.count
+            )
+        )
         self._threads = config.threads or len(os.sched_getaffinity(0))
         others = len(numbers) - 1 if numbers else self.count // 2
         self.core = _core.Server(
@@ -84,10 +97,14 @@ class Shards:
             others=others,
         )
         self._moves: moves.Moves | None = None
+        here: dict[int, Path | None] = dict.fromkeys(numbers)
+        if self.places is not None:
+            here = {**self.places.here()}
+        self._name = these(list(here), self.count)
         try:
-            for number in numbers:
+            for number, log in here.items():
                 self.servers.append(
-                    Server(config, (number, self.count), self.core)
+                    Server(config, (number, self.count), self.core, log=log)
                 )
         except BaseException:
             self.close()
@@ -95,6 +112,18 @@ class Shards:
 
     def __str__(self) -> str:
         return self._name
+
+    def _joined(self) -> int | None:
+        """The shards of the job, where its own disk says it."""
+        log = self.config.log
+        return (
+            None if log is None else joined(Path(log), self.config.namespace)
+        )
+
+    def folder(self, of: Gone | Prepared) -> Path:
+        """Of the log of a shard that may come back, or arrive."""
+        assert self.places is not None
+        return self.places.folder(of)
 
     def here(self) -> list[int]:
         """The numbers of its shards."""
@@ -111,6 +140,7 @@ class Shards:
                 [*self.servers, server], key=lambda s: s.shard
             )
             self._doors()
+            self._cut(server)
 
     def forget(self, server: Server) -> None:
         """One that is another server's now."""
@@ -118,6 +148,9 @@ class Shards:
             self.servers = [s for s in self.servers if s is not server]
             server.door = None
             self._doors()
+            cut = (self._cuts or {}).pop(server.shard, None)
+        if cut is not None:
+            cut.close()
 
     def _doors(self) -> None:
         """The first one counts connections."""
@@ -148,6 +181,7 @@ class Shards:
         for server in reversed(self.servers):  # the first one is asked first
             server.ready()
         self.core.health(True)
+        self.is_ready = True
 
     def bring_back(self) -> None:
         """Brings back the rows of their logs, or of the checkpoint that the
@@ -186,12 +220,24 @@ class Shards:
             self.stats, self.core.calls, self.config.namespace, self.count
         )
 
-    def cutting(self) -> contextlib.AbstractContextManager[Any]:
+    @contextlib.contextmanager
+    def cutting(self) -> Iterator[None]:
         """Keeps the logs short meanwhile."""
-        with contextlib.ExitStack() as stack:
+        with self._lock:
+            self._cuts = {}
             for server in self.servers:
-                stack.enter_context(server.cutting())
-            return stack.pop_all()
+                self._cut(server)
+        try:
+            yield
+        finally:
+            cuts, self._cuts = self._cuts, None
+            for cut in cuts.values():
+                cut.close()
+
+    def _cut(self, server: Server) -> None:
+        if self._cuts is not None:
+            self._cuts[server.shard] = contextlib.ExitStack()
+            self._cuts[server.shard].enter_context(server.cutting())
 
     def stop(self, grace: float) -> None:
         """No more requests; those in flight have so many seconds."""
@@ -216,6 +262,8 @@ class Shards:
         for server in reversed(self.servers):
             server.close()
         self.core.close()
+        if self.places is not None:
+            self.places.close()
 
 
 def serve(config: ServeConfig) -> None:

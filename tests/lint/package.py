@@ -41,6 +41,7 @@ EXCEPT = {
     "distributed/server.py": {"checkpoint"},
     "distributed/moves.py": {"checkpoint"},
     "distributed/durable.py": {"checkpoint"},
+    "distributed/places.py": {"checkpoint"},
 }
 
 #: Underscored names that their libraries document.

@@ -46,7 +46,9 @@ class Processes:
 
     def serve(self, *flags: str) -> tuple[subprocess.Popen[str], str]:
         """A process that serves, and its address."""
-        process = self.start("-m", "persia", "serve", *flags, "--port", "0")
+        process = self.start(
+            "-m", "persia", "serve", flags[0], "--port", "0", *flags[1:]
+        )
         assert process.stdout is not None
         for line in process.stdout:
             if found := re.match(r"serving .* on (\S+)$", line):
@@ -172,14 +174,16 @@ def test_kills(victim: str, after: float, processes: Processes) -> None:
     store.close()
 
 
-def shards_of(address: str) -> list[int]:
+def shards_of(address: str, shards: int = 8) -> list[int]:
     """Those of a server."""
     from persia.distributed.moves import channel
     from persia.distributed.security import Security
 
     asked = channel(address, Security(), 10.0)
     with contextlib.closing(asked):
-        answer = asked.move(_core.MOVE_STATUS, "default", 0, 8, 0, "", "", "")
+        answer = asked.move(
+            *(_core.MOVE_STATUS, "default", 0, shards, 0, "", "", "")
+        )
     return list(answer["here"])
 
 

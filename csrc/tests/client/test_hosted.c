@@ -226,8 +226,9 @@ static void a_shard_gives_its_bytes_back(void **state)
     persia_table_get_stats(persia_tables_table(p.tables[SHARDS - 1], 0),
                            &last);
     assert_true(last.rows > 0);
-    assert_int_equal(persia_host_remove(p.host, SHARDS - 1, NULL), PERSIA_OK);
-    assert_int_equal(persia_host_remove(p.host, SHARDS - 1, NULL),
+    assert_int_equal(persia_host_remove(p.host, SHARDS - 1, NULL, 1),
+                     PERSIA_OK);
+    assert_int_equal(persia_host_remove(p.host, SHARDS - 1, NULL, 1),
                      PERSIA_EARG);
     persia_service_close(p.services[SHARDS - 1]);
     persia_service_destroy(p.services[SHARDS - 1]);
@@ -269,7 +270,8 @@ static void a_shard_behind_another_address(void **state)
             shard *of = persia_service_shard(s);
             assert_int_equal(persia_shard_hold(of, SHARD_HELD), PERSIA_OK);
             assert_int_equal(persia_host_remove(p[from].host, k,
-                                                p[!from].address), PERSIA_OK);
+                                                p[!from].address, t + 1),
+                             PERSIA_OK);
             persia_service_close(s);
             assert_int_equal(persia_shard_hold(of, SHARD_FREE), PERSIA_OK);
             persia_service_open(s);
@@ -297,11 +299,76 @@ static void a_shard_behind_another_address(void **state)
     process_stop(&p[1]);
 }
 
+/* By a server whose only shard is at one that has not shard 0. */
+static void a_client_that_opens_by_an_empty_server(void **state)
+{
+    enum { ONES = 3 };
+    process p[ONES];
+    ps_client *c;
+    (void)state;
+    if (!persia_rpc_available())
+        skip();
+    process_start(&p[0], 0, 2, 0);
+    process_start(&p[1], 2, 1, 0);
+    process_start(&p[2], 3, 2, 0);
+    const char *addresses[] = {p[1].address, p[0].address};
+    client_config far = far_config(addresses, 2);
+    far.timeout_ns = 2 * SECOND;
+    assert_int_equal(persia_host_remove(p[1].host, 2, p[2].address, 1),
+                     PERSIA_OK);
+    assert_int_equal(persia_host_add(p[2].host, p[1].services[0]), PERSIA_OK);
+    int rc = persia_client_create(&far, &c);
+    if (rc)
+        fail_msg("%s", persia_err_text());
+    assert_int_equal(persia_client_shards(c), SHARDS);
+    assert_int_equal(persia_client_destroy(c), 0);
+    for (int i = 0; i < ONES; i++)
+        process_stop(&p[i]);
+}
+
+/* It had one shard, and is started again with another one. */
+static void a_server_that_begins_with_another_shard(void **state)
+{
+    static float got[IDS * DIM];
+    process p[HOSTS];
+    ps_host *again, *before;
+    ps_client *c;
+    (void)state;
+    if (!persia_rpc_available())
+        skip();
+    process_start(&p[0], 0, SHARDS - 1, 0);
+    process_start(&p[1], SHARDS - 1, 1, 0);
+    ps_service *other = p[0].services[SHARDS - 2];
+    const char *addresses[HOSTS] = {p[0].address, p[1].address};
+    client_config far = far_config(addresses, HOSTS);
+    some_values();
+    assert_int_equal(persia_client_create(&far, &c), PERSIA_OK);
+    uint32_t no = declare(c);
+    assert_int_equal(train(c, no, 1, got), PERSIA_OK);
+    assert_int_equal(persia_host_remove(p[0].host, SHARDS - 2, p[1].address,
+                                        1), PERSIA_OK);
+    assert_int_equal(persia_host_add(p[0].host, p[1].services[0]), PERSIA_OK);
+    assert_int_equal(persia_host_create(&other, 1, &again), PERSIA_OK);
+    assert_int_equal(persia_host_place(again, SHARDS - 1, p[0].address, 1),
+                     PERSIA_OK);
+    before = p[1].host;
+    p[1].host = again;
+    int rc = train(c, no, 2, got);
+    if (rc)
+        fail_msg("%s", persia_err_text());
+    assert_int_equal(persia_client_destroy(c), 0);
+    process_stop(&p[1]);
+    process_stop(&p[0]);
+    persia_host_destroy(before);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shards_of_two_servers),
         cmocka_unit_test(a_shard_behind_another_address),
+        cmocka_unit_test(a_client_that_opens_by_an_empty_server),
+        cmocka_unit_test(a_server_that_begins_with_another_shard),
         cmocka_unit_test(shards_that_are_missing),
         cmocka_unit_test(a_shard_gives_its_bytes_back),
     };

@@ -19,6 +19,7 @@ enum { SHARDS = 2, IDS = 3000, DIM = 16 };
 typedef struct shard {
     tables *p;
     ps_service *service;
+    ps_host *host;
     rpc_server *server;
     char address[32];
 } shard;
@@ -35,12 +36,13 @@ static void shard_start(shard *s, uint32_t i, int port)
                                 .message_limit = 64 << 20,
                                 .calls_max = 64,
                                 .methods = &persia_shard_methods,
-                                .handler = persia_service_handle};
+                                .handler = persia_host_handle};
     assert_int_equal(persia_tables_create(&config, &s->p), PERSIA_OK);
     assert_int_equal(persia_service_create(s->p, &service, &s->service),
                      PERSIA_OK);
+    assert_int_equal(persia_host_create(&s->service, 1, &s->host), PERSIA_OK);
     server.s = persia_tables_sched(s->p);
-    server.ctx = s->service;
+    server.ctx = s->host;
     int rc = persia_rpc_server_start(&server, &s->server);
     if (rc)
         fail_msg("%s", persia_err_text());
@@ -52,6 +54,7 @@ static void shard_stop(shard *s)
 {
     persia_service_close(s->service);
     persia_rpc_server_stop(s->server, SECOND);
+    persia_host_destroy(s->host);
     persia_service_destroy(s->service);
     persia_tables_destroy(s->p);
 }

@@ -197,9 +197,31 @@ static void other_calls_are_of_the_first_shard(void **state)
             assert_int_equal(reply.here[i], i + 1);
         free(a.data);
         persia_wire_memory_free(&memory);
-        assert_int_equal(persia_host_remove(w.host, here, NULL), PERSIA_OK);
+        assert_int_equal(persia_host_remove(w.host, here, NULL, 1), PERSIA_OK);
     }
     assert_int_equal(ask(&w, WIRE_HELLO, "", 0).code, PERSIA_EUNAVAILABLE);
+    world_stop(&w);
+}
+
+/* A Hello for no shard finds those that are here, also where the first one
+ * has gone; another call learns where that is. */
+static void a_hello_behind_the_first_shard(void **state)
+{
+    const wire_hello m = {.version = WIRE_VERSION, .name_space = "test"};
+    char bytes[64];
+    wire_out o;
+    world w;
+    (void)state;
+    world_start(&w);
+    assert_int_equal(persia_host_remove(w.host, 1, "a:1", 1), PERSIA_OK);
+    persia_wire_out_init(&o);
+    assert_int_equal(persia_wire_put_hello(&o, &m), PERSIA_OK);
+    persia_wire_out_copy(&o, bytes);
+    asked a = ask(&w, WIRE_HELLO, bytes, o.bytes);
+    assert_int_equal(a.code, PERSIA_OK);
+    free(a.data);
+    assert_int_equal(ask(&w, WIRE_STATS, "", 0).code, PERSIA_EMOVED);
+    persia_wire_out_free(&o);
     world_stop(&w);
 }
 
@@ -215,12 +237,15 @@ static void a_shard_that_has_gone(void **state)
     world_start(&w);
     static const char *const wrong[] = {"", "two words", "line\n"};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
-        assert_int_equal(persia_host_remove(w.host, 2, wrong[i]),
+        assert_int_equal(persia_host_remove(w.host, 2, wrong[i], 1),
                          PERSIA_EARG);
-    assert_int_equal(persia_host_remove(w.host, 2, "a:1"), PERSIA_OK);
-    assert_int_equal(persia_host_remove(w.host, 2, "a:1"), PERSIA_EARG);
-    assert_int_equal(persia_host_place(w.host, 2, "b:2"), PERSIA_OK);
-    assert_int_equal(persia_host_place(w.host, 1, "b:2"), PERSIA_OK);
+    assert_int_equal(persia_host_remove(w.host, 2, "a:1", 1), PERSIA_OK);
+    assert_int_equal(persia_host_remove(w.host, 2, "a:1", 1), PERSIA_EARG);
+    assert_int_equal(persia_host_place(w.host, 2, "b:2", 2), PERSIA_OK);
+    /* Of an earlier move, and of one whose number is not known. */
+    assert_int_equal(persia_host_place(w.host, 2, "c:3", 1), PERSIA_OK);
+    assert_int_equal(persia_host_place(w.host, 2, "c:3", 0), PERSIA_OK);
+    assert_int_equal(persia_host_place(w.host, 1, "b:2", 2), PERSIA_OK);
     for (int here = 0; here < 2; here++) {
         persia_wire_memory_init(&memory);
         assert_int_equal(ask_many(&w, &part, 1, NULL, &memory, &results,
@@ -335,6 +360,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(calls_of_several_shards),
         cmocka_unit_test(other_calls_are_of_the_first_shard),
+        cmocka_unit_test(a_hello_behind_the_first_shard),
         cmocka_unit_test(a_shard_that_has_gone),
         cmocka_unit_test(calls_of_move),
         cmocka_unit_test(bytes_that_are_no_calls),

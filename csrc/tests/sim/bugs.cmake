@@ -241,6 +241,35 @@ bug(restore_is_not_logged shard/logged.c
     int rc = persia_log_append(s->log, LOG_RESTORE, request, 1, &end);
 ]==])
 
+# ---- moves ----
+
+# Those of the model (moves.c).  Updates behind the rows that were written; a
+# source that begins with the shard again; a target whose disk has no rows.
+model_bug(rows_that_are_not_held)
+model_bug(out_is_not_noted)
+model_bug(prepared_without_its_rows)
+
+# Two processes answer.
+bug(moved_shard_answers server/host.c
+[==[        h->moves = 1;
+        h->n--;
+        memmove]==]
+[==[        if (sim_bug("moved_shard_answers")) {
+            pthread_rwlock_unlock(&h->lock);
+            return rc;
+        }
+        h->moves = 1;
+        h->n--;
+        memmove]==])
+
+# What the target had applied, and lost, is not missed.
+bug(taken_back_with_its_boot shard/moving.c
+[==[    return persia_random_id(&s->boot);
+]==]
+[==[    return sim_bug("taken_back_with_its_boot") ? PERSIA_OK
+                                               : persia_random_id(&s->boot);
+]==])
+
 # ---- four roles ----
 
 # It was never trained.

@@ -110,7 +110,8 @@ static _Noreturn void die(process *p, const char *what, int rc)
     sim_say("%s: %s: %s", what, persia_err_name(rc), persia_err_text());
     if (rc != PERSIA_EUNAVAILABLE && rc != PERSIA_ETIMEOUT &&
         rc != PERSIA_EINCOMPLETE && !(rc == PERSIA_ECLOSED && p->lives > 1) &&
-        !client_is_loss(rc))
+        !client_is_loss(rc) &&
+        !(w.moves && !w.finish && rc == PERSIA_EMISMATCH))
         sim_fail("%s: %s, which no fault explains", what,
                  persia_err_name(rc));
     if (four.healed && sim_now() - four.healed > CALM)
@@ -139,11 +140,11 @@ static void *worker_main(void *arg)
     const char **addresses = calloc(SERVERS_MAX, sizeof *addresses);
     embedding_worker *s;
     assert(addresses);
-    for (uint32_t k = 0; k < processes_n(); k++)
+    for (uint32_t k = 0; k < processes_given(); k++)
         addresses[k] = w.addresses[k];
     const embedding_worker_config config = {
         .servers = {.threads = 1, .addresses = addresses,
-                    .addresses_n = processes_n(), .name_space = "sim",
+                    .addresses_n = processes_given(), .name_space = "sim",
                     .world = 1, .timeout_ns = four.timeout,
                     .message_limit = 4 << 20, .dtype = WIRE_FP32,
                     .lost = w.policy},

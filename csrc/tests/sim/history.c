@@ -4,6 +4,7 @@
 #include "log/log.h"
 #include "tests/log/disk.h"
 #include "tests/sim/four.h"
+#include "tests/sim/moves.h"
 #include "tests/sim/saves.h"
 
 #include "ids/ids.h"
@@ -34,6 +35,18 @@ static uint32_t saves_of_1000(void)
     return sim_bug("") ? 450 : 0;
 }
 
+static uint32_t moves_of_1000(void)
+{
+    static const char *const bugs[] = {
+        "rows_that_are_not_held",  "moved_shard_answers",
+        "out_is_not_noted",        "prepared_without_its_rows",
+        "taken_back_with_its_boot"};
+    for (size_t i = 0; i < sizeof bugs / sizeof *bugs; i++)
+        if (sim_bug(bugs[i]))
+            return 1000;
+    return sim_bug("") ? 400 : 0;
+}
+
 static void plan(void)
 {
     w.servers_n = 1 + sim_random(SERVERS_MAX);
@@ -47,7 +60,8 @@ static void plan(void)
     if (sim_chance(600))
         w.durable = sim_chance(500) ? LOG_PROCESS : LOG_DISK;
     w.saves = !w.four && sim_chance(saves_of_1000());
-    w.log_limit = w.saves ? sim_between(4096, 1 << 16) : 1 << 30;
+    w.moves = !w.saves && sim_chance(moves_of_1000());
+    w.log_limit = w.saves || w.moves ? sim_between(4096, 1 << 16) : 1 << 30;
     if (w.saves) {
         w.replaces = 0;
         w.restores = sim_chance(400);
@@ -55,16 +69,22 @@ static void plan(void)
             w.servers_n = 2 + sim_random(SERVERS_MAX - 1);
             w.ranks_n = 2 + sim_random(RANKS_MAX - 1);
         }
-        storage_begin();
     }
+    if (w.saves || w.moves)
+        storage_begin();
     w.each = sim_chance(300) ? 2 : 1;
+    for (uint32_t i = 0; i < w.servers_n; i++) {
+        w.servers[i].at = i / w.each;
+        home_of(i)->state = HOME_HERE;
+    }
     sim_say("%u servers, %u a process, %u ranks, staleness %llu, lost: %s, "
-            "logs: %s%s%s",
+            "logs: %s%s%s%s",
             w.servers_n, w.each, w.ranks_n, (unsigned long long)w.staleness,
             w.policy == LOST_RAISE ? "raise" : "continue",
             w.durable == LOG_DISK ? "disk" : w.durable ? "process" : "none",
             w.saves ? ", checkpoints" : "",
-            w.restores ? ", servers begin with them" : "");
+            w.restores ? ", servers begin with them" : "",
+            w.moves ? ", shards move" : "");
 }
 
 static net_faults weather(void)
@@ -87,9 +107,13 @@ static net_faults weather(void)
 
 static void restart_server(void *ctx)
 {
-    const uint32_t i = (uint32_t)(uintptr_t)ctx;
-    if (i < w.servers_n && !sim_node_alive(w.servers[i].node))
-        server_start(i);
+    const uint32_t no = (uint32_t)(uintptr_t)ctx;
+    if (no >= processes_n() || sim_node_alive(w.processes[no].node))
+        return;
+    if (w.moves && !moves_may_start(no))
+        sim_at(sim_now() + SIM_S, restart_server, ctx);
+    else
+        host_start(no);
 }
 
 static void restart_rank(void *ctx)
@@ -99,22 +123,79 @@ static void restart_rank(void *ctx)
         rank_start(i);
 }
 
+static void kill_server(uint32_t no, uint64_t most)
+{
+    if (no >= processes_n() || !sim_node_alive(w.processes[no].node))
+        return;
+    host_kill(no);
+    sim_at(sim_now() + sim_between(SIM_MS, most), restart_server,
+           (void *)(uintptr_t)no);
+}
+
 static void fault_kill_server(void)
 {
-    const uint32_t i = sim_random(w.servers_n);
+    const uint32_t no = sim_random(processes_n());
     const int at_answer = sim_chance(500);
-    if (!sim_node_alive(w.servers[i].node))
-        return;
     static const uint32_t answers[] = {WIRE_PUSH, WIRE_SNAPSHOT, WIRE_RESTORE};
-    if (at_answer && net_await_answer(w.servers[i].node,
+    if (!sim_node_alive(w.processes[no].node))
+        return;
+    if (at_answer && net_await_answer(w.processes[no].node,
                                       answers[w.saves ? sim_random(3) : 0]))
         sim_say("an answer is on its way");
-    if (i >= w.servers_n || !sim_node_alive(w.servers[i].node))
+    kill_server(no, at_answer ? SIM_S : 40 * SIM_S);
+}
+
+/* Nothing passes between two for a while, in one direction or both. */
+static void cut_off(int r, int s)
+{
+    const uint64_t until = sim_now() + sim_between(10 * SIM_MS, 30 * SIM_S);
+    const uint32_t ways = 1 + sim_random(3);
+    sim_say("until %.3f nothing passes from slot %d to %d%s",
+            (double)until / 1e9, ways & 1 ? r : s, ways & 1 ? s : r,
+            ways == 3 ? ", or back" : "");
+    if (ways & 1)
+        net_cut(r, s, until);
+    if (ways & 2)
+        net_cut(s, r, until);
+}
+
+/* A shard goes to another process; often one of those who take part in it is
+ * killed, or nothing reaches it from the other one. */
+static void fault_move(void)
+{
+    uint32_t source, target;
+    moves_ask(&source, &target);
+    if (sim_chance(300))
         return;
-    server_kill(i);
-    sim_at(sim_now() + sim_between(SIM_MS, at_answer ? SIM_S : 40 * SIM_S),
-           restart_server,
-           (void *)(uintptr_t)i);
+    for (int steps = (int)sim_random(6); steps >= 0; steps--)
+        if (sim_wait(&w.moves, sim_now() + 8 * SIM_S))
+            return;
+    if (sim_chance(300))
+        sim_sleep(sim_between(SIM_US, SIM_S));
+    switch (sim_random(6)) {
+    case 0:
+        kill_server(source, 40 * SIM_S);
+        if (!sim_chance(200))
+            break;
+        /* fall through */
+    case 1:
+        kill_server(target, 40 * SIM_S);
+        break;
+    case 2:
+        moves_kill_command();
+        break;
+    case 3:
+        cut_off(SLOT_SERVERS + (int)source, SLOT_SERVERS + (int)target);
+        break;
+    case 4: /* it has the shard, and dies before it can say so */
+        net_cut(SLOT_SERVERS + (int)target, SLOT_SERVERS + (int)source,
+                sim_now() + sim_between(SIM_S, 8 * SIM_S));
+        sim_sleep(sim_between(100 * SIM_MS, 4 * SIM_S));
+        kill_server(target, 40 * SIM_S);
+        break;
+    default:
+        break;
+    }
 }
 
 static void fault_kill_rank(void)
@@ -131,13 +212,14 @@ static sim_node *any_node(void)
 {
     if (w.four && sim_chance(600))
         return four_any(sim_random(w.ranks_n + 3));
-    uint32_t k = sim_random(w.servers_n + w.ranks_n);
-    if (k < w.servers_n)
-        return w.servers[k].node;
+    const uint32_t n = processes_n();
+    uint32_t k = sim_random(n + w.ranks_n);
+    if (k < n)
+        return w.processes[k].node;
     if (w.four)
-        return w.servers[0].node;
-    rank_life *l = w.ranks[k - w.servers_n].life;
-    return l ? l->node : w.servers[0].node;
+        return w.processes[0].node;
+    rank_life *l = w.ranks[k - n].life;
+    return l ? l->node : w.processes[0].node;
 }
 
 static void fault_pause(void)
@@ -153,16 +235,7 @@ static void fault_cut(void)
     const int s = SLOT_SERVERS + (int)sim_random(processes_n());
     const int r = w.four ? sim_node_slot(four_any(sim_random(w.ranks_n + 3)))
                          : SLOT_RANKS + (int)sim_random(w.ranks_n);
-    const uint64_t until = sim_now() + sim_between(10 * SIM_MS, 30 * SIM_S);
-    const uint32_t ways = 1 + sim_random(3);
-    sim_say("nothing passes from %s%s%s until %.3f",
-            ways & 1 ? "client to server" : "", ways == 3 ? ", and from " : "",
-            ways & 2 ? "server to client" : "", (double)until / 1e9);
-    sim_say("(client %d, server %d)", r, s);
-    if (ways & 1)
-        net_cut(r, s, until);
-    if (ways & 2)
-        net_cut(s, r, until);
+    cut_off(r, s);
 }
 
 static void fault_slow(void)
@@ -210,12 +283,12 @@ static void mend_disk(void *disk)
 
 static void fault_disk(void)
 {
-    const server_role *s = &w.servers[sim_random(w.servers_n)];
-    memory_disk *d = s->disk;
-    if (!d || !s->running)
+    const uint32_t i = sim_random(w.servers_n);
+    memory_disk *d = home_of(i)->disk;
+    if (!d || !w.servers[i].running)
         return;
     const uint64_t until = sim_now() + sim_between(10 * SIM_MS, 30 * SIM_S);
-    if (w.saves && sim_chance(300))
+    if ((w.saves || w.moves) && sim_chance(300))
         d->sync_fails = EIO;
     else
         d->room = sim_random(2000);
@@ -278,6 +351,10 @@ static void one_fault(void)
         fault_stale_client};
     if (w.saves)
         saves[sim_random(sizeof saves / sizeof *saves)]();
+    else if (w.moves && sim_chance(600))
+        fault_move();
+    else if (w.moves && !w.four && sim_chance(100))
+        fault_disk();
     else if (w.four)
         roles[sim_random(sizeof roles / sizeof *roles)]();
     else
@@ -289,11 +366,14 @@ static void heal(void)
     sim_say("no more faults");
     net_heal();
     storage_heal();
-    for (uint32_t i = 0; i < w.servers_n; i++)
-        if (w.servers[i].disk)
-            mend_disk(w.servers[i].disk);
-    for (uint32_t i = 0; i < w.servers_n; i++)
-        restart_server((void *)(uintptr_t)i);
+    for (uint32_t p = 0; p < processes_n(); p++)
+        for (uint32_t i = 0; i < w.servers_n; i++)
+            if (w.processes[p].homes[i].disk)
+                mend_disk(w.processes[p].homes[i].disk);
+    for (uint32_t p = 0; p < processes_n(); p++)
+        restart_server((void *)(uintptr_t)p);
+    if (w.moves)
+        moves_heal();
     if (w.four)
         four_heal();
     for (uint32_t i = 0; i < w.ranks_n && !w.four; i++)
@@ -417,6 +497,8 @@ static int read_new(void *ctx, size_t n, const uint64_t *ids, float *out)
 static void verdict(void)
 {
     update_bits has;
+    if (w.moves)
+        moves_check_end();
     if (w.four)
         list_batches();
     if (counts_read("at the end", 1, read_new, NULL, has))
@@ -452,8 +534,8 @@ static void await_end(void)
 void history_run(void)
 {
     plan();
-    for (uint32_t i = 0; i < w.servers_n; i += w.each)
-        server_start(i);
+    for (uint32_t p = 0; p < processes_n(); p++)
+        host_start(p);
     if (w.four)
         four_begin();
     for (int i = 0; i < (int)w.ranks_n && !w.four; i++)

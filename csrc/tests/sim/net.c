@@ -136,6 +136,17 @@ void net_close(sim_node *n)
             l->address[0] = 0;
 }
 
+int net_refuses(const char *address)
+{
+    const sim_node *self = sim_node_self();
+    for (listener *l = net.listeners; l; l = l->next)
+        if (strcmp(l->address, address) == 0 &&
+            (sim_node_alive(l->node) || is_cut(self, l->node) ||
+             is_cut(l->node, self)))
+            return 0;
+    return 1;
+}
+
 /* ---- the client's end ---- */
 
 static void run_callback(void *ctx)

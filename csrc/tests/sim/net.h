@@ -35,6 +35,9 @@ void net_heal(void);
 void net_listen(sim_node *n, const char *address, rpc_handler handler,
                 void *ctx, const char *(*name)(uint32_t method));
 void net_close(sim_node *n);
+/* Whether it is certain, for the caller, that nothing listens at an address.
+ */
+int net_refuses(const char *address);
 /* Waits until the node sends an answer to a request of this kind, for a moment
  * at most; that answer takes up to 4 s.  0: it sent none. */
 int net_await_answer(sim_node *n, uint32_t method);

@@ -6,6 +6,7 @@
 #include "log/private.h"
 #include "server/server.h"
 #include "tests/log/disk.h"
+#include "tests/sim/moves.h"
 #include "tests/sim/saves.h"
 
 #include <assert.h>
@@ -41,129 +42,153 @@ static int slow_sync(log_disk *d, int file)
     return disk_sync(d, file);
 }
 
-static updates_log *open_log(server_role *s, uint32_t i)
+static updates_log *open_log(uint32_t no, uint32_t i)
 {
+    home *h = &w.processes[no].homes[i];
     updates_log *log;
     if (!w.durable)
         return NULL;
-    if (!s->disk) {
-        s->disk = memory_disk_make();
-        disk_sync = s->disk->disk.sync;
-        s->disk->disk.sync = slow_sync;
+    if (!h->disk) {
+        h->disk = memory_disk_make();
+        disk_sync = h->disk->disk.sync;
+        h->disk->disk.sync = slow_sync;
     }
     /* A server that cannot write its log does not start. */
-    while (s->disk->room != UINT64_MAX || s->disk->sync_fails)
+    while (h->disk->room != UINT64_MAX || h->disk->sync_fails)
         sim_sleep(SIM_S);
     const log_config config = {.owner = {"sim", i, w.servers_n},
                                .level = (enum log_level)w.durable,
-                               .segment = w.saves ? 2048 : 8192,
+                               .segment = w.log_limit < 1 << 20 ? 2048 : 8192,
                                .limit = w.log_limit};
-    must(persia_log_open(&s->disk->disk, &config, &log), "a log");
-    snprintf(log->boot, sizeof log->boot, "boot %d", s->boots);
+    must(persia_log_open(&h->disk->disk, &config, &log), "a log");
+    snprintf(log->boot, sizeof log->boot, "boot %d", w.processes[no].boots);
     return log;
 }
 
-static void recover(ps_service *service, updates_log *log, uint32_t i)
+static void recover(ps_service *service, updates_log *log, uint32_t no,
+                    uint32_t i)
 {
-    log_found found;
-    if (w.saves) {
-        storage_recover(service, log, i);
-    } else if (log) {
-        must(persia_service_replay(service, 0, &found), "the log");
-        sim_say("has %llu records", (unsigned long long)found.records);
-    }
+    if (w.saves || log)
+        storage_recover(service, log, no, i);
     if (!log)
         return;
     persia_shard_ready(persia_service_shard(service));
-    if (w.saves)
-        storage_cuts(service, log, i);
+    if (w.log_limit < 1 << 20)
+        storage_cuts(service, log, no, i);
 }
 
-uint32_t processes_n(void)
+uint32_t processes_given(void)
 {
     return (w.servers_n + w.each - 1) / w.each;
 }
 
-/* The servers of a process: [from, end). */
-static uint32_t process_end(uint32_t from)
+uint32_t processes_n(void)
 {
-    const uint32_t end = from + w.each;
-    return end < w.servers_n ? end : w.servers_n;
+    return processes_given() + (uint32_t)w.moves;
 }
 
-/* *log: its log, or NULL. */
-static ps_service *make_service(uint32_t i, tables *p, updates_log **log)
+home *home_of(uint32_t server)
 {
-    service_config config = {.name_space = "sim", .shard = i,
+    return &w.processes[w.servers[server].at].homes[server];
+}
+
+sim_node *node_of(uint32_t server)
+{
+    return w.processes[w.servers[server].at].node;
+}
+
+ps_service *make_service(uint32_t no, uint32_t shard, uint64_t boot,
+                         uint64_t lineage, tables **p, updates_log **log)
+{
+    service_config config = {.name_space = "sim", .shard = shard,
                              .shards = w.servers_n,
+                             .boot = boot,
+                             .lineage = lineage,
                              .message_limit = 4 << 20,
-                             .log = open_log(&w.servers[i], i)};
+                             .log = open_log(no, shard)};
     ps_service *service;
-    *log = config.log;
-    if (w.saves)
-        config.files = storage_places(i);
-    must(persia_service_create(p, &config, &service), "a server");
+    *log = w.processes[no].homes[shard].log = config.log;
+    must(persia_tables_beside(w.processes[no].base, p), "tables");
+    if (w.saves || w.moves)
+        config.files = storage_places(no, shard);
+    must(persia_service_create(*p, &config, &service), "a server");
     persia_service_set_calls(service, 64);
-    if (!config.log)
-        recover(service, NULL, i);
     return service;
 }
 
 static void *process_main(void *arg)
 {
-    const uint32_t from = (uint32_t)((server_role *)arg - w.servers);
-    const uint32_t n = process_end(from) - from;
+    process_role *p = arg;
+    const uint32_t no = (uint32_t)(p - w.processes);
     const tables_config made = {.threads = 1};
-    tables *p[SERVERS_MAX];
     ps_service *services[SERVERS_MAX];
     updates_log *logs[SERVERS_MAX];
+    uint32_t shards[SERVERS_MAX], n = 0;
     ps_host *host;
-    must(persia_tables_create(&made, &p[0]), "tables");
-    for (uint32_t k = 1; k < n; k++)
-        must(persia_tables_beside(p[0], &p[k]), "tables");
-    for (uint32_t k = 0; k < n; k++)
-        services[k] = make_service(from + k, p[k], &logs[k]);
+    must(persia_tables_create(&made, &p->base), "tables");
+    for (uint32_t i = 0; i < w.servers_n; i++)
+        if (p->has >> i & 1)
+            shards[n++] = i;
+    for (uint32_t k = 0; k < n; k++) {
+        server_role *s = &w.servers[shards[k]];
+        services[k] = make_service(no, shards[k], 0, 0, &s->tables, &logs[k]);
+        s->service = services[k];
+        if (!logs[k])
+            recover(services[k], NULL, no, shards[k]);
+    }
     must(persia_host_create(services, n, &host), "a host");
-    net_listen(sim_node_self(), w.addresses[process_of(from)],
-               persia_host_handle, host, method_of_server);
+    p->host = host;
+    if (w.moves)
+        moves_tell(no);
+    net_listen(sim_node_self(), w.addresses[no], persia_host_handle, host,
+               method_of_server);
+    if (w.moves)
+        moves_begin(no);
     for (uint32_t k = 0; k < n; k++) {
         if (logs[k])
-            recover(services[k], logs[k], from + k);
-        w.servers[from + k].running = 1;
+            recover(services[k], logs[k], no, shards[k]);
+        w.servers[shards[k]].running = 1;
     }
-    sim_say("serves %u shards of %u from %u on", n, w.servers_n, from);
+    sim_say("serves %u shards of %u", n, w.servers_n);
     return NULL;
 }
 
-void server_start(uint32_t i)
+void host_start(uint32_t no)
 {
-    const uint32_t process = process_of(i), from = process * w.each;
-    char name[32], *address = w.addresses[process];
-    for (uint32_t k = from; k < process_end(from); k++)
-        w.servers[k].life++;
-    snprintf(name, sizeof name, "ps%u.%d", process,
-             w.servers[from].life / 2 + 1);
-    snprintf(address, sizeof w.addresses[0], "ps%u", process);
-    sim_node *node = sim_node_make(name, SLOT_SERVERS + (int)process);
-    for (uint32_t k = from; k < process_end(from); k++)
-        w.servers[k].node = node;
+    process_role *p = &w.processes[no];
+    char name[32], *address = w.addresses[no];
+    p->has = 0;
+    for (uint32_t i = 0; i < w.servers_n; i++)
+        if (moves_begins_with(no, i)) {
+            p->has |= (uint8_t)(1 << i);
+            w.servers[i].at = no;
+            w.servers[i].life++;
+        }
+    snprintf(name, sizeof name, "ps%u.%d", no, ++p->life);
+    snprintf(address, sizeof w.addresses[0], "ps%u", no);
+    p->node = sim_node_make(name, SLOT_SERVERS + (int)no);
     sim_say("start of %s", name);
-    sim_spawn(node, process_main, &w.servers[from], "main");
+    sim_spawn(p->node, process_main, p, "main");
 }
 
-void server_kill(uint32_t i)
+void host_kill(uint32_t no)
 {
-    const uint32_t from = process_of(i) * w.each;
-    sim_node *node = w.servers[i].node;
-    sim_say("kill -9 of %s", sim_node_name(node));
-    sim_kill(node);
-    net_killed(node);
-    for (uint32_t k = from; k < process_end(from); k++) {
-        server_role *s = &w.servers[k];
-        if (w.durable == LOG_DISK) {
-            s->boots++;
-            memory_disk_lose(s->disk, sim_random(1u << 30));
-        }
+    process_role *p = &w.processes[no];
+    sim_say("kill -9 of %s", sim_node_name(p->node));
+    sim_kill(p->node);
+    net_killed(p->node);
+    p->boots += w.durable == LOG_DISK;
+    p->has = 0;
+    for (uint32_t i = 0; i < w.servers_n; i++) {
+        p->homes[i].log = NULL;
+        p->homes[i].cutter = NULL;
+    }
+    for (uint32_t i = 0; i < w.servers_n; i++) {
+        server_role *s = &w.servers[i];
+        if (w.durable == LOG_DISK && p->homes[i].disk)
+            memory_disk_lose(p->homes[i].disk, sim_random(1u << 30));
+        if (s->at != no)
+            continue;
         s->running = 0;
         s->rows++; /* what it had is gone from now on */
         s->life++;
@@ -176,11 +201,11 @@ int open_client(uint64_t stream, uint32_t rank, ps_client **out,
                 uint32_t *table)
 {
     const char *addresses[SERVERS_MAX];
-    for (uint32_t i = 0; i < processes_n(); i++)
+    for (uint32_t i = 0; i < processes_given(); i++)
         addresses[i] = w.addresses[i];
     const client_config config = {.threads = 1,
                                   .addresses = addresses,
-                                  .addresses_n = processes_n(),
+                                  .addresses_n = processes_given(),
                                   .name_space = "sim",
                                   .rank = rank,
                                   .world = stream ? w.ranks_n : 1,
@@ -250,6 +275,12 @@ static int is_of_saves(int rc)
                        (rc == PERSIA_EMISMATCH && w.newest));
 }
 
+/* Where a command was killed that would have said where a shard is. */
+static int is_of_moves(const rank_life *l, int rc)
+{
+    return w.moves && !w.finish && !l->c && rc == PERSIA_EMISMATCH;
+}
+
 /* Within its timeout, and that of what it completes and greets before. */
 static void end_call(rank_life *l, uint64_t began, const char *what, int rc)
 {
@@ -263,7 +294,8 @@ static void end_call(rank_life *l, uint64_t began, const char *what, int rc)
         sim_say("%s tells: %s", what, persia_err_text());
     } else if (rc) {
         sim_say("%s: %s: %s", what, persia_err_name(rc), persia_err_text());
-        if (!is_away(rc) && !is_of_another(l, rc) && !is_of_saves(rc))
+        if (!is_away(rc) && !is_of_another(l, rc) && !is_of_saves(rc) &&
+            !is_of_moves(l, rc))
             sim_fail("%s: %s, which no fault explains", what,
                      persia_err_name(rc));
         l->broken = 1;

@@ -8,6 +8,7 @@
 #define PERSIA_TESTS_SIM_ROLES_H
 
 #include "client/client.h"
+#include "server/server.h"
 #include "tests/sim/net.h"
 
 typedef struct part part; /* storage.h */
@@ -15,6 +16,7 @@ typedef struct checkpoint checkpoint; /* saves.h */
 
 enum {
     SERVERS_MAX = 3,
+    PROCESSES_MAX = SERVERS_MAX + 1, /* one joins without a shard */
     RANKS_MAX = 3,
     UPDATES_MAX = 400, /* of a rank */
     SHARED = 8,        /* rows of all: ids 1 .. SHARED */
@@ -22,6 +24,7 @@ enum {
     DIM = 2,
     SLOT_SERVERS = 1,
     SLOT_RANKS = 5,
+    SLOT_COMMAND = 13,
     STREAM = 100 /* of rank 0; the next ones follow */
 };
 
@@ -42,15 +45,44 @@ typedef struct attempt {
 /* Bit s: its own row at server s is there. */
 typedef uint8_t update_bits[RANKS_MAX][UPDATES_MAX];
 
+/* A shard. */
 typedef struct server_role {
-    sim_node *node;
-    struct memory_disk *disk; /* of its log; NULL: it has none */
-    part *cut;                /* beside it; or NULL */
-    int boots;                /* of its machine */
+    uint32_t at; /* the process that has it, or had it last */
+    ps_service *service;
+    tables *tables;
     int life;    /* 0: never started */
     int rows;    /* counts: other rows are there, or begin to be */
     int running;
+    uint64_t out;     /* the move that has taken it out; 0: none */
+    uint32_t out_of;  /* ... from that process */
 } server_role;
+
+/* What a process keeps of a shard on its disk. */
+typedef struct home {
+    struct memory_disk *disk; /* of its log; NULL: it has none */
+    part *cut;                /* beside it; or NULL */
+    updates_log *log;         /* open, in the process that runs; or NULL */
+    struct cutter *cutter;    /* likewise */
+    enum home_state {
+        HOME_NONE,
+        HOME_HERE,
+        HOME_OUT, /* taken out, and not known to be at the other one */
+        HOME_GONE
+    } state;
+    uint64_t move;     /* OUT and GONE: which, */
+    uint32_t other;    /* ... and to that process */
+    uint64_t prepared; /* by this move it arrives: all rows are there */
+} home;
+
+typedef struct process_role {
+    sim_node *node;
+    ps_host *host;  /* NULL: it does not listen yet */
+    tables *base;   /* those of its shards are beside it */
+    int life;
+    int boots;      /* of its machine */
+    uint8_t has;    /* bit k: it answers for shard k */
+    home homes[SERVERS_MAX];
+} process_role;
 
 /* One process of a rank. */
 typedef struct rank_life {
@@ -88,8 +120,10 @@ typedef struct rank_role {
 /* A history. */
 typedef struct world {
     uint32_t servers_n, ranks_n;
-    uint32_t each;       /* shards of a process: each is a server by itself
-                            here, but they start and are killed together */
+    uint32_t each;       /* shards of a process in the beginning: each is a
+                            server by itself here, but they start and are
+                            killed together */
+    int moves;           /* shards go to other processes: see moves.h */
     uint64_t staleness, timeout, think;
     enum client_lost policy;
     int replaces;        /* processes that live are replaced; no server is
@@ -105,17 +139,19 @@ typedef struct world {
                             LOG_DISK a kill is a power cut */
     int finish;          /* ranks make their last updates */
     server_role servers[SERVERS_MAX];
+    process_role processes[PROCESSES_MAX];
     rank_role ranks[RANKS_MAX];
-    char addresses[SERVERS_MAX][16];
+    char addresses[PROCESSES_MAX][16];
 } world;
 extern world w;
 
-/* Of the processes: their number, and that of a server. */
+/* So many processes there are, and so many of them clients know from the
+ * beginning. */
 uint32_t processes_n(void);
-static inline uint32_t process_of(uint32_t server)
-{
-    return server / w.each;
-}
+uint32_t processes_given(void);
+/* What the process of a server keeps of it; its node. */
+home *home_of(uint32_t server);
+sim_node *node_of(uint32_t server);
 /* The id of an update's own row at a server of its time. */
 uint64_t own_row(int rank, int update, uint32_t server);
 /* Reads the first value of rows: 0, or an error. */
@@ -127,10 +163,14 @@ int counts_read(const char *where, int whole, rows_reader read, void *ctx,
                 update_bits has);
 /* What every history's table is. */
 void counts_config(struct table_config *out);
-/* Starts the process of a server without rows; it is up when its node listens.
+/* Starts a process of servers without rows; it is up when its node listens.
  */
-void server_start(uint32_t i);
-void server_kill(uint32_t i);
+void host_start(uint32_t no);
+void host_kill(uint32_t no);
+/* A service of a shard in tables beside those of a process.  boot and lineage
+ * as in service_config.  *log: its log, or NULL. */
+ps_service *make_service(uint32_t no, uint32_t shard, uint64_t boot,
+                         uint64_t lineage, tables **p, updates_log **log);
 void rank_start(int i);
 void rank_kill(int i);
 /* A client of all servers that makes no updates, or of a rank. */

@@ -470,9 +470,9 @@ void saves_reshard(uint32_t servers_n)
     for (uint32_t i = 0; i < w.ranks_n; i++)
         if (w.ranks[i].life)
             rank_kill((int)i);
-    for (uint32_t s = 0; s < w.servers_n; s++)
-        if (sim_node_alive(w.servers[s].node))
-            server_kill(s);
+    for (uint32_t p = 0; p < processes_n(); p++)
+        if (sim_node_alive(w.processes[p].node))
+            host_kill(p);
     memcpy(has, c->has, sizeof has);
     note_acked(acked);
     for (uint32_t i = 0; i < w.ranks_n; i++)
@@ -482,10 +482,10 @@ void saves_reshard(uint32_t servers_n)
     w.unfinished = 0;
     w.restores = 1;
     w.epoch++;
-    for (uint32_t s = 0; s < servers_n; s++) {
-        w.servers[s].disk = NULL;
-        w.servers[s].cut = NULL;
-    }
-    for (uint32_t s = 0; s < servers_n; s += w.each)
-        server_start(s);
+    for (uint32_t p = 0; p < PROCESSES_MAX; p++)
+        memset(w.processes[p].homes, 0, sizeof w.processes[p].homes);
+    for (uint32_t s = 0; s < servers_n; s++)
+        w.servers[s].at = s / w.each;
+    for (uint32_t p = 0; p < processes_n(); p++)
+        host_start(p);
 }

@@ -202,16 +202,17 @@ static int slow_find(void *root, const char *name, const char *folder,
     return rc;
 }
 
-static void log_name(uint32_t server, char out[FOLDER])
+static void log_name(uint32_t process, uint32_t server, char out[FOLDER])
 {
-    snprintf(out, FOLDER, "log-%u-of-%u-%u", server, w.servers_n, w.epoch);
+    snprintf(out, FOLDER, "log-%u-of-%u-%u-at-%u", server, w.servers_n,
+             w.epoch, process);
 }
 
-ckpt_places storage_places(uint32_t server)
+ckpt_places storage_places(uint32_t process, uint32_t server)
 {
     char name[FOLDER], path[256];
     ckpt_root *root;
-    log_name(server, name);
+    log_name(process, server, name);
     path_of(name, "", path, sizeof path);
     folder_make(path);
     if (persia_ckpt_root_open(&root) ||
@@ -433,8 +434,7 @@ void part_of(const checkpoint *c, uint32_t shard, uint32_t shards, part *out)
 
 /* ---- a server's own ---- */
 
-/* persia/distributed/server.py: _read_rows(). */
-static int read_rows_of(const peer *own, const char *root, const part *from)
+int storage_read(const peer *own, const char *root, const part *from)
 {
     table_config config;
     counts_config(&config);
@@ -454,7 +454,7 @@ static int read_rows_of(const peer *own, const char *root, const part *from)
 static void begin_with(const peer *own, const char *root, const part *from)
 {
     sim_say("begins with %s", from->folder);
-    if (read_rows_of(own, root, from))
+    if (storage_read(own, root, from))
         sim_fail("a server cannot begin: %s", persia_err_text());
 }
 
@@ -468,11 +468,12 @@ static int has_rows(ps_service *service)
     return persia_tables_updates(p) || stats.rows;
 }
 
-void storage_recover(ps_service *service, updates_log *log, uint32_t server)
+void storage_recover(ps_service *service, updates_log *log, uint32_t process,
+                     uint32_t server)
 {
     peer own = {0};
     log_found found = {0};
-    const part *cut = w.servers[server].cut;
+    const part *cut = w.processes[process].homes[server].cut;
     const uint64_t from = cut ? cut->log : 0;
     if (persia_shard_direct(persia_service_shard(service), &own.own))
         sim_fail("no direct way to a shard");
@@ -493,29 +494,31 @@ void storage_recover(ps_service *service, updates_log *log, uint32_t server)
 
 /* ---- cuts ---- */
 
-typedef struct cutter {
+struct cutter {
     ps_service *service;
     updates_log *log;
-    uint32_t server, cuts;
-} cutter;
+    uint32_t process, server;
+    int ends, ended;
+};
+typedef struct cutter cutter;
 
-/* persia/distributed/server.py: _write_rows(). */
-static int write_cut(const peer *own, const char *folder, part *out)
+int storage_write(const peer *own, const char *root, const char *folder,
+                  part *out)
 {
     int started = 0, done = 0;
     uint64_t lineage, after, restore;
     int rc = peer_hello(own, &lineage, &restore);
     if (!rc)
-        rc = peer_snapshot(own, SNAPSHOT_BEGIN, CKPT_LOG_ROOT, folder, "p",
-                           out, &started, &done);
+        rc = peer_snapshot(own, SNAPSHOT_BEGIN, root, folder, "p", out,
+                           &started, &done);
     while (!rc && !done) {
         sim_sleep(20 * SIM_MS);
-        rc = peer_snapshot(own, SNAPSHOT_STATUS, CKPT_LOG_ROOT, folder, "p",
-                           out, &started, &done);
+        rc = peer_snapshot(own, SNAPSHOT_STATUS, root, folder, "p", out,
+                           &started, &done);
     }
     if (!rc)
-        rc = peer_snapshot(own, SNAPSHOT_END, CKPT_LOG_ROOT, folder, "p",
-                           out, &started, &done);
+        rc = peer_snapshot(own, SNAPSHOT_END, root, folder, "p", out, &started,
+                           &done);
     if (!rc)
         rc = peer_hello(own, &after, &restore);
     if (!rc && after != lineage)
@@ -525,16 +528,21 @@ static int write_cut(const peer *own, const char *folder, part *out)
     return rc;
 }
 
-static int cut(cutter *c, const peer *own)
+int storage_cut(ps_service *service, updates_log *log, uint32_t process,
+                uint32_t server)
 {
-    server_role *s = &w.servers[c->server];
+    static unsigned cuts;
     char root[FOLDER];
+    peer own = {0};
     part *p = calloc(1, sizeof *p);
     assert(p);
-    log_name(c->server, root);
-    snprintf(p->folder, FOLDER, "rows-%d-%u", s->life, ++c->cuts);
+    if (persia_shard_direct(persia_service_shard(service), &own.own))
+        sim_fail("no direct way to a shard");
+    log_name(process, server, root);
+    snprintf(p->folder, FOLDER, "rows-%u", ++cuts);
     storage_make(root, p->folder, "p");
-    int rc = write_cut(own, p->folder, p);
+    int rc = storage_write(&own, CKPT_LOG_ROOT, p->folder, p);
+    own.own->ops->close(own.own);
     if (rc) {
         free(p);
         return rc;
@@ -542,35 +550,47 @@ static int cut(cutter *c, const peer *own)
     storage_unprove(root, p->folder);
     sim_say("has cut its rows at %llu", (unsigned long long)p->log);
     if (sim_bug("cut_of_a_later_moment"))
-        p->log = persia_log_end(c->log);
-    s->cut = p;
-    return persia_log_release(c->log, p->log);
+        p->log = persia_log_end(log);
+    w.processes[process].homes[server].cut = p;
+    return persia_log_release(log, p->log);
 }
 
 static void *cuts_main(void *arg)
 {
     cutter *c = arg;
-    peer own = {0};
-    if (persia_shard_direct(persia_service_shard(c->service), &own.own))
-        sim_fail("no direct way to a shard");
-    for (;;) {
+    while (!c->ends) {
+        int rc = PERSIA_OK;
         sim_sleep(500 * SIM_MS);
-        if (!persia_log_wants_cut(c->log))
-            continue;
-        int rc = cut(c, &own);
+        if (persia_log_wants_cut(c->log) && !c->ends)
+            rc = storage_cut(c->service, c->log, c->process, c->server);
         if (!rc)
             continue;
         sim_say("cannot cut its rows: %s: %s", persia_err_name(rc),
                 persia_err_text());
         sim_sleep(SIM_S);
     }
+    c->ended = 1;
+    sim_wake(c);
     return NULL;
 }
 
-void storage_cuts(ps_service *service, updates_log *log, uint32_t server)
+void storage_cuts(ps_service *service, updates_log *log, uint32_t process,
+                  uint32_t server)
 {
     cutter *c = calloc(1, sizeof *c);
     assert(c);
-    *c = (cutter){.service = service, .log = log, .server = server};
+    *c = (cutter){.service = service, .log = log, .process = process,
+                  .server = server};
+    w.processes[process].homes[server].cutter = c;
     sim_spawn(sim_node_self(), cuts_main, c, "cuts");
+}
+
+void storage_end_cuts(home *h)
+{
+    cutter *c = h->cutter;
+    h->cutter = NULL;
+    if (c)
+        c->ends = 1;
+    while (c && !c->ended)
+        (void)sim_wait(c, UINT64_MAX);
 }

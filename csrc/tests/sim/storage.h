@@ -36,8 +36,8 @@ void storage_begin(void);
 void storage_remove(uint64_t pid);
 /* Faults of files end. */
 void storage_heal(void);
-/* How a server of this number finds its files. */
-ckpt_places storage_places(uint32_t server);
+/* How a server of this number finds its files in a process. */
+ckpt_places storage_places(uint32_t process, uint32_t server);
 
 /* A folder with a proof in it, to write into; then without. */
 void storage_make(const char *root, const char *folder, const char *proof);
@@ -63,11 +63,22 @@ int part_has(const part *p, uint64_t stream, uint64_t number);
 void part_of(const checkpoint *c, uint32_t shard, uint32_t shards, part *out);
 uint64_t checkpoint_in_part(const checkpoint *c, uint64_t stream);
 
+/* persia/distributed/server.py: _write_rows() and _read_rows(), of the server
+ * itself. */
+int storage_write(const peer *own, const char *root, const char *folder,
+                  part *out);
+int storage_read(const peer *own, const char *root, const part *from);
+
 /* A server's beginning: its last cut, its log, or a checkpoint; then it cuts
  * whenever its log wants one. */
-void storage_recover(ps_service *service, updates_log *log,
+void storage_recover(ps_service *service, updates_log *log, uint32_t process,
                      uint32_t server);
-void storage_cuts(ps_service *service, updates_log *log,
+void storage_cuts(ps_service *service, updates_log *log, uint32_t process,
                   uint32_t server);
+/* A cut now; no other runs. */
+int storage_cut(ps_service *service, updates_log *log, uint32_t process,
+                uint32_t server);
+/* No more cuts, and none runs. */
+void storage_end_cuts(home *h);
 
 #endif
