@@ -47,7 +47,7 @@ from persia.checkpoint.manifest import MANIFEST, File, encode_manifest
 from persia.errors import InvalidArgument, StorageError
 from persia.redaction import clean
 
-_TRANSFERS = 4  # files at once
+TRANSFERS = 4  # files at once
 _PIECE = 8 << 20  # bytes
 
 
@@ -337,7 +337,7 @@ def _side_by_side(
     transfer: Callable[[str], None], names: Iterable[str]
 ) -> None:
     """Several files at once; those not begun are left after an error."""
-    pool = concurrent.futures.ThreadPoolExecutor(_TRANSFERS)
+    pool = concurrent.futures.ThreadPoolExecutor(TRANSFERS)
     try:
         for _ in pool.map(transfer, names):
             pass

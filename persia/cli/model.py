@@ -24,7 +24,8 @@ console = Console(emoji=False, highlight=False, markup=False)
 _Root = Annotated[
     str,
     typer.Argument(
-        help="Folder of persia export (its current version), or of a version."
+        help="Folder of persia export (its current version), or of a version; "
+        "or a URL of one."
     ),
 ]
 
@@ -36,7 +37,9 @@ def _model() -> None:
 
 @commands.command()
 def ls(
-    root: Annotated[str, typer.Argument(help="Folder of persia export.")],
+    root: Annotated[
+        str, typer.Argument(help="Folder of persia export, or URL.")
+    ],
     json: Json = False,
 ) -> None:
     """List the versions of an export.
@@ -45,7 +48,7 @@ def ls(
 
     persia model ls exported
     """
-    from persia.serving.folder import find_version, versions_of
+    from persia.serving.folder import versions_of
 
     versions = versions_of(root)
     now = versions.current()
@@ -53,7 +56,7 @@ def ls(
     for name in versions.names():
         one: dict[str, Any] = {"version": name, "current": name == now}
         try:
-            one |= _summary(find_version(root, name).manifest)
+            one |= _summary(versions.version(name).manifest)
         except PersiaError as error:
             one["damaged"] = str(error)
         found.append(one)
@@ -86,7 +89,7 @@ def inspect(root: _Root, json: Json = False) -> None:
     found = find_version(root)
     manifest = found.manifest
     values = {
-        "path": str(found.folder),
+        "path": str(found.place),
         **_summary(manifest),
         "torch": manifest.torch,
         "checkpoint": manifest.checkpoint,
@@ -142,37 +145,42 @@ def verify(root: _Root, json: Json = False) -> None:
     persia model verify exported
     """
     from persia.serving.folder import damage, find_version
-    from persia.serving.model import load_model
+    from persia.serving.model import ExportedModel
 
     found = find_version(root)
     wrong, done = [], 0
-    with progress("verifying", found.manifest.bytes) as tell:
-        for entry, text in damage(found):
+    with (
+        found.root.copied(found) as folder,
+        progress("verifying", found.manifest.bytes) as tell,
+    ):
+        for entry, text in damage(found, folder):
             done += entry.bytes
             tell(done, f"{done:,} bytes")
             wrong += [text] if text else []
-    if not wrong:
-        try:
-            load_model(found.folder).check_rows()
-        except CorruptFile as error:
-            wrong.append(str(error))
+        if not wrong:
+            try:
+                ExportedModel(found, folder).check_rows()
+            except CorruptFile as error:
+                wrong.append(str(error))
     count = len(found.manifest.files)
     if json:
         print_json(
-            {"path": str(found.folder), "files": count, "damaged": wrong}
+            {"path": str(found.place), "files": count, "damaged": wrong}
         )
     if wrong:
         raise CorruptFile(
-            f"{found.folder}: {len(wrong)} of {count} files are damaged: "
+            f"{found.place}: {len(wrong)} of {count} files are damaged: "
             + "; ".join(wrong[:5])
         )
     if not json:
-        console.print(f"{found.folder}: {count} files are whole")
+        console.print(f"{found.place}: {count} files are whole")
 
 
 @commands.command()
 def diff(
-    root: Annotated[str, typer.Argument(help="Folder of persia export.")],
+    root: Annotated[
+        str, typer.Argument(help="Folder of persia export, or URL.")
+    ],
     first: Annotated[str, typer.Argument(help="Version A, such as v-000003.")],
     second: Annotated[str, typer.Argument(help="Version B, to compare with.")],
     json: Json = False,
@@ -204,7 +212,9 @@ def diff(
 
 @commands.command()
 def use(
-    root: Annotated[str, typer.Argument(help="Folder of persia export.")],
+    root: Annotated[
+        str, typer.Argument(help="Folder of persia export, or URL.")
+    ],
     version: Annotated[str, typer.Argument(help="Version, such as v-000003.")],
     dry_run: DryRun = False,
     json: Json = False,
@@ -214,11 +224,11 @@ def use(
 
     persia model use exported v-000003
     """
-    from persia.serving.folder import find_version, versions_of
+    from persia.serving.folder import versions_of
 
     versions = versions_of(root)
     before = versions.current()
-    find_version(root, version)
+    versions.version(version)
     if dry_run:
         would(f"use {version} in place of {before}", json)
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -85,17 +86,21 @@ class ExportedModel(nn.Module):
 
     Attributes:
         version: the name of the version.
-        folder: of the version.
+        place: of the version, a folder or a URL.
+        folder: whose files are mapped: its own, or that in the cache.
         manifest: what the folder says of it.
         schema: of the data that it was trained on; None: it takes ids.
         tasks: names of the labels, where there are several.
         form: of its inputs and outputs, as tensors with names.
     """
 
-    def __init__(self, version: Version) -> None:
+    def __init__(
+        self, version: Version, folder: Path, cache: Path | None = None
+    ) -> None:
         super().__init__()
-        self.folder, self.manifest = version
-        manifest = self.manifest
+        self._cache = cache
+        self.place, self.folder = version.place, folder
+        self.manifest = manifest = version.manifest
         self.version = manifest.name
         self.form = manifest.form
         self.tasks = tuple(manifest.tasks)
@@ -235,34 +240,42 @@ class ExportedModel(nn.Module):
         return sum(n for n, _ in counts), sum(n for _, n in counts)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return load_model, (self.folder,)
+        return load_model, (self.place, None, self._cache)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ExportedModel:
         return self  # nothing of it changes
 
     def extra_repr(self) -> str:
         rows = sum(t.rows for t in self.manifest.tables)
-        return f"{self.folder}, {rows:,} rows"
+        return f"{self.place}, {rows:,} rows"
 
 
 def load_model(
-    path: str | os.PathLike[str], version: str | None = None
+    path: str | os.PathLike[str],
+    version: str | None = None,
+    cache: str | os.PathLike[str] | None = None,
 ) -> ExportedModel:
     """A model that :func:`persia.export` or ``persia export`` wrote.
 
     Rows are mapped: loading takes as long for any number of them.
 
     Args:
-        path: the root of the versions, or the folder of one.
+        path: the root of the versions, or the folder of one; a folder or the
+            URL of one in a bucket.
         version: its name in the root; None: the current one.
+        cache: the folder in which the last two versions of a bucket are kept;
+            None: ``~/.cache/persia/models``.
 
     Raises:
         CorruptFile: a file is cut off, missing or altered. The bytes of rows
-            are not read: ``persia model verify`` does that.
+            are read when they are fetched from a bucket, else not: ``persia
+            model verify`` does that.
         SchemaMismatch: another Persia, or a newer torch, wrote it.
         StorageError: there is no such version, or it cannot be read.
     """
-    return ExportedModel(find_version(path, version))
+    found = find_version(path, version)
+    kept = None if cache is None else Path(cache)
+    return ExportedModel(found, found.root.folder(found, kept), kept)
 
 
 def _without_labels(schema: Schema | None) -> Schema | None:

@@ -27,7 +27,7 @@ class Serving:
 
     Args:
         config: of the process.
-        models: ``PATH`` or ``NAME=PATH`` of exports.
+        models: ``PATH`` or ``NAME=PATH`` of exports, folders or URLs.
 
     Raises:
         Unavailable: uvicorn or starlette is not installed.
@@ -43,7 +43,10 @@ class Serving:
         torch.set_num_threads(1)  # an executor a core
         self.measures = Measures()
         self.repository = Repository(
-            named_paths(models), config.versions, config.poll
+            named_paths(models),
+            config.versions,
+            config.poll,
+            config.cache,
         )
         self._batcher = Batcher(
             config.threads or max(1, int(processors())),
