@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from persia.base.logs import say
-from persia.cli.bars import progress
+from persia.cli.bars import Counted, progress
 from persia.cli.options import DryRun, Json, print_json, would
 from persia.cli.shared import Commands
-from persia.errors import CorruptFile, PersiaError
+from persia.errors import CorruptFile, InvalidArgument, PersiaError
 
 if TYPE_CHECKING:
     from persia.serving.folder import ExportManifest
@@ -177,6 +177,46 @@ def verify(root: _Root, json: Json = False) -> None:
 
 
 @commands.command()
+def coverage(
+    root: _Root,
+    data: Annotated[
+        str,
+        typer.Option(
+            help="A file, glob or URL with the columns of the training, such "
+            "as a log of requests."
+        ),
+    ],
+    json: Json = False,
+) -> None:
+    """Count the ids of data that have no row in a version, by feature.
+
+    They get the vectors of ids that were never trained.
+
+    persia model coverage exported --data requests.parquet
+    """
+    from persia.data import Files
+    from persia.serving.coverage import unknown_ids
+    from persia.serving.model import load_model
+
+    model = load_model(root)
+    if model.columns is None:
+        raise InvalidArgument(
+            f"{root} was exported without a schema: it has no columns"
+        )
+    batches = Counted(Files(data, model.columns, 4096), "reading")
+    found = unknown_ids(model, batches)
+    if json:
+        print_json(found)
+        return
+    table = _table("feature", "ids", "unknown", "share")
+    for one in found:
+        share = one["unknown"] / max(one["ids"], 1)
+        counts = (f"{one[n]:,}" for n in ("ids", "unknown"))
+        table.add_row(one["feature"], *counts, f"{share:.2%}")
+    console.print(table)
+
+
+@commands.command()
 def diff(
     root: Annotated[
         str, typer.Argument(help="Folder of persia export, or URL.")
@@ -252,7 +292,15 @@ def _summary(manifest: ExportManifest) -> dict[str, Any]:
 def _table(*columns: str) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     numbers = {"step", "rows", "bytes", "trained", "dim"}
-    numbers |= {"only in A", "only in B", "changed", "same"}
+    numbers |= {
+        "ids",
+        "unknown",
+        "share",
+        "only in A",
+        "only in B",
+        "changed",
+        "same",
+    }
     for name in columns:
         side = "right" if name in numbers else "left"
         table.add_column(name, justify=side)  # type: ignore[arg-type]

@@ -90,6 +90,7 @@ class ExportedModel(nn.Module):
         folder: whose files are mapped: its own, or that in the cache.
         manifest: what the folder says of it.
         schema: of the data that it was trained on; None: it takes ids.
+        columns: the schema of requests, without labels; None: they have ids.
         tasks: names of the labels, where there are several.
         form: of its inputs and outputs, as tensors with names.
     """
@@ -108,7 +109,7 @@ class ExportedModel(nn.Module):
         if manifest.schema_file is not None:
             check_file(self.folder, manifest.schema_file)
             self.schema = Schema.load(self.folder / manifest.schema_file.name)
-        self._inputs = _without_labels(self.schema)
+        self.columns = _without_labels(self.schema)
         tables = {
             t.options.name: open_rows(
                 self.folder, t.file.name, t.type, t.key, t.options
@@ -172,11 +173,11 @@ class ExportedModel(nn.Module):
             MalformedData: a row is malformed.
             SchemaMismatch: a column is missing, or has another type.
         """
-        if self._inputs is None:
+        if self.columns is None:
             raise errors.InvalidArgument(
                 "the model was exported without a schema: it takes ids"
             )
-        return Table(data, self._inputs, batch_size)
+        return Table(data, self.columns, batch_size)
 
     def predict(self, data: Any) -> Tensor:
         """Probabilities of a click, or what else the model gives first.
