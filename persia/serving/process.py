@@ -68,7 +68,7 @@ class Serving:
             timeout=config.timeout,
             token=security.token,
         )
-        self._socket = _listen(config.host, config.port)
+        self._socket = listen(config.host, config.port)
         host = f"[{config.host}]" if ":" in config.host else config.host
         self.address = f"{host}:{self._socket.getsockname()[1]}"
         self._uvicorn = uvicorn.Server(
@@ -120,9 +120,10 @@ def _uvicorn() -> Any:
     return uvicorn
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
+    # Without the protocol asyncio sets no TCP_NODELAY.
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((host, port))
