@@ -11,7 +11,12 @@ import torch
 
 from persia.base.logs import say
 from persia.base.urls import Url
-from persia.errors import InvalidArgument, PersiaError, Unavailable
+from persia.errors import (
+    InvalidArgument,
+    PersiaError,
+    StorageError,
+    Unavailable,
+)
 from persia.serving.folder import (
     Versions,
     find_version,
@@ -92,10 +97,14 @@ class Model:
         return self._current is not None
 
     def names(self) -> list[str]:
-        """The versions that are there, from the oldest to the newest."""
-        if self._root is None:
+        """The versions that are there, from the oldest to the newest; while
+        a bucket gives no answer those that are mapped."""
+        try:
+            if self._root is not None:
+                return self._root.names()
             return [find_version(self._path).manifest.name]
-        return self._root.names()
+        except StorageError:
+            return sorted(self._versions)
 
     def version(self, name: str | None) -> ExportedModel:
         """A version, which is mapped if it is not yet.

@@ -43,6 +43,10 @@ def killed(*_: Any, **__: Any) -> None:
     raise Killed
 
 
+def refused(*_: Any) -> None:
+    raise errors.StorageError("no answer")
+
+
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's cache is of this test alone."""
@@ -245,7 +249,11 @@ def test_the_version_before_answers_on(
 
 
 def test_the_bucket_is_away_and_comes_back(
-    place: Path, tmp_path: Path, uri: Uri, bucket: fs.FileSystem
+    place: Path,
+    tmp_path: Path,
+    uri: Uri,
+    bucket: fs.FileSystem,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A process that serves needs it for new versions alone."""
     copy(place, bucket)
@@ -266,6 +274,10 @@ def test_the_bucket_is_away_and_comes_back(
         model.follow = watched  # type: ignore[method-assign]
         assert tries.wait(60)
         assert model.current.version == "v-000002"
+        assert model.names() == ["v-000001", "v-000002"]
+        with monkeypatch.context() as patch:
+            patch.setattr(BucketVersions, "names", refused)
+            assert model.names() == ["v-000002"]
         put(bucket, "ctr/CURRENT", current.replace(b"2", b"1"))
         while model.current.version != "v-000001":
             threading.Event().wait(0.02)
