@@ -51,18 +51,22 @@ class Found(NamedTuple):
     manifest: Manifest
 
 
-class Root(Protocol):
+class Checked(Protocol):
+    """What can say whether a save would begin; str() of it is its name."""
+
+    def check(self) -> None:
+        """Fails (OSError, StorageError) where `writing` would; changes
+        nothing.
+        """
+
+
+class Root(Checked, Protocol):
     """Where checkpoints are kept; str() of it is its name for messages."""
 
     @property
     def shared(self) -> bool:
         """Whether other processes may see the folders of `writing` and
         `reading`.
-        """
-
-    def check(self) -> None:
-        """Fails (OSError, StorageError) where `writing` would; changes
-        nothing.
         """
 
     def check_place(self) -> None:
@@ -116,13 +120,6 @@ def root_of(path: str | os.PathLike[str]) -> Root:
     if isinstance(path, str) and url.scheme:
         if url.local is not None:
             return LocalRoot(Path(url.local))
-        if ":" in url.user:
-            raise InvalidArgument(
-                f"{url.scheme}://...@{url.host} has a key in it, which "
-                "logs, errors and the checkpoint itself would show: give "
-                "keys through the environment (S3: AWS_ACCESS_KEY_ID, "
-                "AWS_SECRET_ACCESS_KEY)"
-            )
         from persia.checkpoint.remote import RemoteRoot
 
         return RemoteRoot(Url.to_open(url))
@@ -196,7 +193,7 @@ def outdated(root: Root, newest: str, training: str, keep: int) -> list[str]:
 
 
 def refuse_inside(
-    root: Root, path: str, is_file: Callable[[str], bool]
+    root: object, path: str, is_file: Callable[[str], bool]
 ) -> None:
     """Raises if a root lies in a checkpoint of another root, which removes
     its checkpoints as whole folders.
@@ -261,7 +258,7 @@ def write_file(path: Path, fill: Callable[[Any], object]) -> None:
         os.fsync(file.fileno())
 
 
-def check(root: Root) -> None:
+def check(root: Checked) -> None:
     """Finds out whether a save into a root could begin.
 
     Raises:

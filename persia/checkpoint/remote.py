@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -46,16 +47,26 @@ from persia.checkpoint.manifest import MANIFEST, File, encode_manifest
 from persia.errors import InvalidArgument, StorageError
 from persia.redaction import clean
 
-_TRANSFERS = 4  # files at once
+TRANSFERS = 4  # files at once
 _PIECE = 8 << 20  # bytes
 
 
-class RemoteRoot:
-    """A folder of checkpoints, by its URI. Implements
-    :class:`persia.checkpoint.files.Root`.
+class RemoteFolder:
+    """A folder of folders that appear whole, by its URI: each has its
+    manifest last, and a small file of the root names one of them.
     """
 
+    #: The names of such folders.
+    names_are: re.Pattern[str]
+
     def __init__(self, url: Url) -> None:
+        if ":" in url.user:
+            raise InvalidArgument(
+                f"{url.scheme}://...@{url.host} has a key in it, which "
+                "logs, errors and the checkpoint itself would show: give "
+                "keys through the environment (S3: AWS_ACCESS_KEY_ID, "
+                "AWS_SECRET_ACCESS_KEY)"
+            )
         self._url = url.at(url.path.rstrip("/"))
         if not self._url.path:
             raise InvalidArgument(
@@ -77,10 +88,6 @@ class RemoteRoot:
     def __str__(self) -> str:
         return str(self._url.named)
 
-    @property
-    def shared(self) -> bool:
-        return bool(variable(STAGING))
-
     @contextlib.contextmanager
     def _calls(self, what: str) -> Iterator[None]:
         """Errors of pyarrow by their name: OSError or ArrowException."""
@@ -99,7 +106,122 @@ class RemoteRoot:
         try:
             yield
         except (OSError, pa.ArrowException, StorageError) as error:
-            warn(f"{self}: files of older checkpoints stay: {why(error)}")
+            warn(f"{self}: older files stay: {why(error)}")
+
+    def _is_file(self, path: str) -> bool:
+        file: bool = infos_of(self._fs, path).type == fs.FileType.File
+        return file
+
+    def check_place(self) -> None:
+        with self._calls("read"):
+            refuse_inside(self, self._path, self._is_file)
+
+    def read(self, name: str) -> bytes | None:
+        path = f"{self._path}/{name}"
+        with self._calls("read"):
+            if not self._is_file(path):
+                return None
+            with self._fs.open_input_stream(path) as file:
+                data = file.read()
+        return bytes(data)
+
+    def at(self, name: str) -> Url:
+        return self._url.at(self._url.path + (f"/{name}" if name else ""))
+
+    def _folders(self) -> list[str]:
+        """The names of the folders, whole or not."""
+        chosen = fs.FileSelector(
+            self._path,
+            allow_not_found=True,
+            recursive=not lists_folders(self._fs),
+        )
+        begin, found = len(self._path.strip("/")) + 1, set()
+        for info in infos_of(self._fs, chosen):
+            name, below, _ = info.path.lstrip("/")[begin:].partition("/")
+            if self.names_are.fullmatch(name) and (
+                below or info.type == fs.FileType.Directory
+            ):
+                found.add(name)
+        return sorted(found)
+
+    def _whole(self) -> list[str]:
+        """The folders with a manifest, in the order of their writing."""
+        with self._calls("read"):
+            found = self._folders()
+            infos = infos_of(
+                self._fs, [f"{self._path}/{n}/{MANIFEST}" for n in found]
+            )
+        times = {
+            name: info.mtime_ns or 0
+            for info, name in zip(infos, found)
+            if info.type == fs.FileType.File
+        }
+        return sorted(times, key=lambda name: (times[name], _number(name)))
+
+    def _unfinished(self) -> list[str]:
+        """The folders without a manifest."""
+        whole = set(self._whole())
+        with self._calls("read"):
+            return [name for name in self._folders() if name not in whole]
+
+    def _upload(
+        self,
+        source: Path,
+        name: str,
+        files: Iterable[str],
+        prefix: str = "",
+    ) -> None:
+        """Files of a local folder into one of the root; their names get the
+        prefix."""
+        folder = f"{self._path}/{name}"
+        if has_folders(self._fs):
+            self._fs.create_dir(folder, recursive=True)
+
+        def upload(file: str) -> None:
+            target = f"{folder}/{prefix}{file}"
+            with (
+                (source / file).open("rb") as local,
+                self._fs.open_output_stream(target) as remote,
+            ):
+                shutil.copyfileobj(local, remote, _PIECE)
+
+        _side_by_side(upload, files)
+
+    def _download(self, name: str, files: Iterable[str], target: Path) -> None:
+        """Files of a folder of the root ("": of the root itself) into a local
+        one."""
+        folder = f"{self._path}/{name}".rstrip("/")
+
+        def download(file: str) -> None:
+            with (
+                self._fs.open_input_stream(f"{folder}/{file}") as remote,
+                (target / file).open("xb") as local,
+            ):
+                shutil.copyfileobj(remote, local, _PIECE)
+
+        with self._calls("read"):
+            _side_by_side(download, files)
+
+    def _write(self, name: str, data: bytes) -> None:
+        with self._fs.open_output_stream(f"{self._path}/{name}") as file:
+            file.write(data)
+
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._fs.delete_file(f"{self._path}/{name}/{MANIFEST}")
+            self._fs.delete_dir(f"{self._path}/{name}")
+
+
+class RemoteRoot(RemoteFolder):
+    """A folder of checkpoints, by its URI. Implements
+    :class:`persia.checkpoint.files.Root`.
+    """
+
+    names_are = STEP
+
+    @property
+    def shared(self) -> bool:
+        return bool(variable(STAGING))
 
     # ---- writing
 
@@ -117,11 +239,8 @@ class RemoteRoot:
 
     def _remove_unfinished(self) -> None:
         """In a shared staging folder under its lock: no other one writes."""
-        whole = set(self.steps())
+        names = self._unfinished()
         with self._calls("read"):
-            names = [
-                name for name, step in self._folders() if step not in whole
-            ]
             for name in names:
                 if self._is_file(f"{self._path}/{name}/{LATEST}"):
                     raise StorageError(
@@ -135,14 +254,6 @@ class RemoteRoot:
     def check(self) -> None:
         self.check_place()
         self.steps()
-
-    def check_place(self) -> None:
-        with self._calls("read"):
-            refuse_inside(self, self._path, self._is_file)
-
-    def _is_file(self, path: str) -> bool:
-        file: bool = infos_of(self._fs, path).type == fs.FileType.File
-        return file
 
     def _staging(self) -> Path:
         """Where the folders of `writing` and `reading` are made."""
@@ -158,7 +269,7 @@ class RemoteRoot:
 
     def publish(
         self, temporary: Path, document: dict[str, Any], keep: int | None
-    ) -> str:
+    ) -> Url:
         name = f"step-{document['step']}"
         folder = f"{self._path}/{name}"
         prefix = f"{document['id'][:8]}-"
@@ -179,19 +290,8 @@ class RemoteRoot:
             }
         )
 
-        def upload(name: str) -> None:
-            with (
-                (temporary / name).open("rb") as source,
-                self._fs.open_output_stream(
-                    f"{folder}/{prefix}{name}"
-                ) as target,
-            ):
-                shutil.copyfileobj(source, target, _PIECE)
-
         with self._calls("written"):
-            if has_folders(self._fs):
-                self._fs.create_dir(folder, recursive=True)
-            _side_by_side(upload, names)
+            self._upload(temporary, name, names, prefix)
             self._write(f"{name}/{MANIFEST}", text)
             self._write(LATEST, f"{name}\n".encode())
         with self._removing():
@@ -206,95 +306,38 @@ class RemoteRoot:
         with self._removing():
             self._remove(other for other in every if other != name)
 
-    def _write(self, name: str, data: bytes) -> None:
-        with self._fs.open_output_stream(f"{self._path}/{name}") as file:
-            file.write(data)
-
     def _remove_others(self, folder: str, prefix: str) -> None:
         """Files of the checkpoint that was replaced."""
         for info in infos_of(self._fs, fs.FileSelector(folder)):
             if not info.base_name.startswith((prefix, MANIFEST)):
                 self._fs.delete_file(info.path)
 
-    def _remove(self, names: Iterable[str]) -> None:
-        for name in names:
-            self._fs.delete_file(f"{self._path}/{name}/{MANIFEST}")
-            self._fs.delete_dir(f"{self._path}/{name}")
-
-    # ---- reading
-
-    def _folders(self) -> list[tuple[str, int]]:
-        """Name and number of the folders of steps, whole or not."""
-        chosen = fs.FileSelector(
-            self._path,
-            allow_not_found=True,
-            recursive=not lists_folders(self._fs),
-        )
-        begin, found = len(self._path.strip("/")) + 1, set()
-        for info in infos_of(self._fs, chosen):
-            name, below, _ = info.path.lstrip("/")[begin:].partition("/")
-            match = STEP.fullmatch(name)
-            if match and (below or info.type == fs.FileType.Directory):
-                found.add((name, int(match[1])))
-        return sorted(found)
-
     def steps(self) -> list[int]:
-        with self._calls("read"):
-            found = self._folders()
-            infos = infos_of(
-                self._fs,
-                [f"{self._path}/{name}/{MANIFEST}" for name, _ in found],
-            )
-        return [
-            step
-            for _, step in sorted(
-                (info.mtime_ns or 0, step)
-                for info, (_, step) in zip(infos, found)
-                if info.type == fs.FileType.File
-            )
-        ]
-
-    def read(self, name: str) -> bytes | None:
-        path = f"{self._path}/{name}"
-        with self._calls("read"):
-            if not self._is_file(path):
-                return None
-            with self._fs.open_input_stream(path) as file:
-                data = file.read()
-        return bytes(data)
-
-    def at(self, name: str) -> str:
-        return self._url.at(self._url.path + (f"/{name}" if name else ""))
+        return [_number(name) for name in self._whole()]
 
     @contextlib.contextmanager
     def reading(
         self, found: Found, chosen: Collection[File]
     ) -> Iterator[Path]:
-        parent = f"{self._path}/{found.name}".rstrip("/")
-
-        def download(name: str) -> None:
-            with (
-                self._fs.open_input_stream(f"{parent}/{name}") as source,
-                (folder / name).open("xb") as target,
-            ):
-                shutil.copyfileobj(source, target, _PIECE)
-
         staging = self._staging()
         staging.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(
             prefix=TEMPORARY, dir=staging
         ) as temporary:
             folder = Path(temporary)
-            with self._calls("read"):
-                _side_by_side(download, [file.name for file in chosen])
+            self._download(found.name, [f.name for f in chosen], folder)
             yield folder
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition("-")[2])
 
 
 def _side_by_side(
     transfer: Callable[[str], None], names: Iterable[str]
 ) -> None:
     """Several files at once; those not begun are left after an error."""
-    pool = concurrent.futures.ThreadPoolExecutor(_TRANSFERS)
+    pool = concurrent.futures.ThreadPoolExecutor(TRANSFERS)
     try:
         for _ in pool.map(transfer, names):
             pass

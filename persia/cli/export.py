@@ -18,7 +18,10 @@ def command(
     root: Root,
     out: Annotated[
         str,
-        typer.Argument(help="Folder of the versions; a new one is added."),
+        typer.Argument(
+            help="Folder of the versions, or its URL in a bucket; a new one "
+            "is added."
+        ),
     ],
     row_dtype: Annotated[
         Literal["fp32", "fp16", "int8", "int4"],
@@ -76,6 +79,8 @@ def command(
     persia export out exported --row-dtype int8 --keep 3 --last-updates 100000
 
     persia export out exported --row-dtype int8 --eval-data day_23.parquet
+
+    persia export s3://bucket/out s3://bucket/models/clicks
     """
     from persia.serving.rows import Publish
     from persia.serving.trained import (

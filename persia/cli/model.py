@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from persia.base.logs import say
-from persia.cli.bars import progress
+from persia.cli.bars import Counted, progress
 from persia.cli.options import DryRun, Json, print_json, would
 from persia.cli.shared import Commands
-from persia.errors import CorruptFile, PersiaError
+from persia.errors import CorruptFile, InvalidArgument, PersiaError
 
 if TYPE_CHECKING:
     from persia.serving.folder import ExportManifest
@@ -24,7 +24,8 @@ console = Console(emoji=False, highlight=False, markup=False)
 _Root = Annotated[
     str,
     typer.Argument(
-        help="Folder of persia export (its current version), or of a version."
+        help="Folder of persia export (its current version), or of a version; "
+        "or a URL of one."
     ),
 ]
 
@@ -36,7 +37,9 @@ def _model() -> None:
 
 @commands.command()
 def ls(
-    root: Annotated[str, typer.Argument(help="Folder of persia export.")],
+    root: Annotated[
+        str, typer.Argument(help="Folder of persia export, or URL.")
+    ],
     json: Json = False,
 ) -> None:
     """List the versions of an export.
@@ -45,7 +48,7 @@ def ls(
 
     persia model ls exported
     """
-    from persia.serving.folder import find_version, versions_of
+    from persia.serving.folder import versions_of
 
     versions = versions_of(root)
     now = versions.current()
@@ -53,7 +56,7 @@ def ls(
     for name in versions.names():
         one: dict[str, Any] = {"version": name, "current": name == now}
         try:
-            one |= _summary(find_version(root, name).manifest)
+            one |= _summary(versions.version(name).manifest)
         except PersiaError as error:
             one["damaged"] = str(error)
         found.append(one)
@@ -86,7 +89,7 @@ def inspect(root: _Root, json: Json = False) -> None:
     found = find_version(root)
     manifest = found.manifest
     values = {
-        "path": str(found.folder),
+        "path": str(found.place),
         **_summary(manifest),
         "torch": manifest.torch,
         "checkpoint": manifest.checkpoint,
@@ -142,37 +145,82 @@ def verify(root: _Root, json: Json = False) -> None:
     persia model verify exported
     """
     from persia.serving.folder import damage, find_version
-    from persia.serving.model import load_model
+    from persia.serving.model import ExportedModel
 
     found = find_version(root)
     wrong, done = [], 0
-    with progress("verifying", found.manifest.bytes) as tell:
-        for entry, text in damage(found):
+    with (
+        found.root.copied(found) as folder,
+        progress("verifying", found.manifest.bytes) as tell,
+    ):
+        for entry, text in damage(found, folder):
             done += entry.bytes
             tell(done, f"{done:,} bytes")
             wrong += [text] if text else []
-    if not wrong:
-        try:
-            load_model(found.folder).check_rows()
-        except CorruptFile as error:
-            wrong.append(str(error))
+        if not wrong:
+            try:
+                ExportedModel(found, folder).check_rows()
+            except CorruptFile as error:
+                wrong.append(str(error))
     count = len(found.manifest.files)
     if json:
         print_json(
-            {"path": str(found.folder), "files": count, "damaged": wrong}
+            {"path": str(found.place), "files": count, "damaged": wrong}
         )
     if wrong:
         raise CorruptFile(
-            f"{found.folder}: {len(wrong)} of {count} files are damaged: "
+            f"{found.place}: {len(wrong)} of {count} files are damaged: "
             + "; ".join(wrong[:5])
         )
     if not json:
-        console.print(f"{found.folder}: {count} files are whole")
+        console.print(f"{found.place}: {count} files are whole")
+
+
+@commands.command()
+def coverage(
+    root: _Root,
+    data: Annotated[
+        str,
+        typer.Option(
+            help="A file, glob or URL with the columns of the training, such "
+            "as a log of requests."
+        ),
+    ],
+    json: Json = False,
+) -> None:
+    """Count the ids of data that have no row in a version, by feature.
+
+    They get the vectors of ids that were never trained.
+
+    persia model coverage exported --data requests.parquet
+    """
+    from persia.data import Files
+    from persia.serving.coverage import unknown_ids
+    from persia.serving.model import load_model
+
+    model = load_model(root)
+    if model.columns is None:
+        raise InvalidArgument(
+            f"{root} was exported without a schema: it has no columns"
+        )
+    batches = Counted(Files(data, model.columns, 4096), "reading")
+    found = unknown_ids(model, batches)
+    if json:
+        print_json(found)
+        return
+    table = _table("feature", "ids", "unknown", "share")
+    for one in found:
+        share = one["unknown"] / max(one["ids"], 1)
+        counts = (f"{one[n]:,}" for n in ("ids", "unknown"))
+        table.add_row(one["feature"], *counts, f"{share:.2%}")
+    console.print(table)
 
 
 @commands.command()
 def diff(
-    root: Annotated[str, typer.Argument(help="Folder of persia export.")],
+    root: Annotated[
+        str, typer.Argument(help="Folder of persia export, or URL.")
+    ],
     first: Annotated[str, typer.Argument(help="Version A, such as v-000003.")],
     second: Annotated[str, typer.Argument(help="Version B, to compare with.")],
     json: Json = False,
@@ -204,7 +252,9 @@ def diff(
 
 @commands.command()
 def use(
-    root: Annotated[str, typer.Argument(help="Folder of persia export.")],
+    root: Annotated[
+        str, typer.Argument(help="Folder of persia export, or URL.")
+    ],
     version: Annotated[str, typer.Argument(help="Version, such as v-000003.")],
     dry_run: DryRun = False,
     json: Json = False,
@@ -214,11 +264,11 @@ def use(
 
     persia model use exported v-000003
     """
-    from persia.serving.folder import find_version, versions_of
+    from persia.serving.folder import versions_of
 
     versions = versions_of(root)
     before = versions.current()
-    find_version(root, version)
+    versions.version(version)
     if dry_run:
         would(f"use {version} in place of {before}", json)
         return
@@ -242,7 +292,15 @@ def _summary(manifest: ExportManifest) -> dict[str, Any]:
 def _table(*columns: str) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     numbers = {"step", "rows", "bytes", "trained", "dim"}
-    numbers |= {"only in A", "only in B", "changed", "same"}
+    numbers |= {
+        "ids",
+        "unknown",
+        "share",
+        "only in A",
+        "only in B",
+        "changed",
+        "same",
+    }
     for name in columns:
         side = "right" if name in numbers else "left"
         table.add_column(name, justify=side)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""``persia rows``: single rows of servers or of a checkpoint."""
+"""``persia rows``: single rows of servers, checkpoints or exports."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ from persia.cli.shared import Commands
 from persia.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from persia.data import Schema
+    from persia.serving.near import Rows
     from persia.store.store import Store
 
 commands = Commands(no_args_is_help=True)
@@ -247,19 +251,119 @@ def top(
         )
 
 
+class _Score(StrEnum):
+    cosine = "cosine"
+    dot = "dot"
+
+
+@commands.command()
+def near(
+    table: _Table,
+    word: Annotated[
+        str,
+        typer.Argument(
+            help="An id, or a value of the column that is no integer.",
+            metavar="ID",
+        ),
+    ],
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Checkpoint root, a folder or URI.")
+    ] = None,
+    export: Annotated[
+        str | None,
+        typer.Option(help="Export, or a version of one; a folder or URL."),
+    ] = None,
+    score: Annotated[
+        _Score,
+        typer.Option(
+            help="cosine: of the angle between two vectors; dot: the product "
+            "of them."
+        ),
+    ] = _Score.cosine,
+    count: Annotated[int, typer.Option(min=1, help="Rows to print.")] = 10,
+    step: Step = None,
+    values: _Values = None,
+    json: Json = False,
+) -> None:
+    """Print the ids whose vectors are nearest to that of an id.
+
+    All rows of the table are read, twice.
+
+    persia rows near item 42 --checkpoint out
+
+    persia rows near item shoe --export exported --score dot
+    """
+    from persia.serving.near import nearest
+
+    if (checkpoint is None) == (export is None):
+        raise InvalidArgument("give --checkpoint ROOT or --export PATH")
+    if export is None:
+        assert checkpoint is not None
+        schema = None
+        rows = _saved_rows(table, checkpoint, step)
+    else:
+        if step is not None:
+            raise InvalidArgument("an export has no --step")
+        schema, rows = _exported_rows(table, export)
+    (id,) = _signed(_ids([word], table, values, checkpoint, step, schema))
+    found = nearest(rows, id, count, score.value)
+    ids = [one for one, _ in found]
+    named = _named(values, table, ids, checkpoint, step, schema)
+    lines: list[dict[str, Any]] = [
+        {"id": one, score.value: value} for one, value in found
+    ]
+    if values is not None:
+        lines = [one | {"value": named.get(one["id"])} for one in lines]
+    if json:
+        print_json(lines)
+        return
+    print(f"{'id':>20} {score.value:>10}{'' if values is None else '  value'}")
+    for one in lines:
+        last = "" if values is None else f"  {one['value'] or '(not found)'}"
+        print(f"{one['id']:>20} {one[score.value]:>10.4g}{last}")
+
+
+def _saved_rows(
+    table: str, checkpoint: str, step: int | None
+) -> Callable[[], Rows]:
+    """The rows of a table of a checkpoint."""
+    from persia.checkpoint import files
+    from persia.checkpoint.rows import read_rows
+
+    root = files.root_of(checkpoint)
+    found = files.find(root, step)
+    tables = {t.name: t for t in found.manifest.tables}
+    one = _find(table, tables, str(found.folder))
+    return lambda: ((b.ids, b.vectors) for b in read_rows(root, found, one))
+
+
+def _exported_rows(
+    table: str, export: str
+) -> tuple[Schema | None, Callable[[], Rows]]:
+    """The schema of an export, and the rows of a table."""
+    from persia.serving.model import load_model
+
+    model = load_model(export)
+    tables = {t.options.name: t for t in model.manifest.tables}
+    _find(table, tables, str(model.place))
+    return model.schema, lambda: model.rows(table)
+
+
 def _named(
     values: str | None,
     table: str,
     ids: list[int],
     checkpoint: str | None,
     step: int | None,
+    schema: Schema | None = None,
 ) -> dict[int, str]:
     """The values of ids that are in the data of --values."""
     if values is None:
         return {}
     from persia.train.values import schema_for, values_of
 
-    return values_of(values, schema_for(values, checkpoint, step), table, ids)
+    schema = schema or schema_for(values, checkpoint, step)
+    return values_of(values, schema, table, ids)
 
 
 def _ids(
@@ -268,19 +372,20 @@ def _ids(
     values: str | None,
     checkpoint: str | None,
     step: int | None,
+    schema: Schema | None = None,
 ) -> list[int]:
     """What the command line names: integers are ids, other words values."""
     texts = [word for word in words if not re.fullmatch(r"[+-]?\d+", word)]
     if not texts:
         return [int(word) for word in words]
-    if values is None and checkpoint is None:
+    if values is None and checkpoint is None and schema is None:
         raise InvalidArgument(
             f"{texts[0]!r} is no id, which is an integer: persia rows explain "
             f"{table} {texts[0]} --checkpoint ROOT prints the id of a value"
         )
     from persia.train.values import ids_of, schema_for
 
-    schema = schema_for(values, checkpoint, step)
+    schema = schema or schema_for(values, checkpoint, step)
     found = dict(zip(texts, ids_of(schema, table, texts)))
     return [found[word] if word in found else int(word) for word in words]
 

@@ -85,8 +85,8 @@ def model(
     exports: Annotated[
         list[str],
         typer.Argument(
-            help="Folders of persia export, PATH or NAME=PATH; a name is the "
-            "last part of a path.",
+            help="Folders of persia export, or URLs: PATH or NAME=PATH; a "
+            "name is the last part of a path.",
             metavar="MODEL...",
         ),
     ],
@@ -102,6 +102,8 @@ def model(
     persia serve model exported
 
     persia serve model clicks=exported --port 9000 --metrics-port 9001
+
+    persia serve model s3://bucket/models/clicks --cache /var/cache/models
     """
     from persia.serving.folder import find_version
     from persia.serving.process import serve_model

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pydantic
 from pydantic import Field
 
@@ -61,6 +63,11 @@ class ModelConfig(Guarded):
         ge=1,
         le=1024,
         description="Versions of a model that stay mapped, for rollback.",
+    )
+    cache: Path | None = Field(
+        None,
+        description="Folder in which so many versions of a model in a bucket "
+        "are kept (default: ~/.cache/persia/models).",
     )
     poll: float = Field(
         5.0,

@@ -15,6 +15,7 @@ from torch import nn
 
 from persia import errors
 from persia.base.check import kind, whole
+from persia.base.urls import Url
 from persia.base.version import __version__
 from persia.checkpoint import files, saving
 from persia.checkpoint.dense import unwrap
@@ -45,14 +46,14 @@ class Exported:
     """What an export has written.
 
     Attributes:
-        path: the folder of the version.
+        path: the folder of the version, or its URL.
         version: its name, such as "v-000001".
         rows: of each table.
         left_out: rows of each table that ``publish`` left out.
         bytes: of all files.
     """
 
-    path: Path
+    path: Path | Url
     version: str
     rows: Mapping[str, int]
     left_out: Mapping[str, int]
@@ -137,12 +138,13 @@ def export(
     one then. Rows and the dense part are of one moment: call it between two
     steps. The model and the store are afterwards as they were. Rows of
     several ranks, or of servers, pass through a checkpoint in the folder of
-    the name of ``path`` and ``-rows``.
+    the name of ``path`` and ``-rows``. In a bucket it is uploaded, what names
+    it last.
 
     Args:
         model: any module with tables of Persia, those of
             :func:`persia.convert` among them.
-        path: the root of the versions, a folder.
+        path: the root of the versions, a folder or the URL of one in a bucket.
         example: what the model is called with, of two samples or more, whose
             values do not matter: a :class:`persia.Batch` (the call is
             ``model(batch.dense, batch.ids)``), a tuple of arguments, a dict
@@ -176,11 +178,11 @@ def export(
     trial = Trial(graph, schema, tuple(tasks), clicks)
     _check_tables(graph, list(store.tables))
     if store.world_size > 1 or store.remote:
-        shared = files.LocalRoot(Path(f"{root.path}-rows"))
-        folder = saving.save(store, shared.path, keep=1)
+        shared = root.rows_root()
+        saving.save(store, shared.at(""), keep=1)
         if store.rank != 0:
             return None
-        found = files.find(shared, int(Path(folder).name[5:]))
+        found = files.find(shared, None)
         return publish_rows(
             trial, root, (shared, found), row_dtype, publish, keep
         )

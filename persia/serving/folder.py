@@ -1,19 +1,21 @@
-"""The folders of exports: a root has versions, and one of them is current.
+"""Exports: a root, here or in a bucket, has versions; one of them is current.
 
     out/CURRENT               the name of a version
     out/v-000012/manifest.json, dense.pt2, schema.yaml, rows-0000.safetensors
 
-A version without a manifest does not exist. It is made beside the others and
-renamed into place; CURRENT is replaced last.
+A version without a manifest does not exist. On this machine it is made beside
+the others and renamed into place; in a bucket its manifest is written last.
+CURRENT is replaced after that.
 """
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -37,7 +39,8 @@ CURRENT = "CURRENT"
 MANIFEST = "manifest.json"
 FORMAT = "persia.export"
 VERSION = 1
-_NAME = re.compile(r"v-([0-9]{6,12})")
+#: The names of versions.
+NAME = re.compile(r"v-([0-9]{6,12})")
 _U64 = pydantic.Field(ge=0, lt=1 << 64)
 
 
@@ -127,27 +130,6 @@ class ExportManifest(_Entry):
         return sum(one.bytes for one in self.files)
 
 
-class Version(NamedTuple):
-    """A version: its folder, and what it holds."""
-
-    folder: Path
-    manifest: ExportManifest
-
-
-def read_manifest(path: Path) -> ExportManifest:
-    """Raises CorruptFile, SchemaMismatch or StorageError."""
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        why = os.strerror(error.errno or 0)
-        raise StorageError(f"{path} cannot be read: {why}") from None
-    document = decode_document(raw, path, FORMAT, (VERSION,))
-    try:
-        return ExportManifest.model_validate(document)
-    except pydantic.ValidationError as error:
-        raise CorruptFile(f"{path} is not a manifest: {error}") from None
-
-
 def entry_of(folder: Path, name: str) -> File:
     """A file of a folder as the manifest has it: its size and checksum."""
     with files.opened(folder) as descriptor:
@@ -155,19 +137,91 @@ def entry_of(folder: Path, name: str) -> File:
     return File(name=name, bytes=size, crc32c=f"{crc:08x}")
 
 
-class Versions(files.LocalRoot):
-    """The versions of a root, a folder of this machine."""
+def check_file(
+    folder: Path, entry: File, place: Path | Url | None = None
+) -> None:
+    """Reads a file and compares its checksum.
 
+    Args:
+        folder: where it is.
+        entry: what the manifest says of it.
+        place: where it came from, for the message.
+
+    Raises:
+        CorruptFile: it is another one.
+    """
+    found = entry_of(folder, entry.name)
+    if found != File(**entry.model_dump(include={"name", "bytes", "crc32c"})):
+        raise CorruptFile(
+            f"{place or folder}: {entry.name} is damaged: {found.bytes:,} "
+            f"bytes with checksum {found.crc32c}, need {entry.bytes:,} with "
+            f"{entry.crc32c}"
+        )
+
+
+class Versions(abc.ABC):
+    """The versions of a root; str() of it is its name for messages."""
+
+    @abc.abstractmethod
     def names(self) -> list[str]:
         """The whole versions, from the oldest to the newest."""
-        found = []
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            for entry in self.path.iterdir():
-                if _NAME.fullmatch(entry.name) and (
-                    (entry / MANIFEST).is_file()
-                ):
-                    found.append(entry.name)
-        return sorted(found, key=_number)
+
+    @abc.abstractmethod
+    def at(self, name: str) -> Path | Url:
+        """The path of a version ("": of the root)."""
+
+    @abc.abstractmethod
+    def read(self, name: str) -> bytes | None:
+        """A small file by its path in the root; None if it is not there."""
+
+    @abc.abstractmethod
+    def sizes(self, name: str, entries: Sequence[File]) -> list[int | None]:
+        """The bytes that files of a version have; None: not there."""
+
+    @abc.abstractmethod
+    def check(self) -> None:
+        """Fails (OSError, StorageError) where `writing` would."""
+
+    @abc.abstractmethod
+    def writing(self) -> contextlib.AbstractContextManager[Path]:
+        """An empty local folder for a new version."""
+
+    @abc.abstractmethod
+    def add(
+        self, temporary: Path, document: dict[str, Any], keep: int | None
+    ) -> Path | Url:
+        """Makes the folder the current version, within `writing`; removes all
+        but the newest ``keep``."""
+
+    @abc.abstractmethod
+    def use(self, name: str) -> None:
+        """Makes a version the current one."""
+
+    @abc.abstractmethod
+    def rows_root(self) -> files.Root:
+        """The root of checkpoints beside it, for rows of servers and ranks."""
+
+    @abc.abstractmethod
+    def folder(
+        self, version: Version, cache: Path | None, keep: int = 2
+    ) -> Path:
+        """The local folder whose files are mapped.
+
+        Args:
+            version: of this root.
+            cache: where those of a bucket are kept; None: that of the user.
+            keep: so many versions of the root stay there.
+
+        Raises:
+            CorruptFile: what was fetched is damaged.
+            StorageError: it cannot be fetched.
+        """
+
+    @abc.abstractmethod
+    def copied(
+        self, version: Version
+    ) -> contextlib.AbstractContextManager[Path]:
+        """A local folder with the files as they are in the root."""
 
     def current(self) -> str:
         """The name of the current version.
@@ -179,14 +233,14 @@ class Versions(files.LocalRoot):
         raw = self.read(CURRENT)
         if raw is None:
             raise StorageError(
-                f"{self.path} is no export: it has no {CURRENT}; versions "
-                f"there: {', '.join(self.names()) or 'none'}"
+                f"{self} is no export: it has no {CURRENT}; versions "
+                f"there: {self._listed()}"
             )
         name = raw.decode("ascii", "replace").strip()
-        if not _NAME.fullmatch(name) or name not in self.names():
+        if not self._has(name):
             raise CorruptFile(
-                f"{self.path / CURRENT} names {name[:40]!r}, which is not "
-                f"there; versions there: {', '.join(self.names()) or 'none'}"
+                f"{self}/{CURRENT} names {name[:40]!r}, which is not "
+                f"there; versions there: {self._listed()}"
             )
         return name
 
@@ -194,28 +248,107 @@ class Versions(files.LocalRoot):
         """The name that a new version gets, within `writing`."""
         return f"v-{max(map(_number, self.names()), default=0) + 1:06d}"
 
+    def version(self, name: str) -> Version:
+        """A version by its name; "": the root is the folder of one.
+
+        Raises: as :func:`find_version`.
+        """
+        if name:
+            self._check_name(name)
+        prefix = f"{name}/" if name else ""
+        where = f"{self}/{prefix}{MANIFEST}"
+        raw = self.read(f"{prefix}{MANIFEST}")
+        if raw is None:
+            raise StorageError(f"{where} is not there")
+        found = Version(self, name, _decoded(raw, where))
+        every = found.manifest.files
+        for one, size in zip(every, self.sizes(name, every), strict=True):
+            if size is None:
+                raise CorruptFile(
+                    f"{self}/{name} is not whole: {one.name} is missing"
+                )
+            if size != one.bytes:
+                raise CorruptFile(
+                    f"{self}/{prefix}{one.name} has {size:,} bytes, need "
+                    f"{one.bytes:,}"
+                )
+        return found
+
+    @property
+    def is_version(self) -> bool:
+        """Whether the root is the folder of a version."""
+        return self.read(MANIFEST) is not None
+
+    def _has(self, name: str) -> bool:
+        return bool(NAME.fullmatch(name)) and (
+            self.read(f"{name}/{MANIFEST}") is not None
+        )
+
+    def _check_name(self, name: str) -> None:
+        if not self._has(name):
+            raise StorageError(
+                f"{self} has no version {name!r}; versions there: "
+                f"{self._listed()}"
+            )
+
+    def _outdated(self, newest: str, keep: int | None) -> list[str]:
+        """What `add` removes."""
+        names = [] if keep is None else self.names()[:-keep]
+        return [name for name in names if name != newest]
+
+    def _listed(self) -> str:
+        return ", ".join(self.names()) or "none"
+
+
+class Version(NamedTuple):
+    """A version: its root, its name there, and what it holds."""
+
+    root: Versions
+    name: str
+    manifest: ExportManifest
+
+    @property
+    def place(self) -> Path | Url:
+        """Its folder, or the URL of it."""
+        return self.root.at(self.name)
+
+
+class LocalVersions(files.LocalRoot, Versions):
+    """The versions of a folder of this machine."""
+
+    def names(self) -> list[str]:
+        found = []
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for entry in self.path.iterdir():
+                if NAME.fullmatch(entry.name) and (
+                    (entry / MANIFEST).is_file()
+                ):
+                    found.append(entry.name)
+        return sorted(found, key=_number)
+
+    def sizes(self, name: str, entries: Sequence[File]) -> list[int | None]:
+        def size(path: Path) -> int | None:
+            try:
+                return path.stat().st_size
+            except OSError:
+                return None
+
+        return [size(self.path / name / one.name) for one in entries]
+
     def add(
         self, temporary: Path, document: dict[str, Any], keep: int | None
     ) -> Path:
-        """Makes the folder the current version, within `writing`; removes all
-        but the newest ``keep``."""
         text = encode_manifest(document)
         files.write_file(temporary / MANIFEST, lambda f: f.write(text))
         files.sync_folder(temporary)
         name = str(document["name"])
         self.replace(temporary, name)
         self.point(name)
-        if keep is not None:
-            self._remove([n for n in self.names()[:-keep] if n != name])
+        self._remove(self._outdated(name, keep))
         return self.path / name
 
     def use(self, name: str) -> None:
-        """Makes a version the current one."""
-        if name not in self.names():
-            raise StorageError(
-                f"{self.path} has no version {name!r}; versions there: "
-                f"{', '.join(self.names()) or 'none'}"
-            )
+        self._check_name(name)
         with self._locked():
             self.point(name)
 
@@ -226,41 +359,60 @@ class Versions(files.LocalRoot):
         there.rename(self.path / CURRENT)
         files.sync_folder(self.path)
 
+    def rows_root(self) -> files.Root:
+        return files.LocalRoot(Path(f"{self.path}-rows"))
+
+    def folder(
+        self, version: Version, cache: Path | None, keep: int = 2
+    ) -> Path:
+        return self.path / version.name
+
+    @contextlib.contextmanager
+    def copied(self, version: Version) -> Iterator[Path]:
+        yield self.path / version.name
+
+
+def _decoded(raw: bytes, where: str) -> ExportManifest:
+    document = decode_document(raw, where, FORMAT, (VERSION,))
+    try:
+        return ExportManifest.model_validate(document)
+    except pydantic.ValidationError as error:
+        raise CorruptFile(f"{where} is not a manifest: {error}") from None
+
 
 def _number(name: str) -> int:
     return int(name.removeprefix("v-"))
 
 
 def versions_of(path: str | os.PathLike[str]) -> Versions:
-    """The root of a path.
+    """The root of a path or URL.
 
     Raises:
-        InvalidArgument: it is empty, or a URI of another file system.
+        InvalidArgument: it is empty, or names no folder.
+        StorageError: the storage gives no answer.
     """
     url = Url(path)
     text = url.whole
     if isinstance(path, str) and url.scheme:
         if url.local is None:
-            raise InvalidArgument(
-                f"{url.named}: exports are written to, and mapped from, a "
-                "folder of this machine: copy the folder of a version from "
-                "the bucket, or to it"
-            )
+            from persia.serving.bucket import BucketVersions
+
+            return BucketVersions(Url.to_open(url))
         text = url.local
     if not text or "\0" in text:
         raise InvalidArgument(f"the path of an export is {text!r}")
-    return Versions(Path(text))
+    return LocalVersions(Path(text))
 
 
 def is_export(path: str | os.PathLike[str]) -> bool:
     """Whether a path is a root of exports, or the folder of a version."""
     try:
-        root = versions_of(path).path
-        if (root / CURRENT).is_file():
+        root = versions_of(path)
+        if root.read(CURRENT) is not None:
             return True
-        raw = (root / MANIFEST).read_bytes()
-        return bool(json.loads(raw).get("format") == FORMAT)
-    except (InvalidArgument, OSError, ValueError, AttributeError):
+        raw = root.read(MANIFEST)
+        return raw is not None and json.loads(raw).get("format") == FORMAT
+    except (InvalidArgument, StorageError, ValueError, AttributeError):
         return False
 
 
@@ -276,48 +428,17 @@ def find_version(
         SchemaMismatch: another Persia wrote it.
     """
     root = versions_of(path)
-    if version is None and (root.path / MANIFEST).is_file():
-        folder = root.path
-    else:
-        name = root.current() if version is None else version
-        if not _NAME.fullmatch(name) or name not in root.names():
-            raise StorageError(
-                f"{root.path} has no version {name!r}; versions there: "
-                f"{', '.join(root.names()) or 'none'}"
-            )
-        folder = root.path / name
-    manifest = read_manifest(folder / MANIFEST)
-    for one in manifest.files:
-        try:
-            size = (folder / one.name).stat().st_size
-        except OSError:
-            raise CorruptFile(
-                f"{folder} is not whole: {one.name} is missing"
-            ) from None
-        if size != one.bytes:
-            raise CorruptFile(
-                f"{folder / one.name} has {size:,} bytes, need {one.bytes:,}"
-            )
-    return Version(folder, manifest)
+    if version is not None:
+        return root.version(version)
+    return root.version("" if root.is_version else root.current())
 
 
-def check_file(folder: Path, entry: File) -> None:
-    """Reads a file and compares its checksum; raises CorruptFile."""
-    found = entry_of(folder, entry.name)
-    if found != File(**entry.model_dump(include={"name", "bytes", "crc32c"})):
-        raise CorruptFile(
-            f"{folder / entry.name} is damaged: {found.bytes:,} bytes with "
-            f"checksum {found.crc32c}, need {entry.bytes:,} with "
-            f"{entry.crc32c}"
-        )
-
-
-def damage(version: Version) -> Iterator[tuple[File, str]]:
-    """Reads every byte of a version: each file, and what is wrong with it,
-    ""; nothing."""
+def damage(version: Version, folder: Path) -> Iterator[tuple[File, str]]:
+    """Reads every byte of a version, whose files are in a folder: each file,
+    and what is wrong with it, ""; nothing."""
     for entry in version.manifest.files:
         try:
-            check_file(version.folder, entry)
+            check_file(folder, entry)
         except (CorruptFile, StorageError) as error:
             yield entry, str(error)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -85,17 +86,22 @@ class ExportedModel(nn.Module):
 
     Attributes:
         version: the name of the version.
-        folder: of the version.
+        place: of the version, a folder or a URL.
+        folder: whose files are mapped: its own, or that in the cache.
         manifest: what the folder says of it.
         schema: of the data that it was trained on; None: it takes ids.
+        columns: the schema of requests, without labels; None: they have ids.
         tasks: names of the labels, where there are several.
         form: of its inputs and outputs, as tensors with names.
     """
 
-    def __init__(self, version: Version) -> None:
+    def __init__(
+        self, version: Version, folder: Path, cache: Path | None = None
+    ) -> None:
         super().__init__()
-        self.folder, self.manifest = version
-        manifest = self.manifest
+        self._cache = cache
+        self.place, self.folder = version.place, folder
+        self.manifest = manifest = version.manifest
         self.version = manifest.name
         self.form = manifest.form
         self.tasks = tuple(manifest.tasks)
@@ -103,7 +109,7 @@ class ExportedModel(nn.Module):
         if manifest.schema_file is not None:
             check_file(self.folder, manifest.schema_file)
             self.schema = Schema.load(self.folder / manifest.schema_file.name)
-        self._inputs = _without_labels(self.schema)
+        self.columns = _without_labels(self.schema)
         tables = {
             t.options.name: open_rows(
                 self.folder, t.file.name, t.type, t.key, t.options
@@ -167,11 +173,11 @@ class ExportedModel(nn.Module):
             MalformedData: a row is malformed.
             SchemaMismatch: a column is missing, or has another type.
         """
-        if self._inputs is None:
+        if self.columns is None:
             raise errors.InvalidArgument(
                 "the model was exported without a schema: it takes ids"
             )
-        return Table(data, self._inputs, batch_size)
+        return Table(data, self.columns, batch_size)
 
     def predict(self, data: Any) -> Tensor:
         """Probabilities of a click, or what else the model gives first.
@@ -235,34 +241,42 @@ class ExportedModel(nn.Module):
         return sum(n for n, _ in counts), sum(n for _, n in counts)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return load_model, (self.folder,)
+        return load_model, (self.place, None, self._cache)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ExportedModel:
         return self  # nothing of it changes
 
     def extra_repr(self) -> str:
         rows = sum(t.rows for t in self.manifest.tables)
-        return f"{self.folder}, {rows:,} rows"
+        return f"{self.place}, {rows:,} rows"
 
 
 def load_model(
-    path: str | os.PathLike[str], version: str | None = None
+    path: str | os.PathLike[str],
+    version: str | None = None,
+    cache: str | os.PathLike[str] | None = None,
 ) -> ExportedModel:
     """A model that :func:`persia.export` or ``persia export`` wrote.
 
     Rows are mapped: loading takes as long for any number of them.
 
     Args:
-        path: the root of the versions, or the folder of one.
+        path: the root of the versions, or the folder of one; a folder or the
+            URL of one in a bucket.
         version: its name in the root; None: the current one.
+        cache: the folder in which the last two versions of a bucket are kept;
+            None: ``~/.cache/persia/models``.
 
     Raises:
         CorruptFile: a file is cut off, missing or altered. The bytes of rows
-            are not read: ``persia model verify`` does that.
+            are read when they are fetched from a bucket, else not: ``persia
+            model verify`` does that.
         SchemaMismatch: another Persia, or a newer torch, wrote it.
         StorageError: there is no such version, or it cannot be read.
     """
-    return ExportedModel(find_version(path, version))
+    found = find_version(path, version)
+    kept = None if cache is None else Path(cache)
+    return ExportedModel(found, found.root.folder(found, kept), kept)
 
 
 def _without_labels(schema: Schema | None) -> Schema | None:

@@ -27,7 +27,7 @@ class Serving:
 
     Args:
         config: of the process.
-        models: ``PATH`` or ``NAME=PATH`` of exports.
+        models: ``PATH`` or ``NAME=PATH`` of exports, folders or URLs.
 
     Raises:
         Unavailable: uvicorn or starlette is not installed.
@@ -43,7 +43,10 @@ class Serving:
         torch.set_num_threads(1)  # an executor a core
         self.measures = Measures()
         self.repository = Repository(
-            named_paths(models), config.versions, config.poll
+            named_paths(models),
+            config.versions,
+            config.poll,
+            config.cache,
         )
         self._batcher = Batcher(
             config.threads or max(1, int(processors())),
@@ -65,7 +68,7 @@ class Serving:
             timeout=config.timeout,
             token=security.token,
         )
-        self._socket = _listen(config.host, config.port)
+        self._socket = listen(config.host, config.port)
         host = f"[{config.host}]" if ":" in config.host else config.host
         self.address = f"{host}:{self._socket.getsockname()[1]}"
         self._uvicorn = uvicorn.Server(
@@ -117,9 +120,10 @@ def _uvicorn() -> Any:
     return uvicorn
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
+    # Without the protocol asyncio sets no TCP_NODELAY.
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((host, port))

@@ -10,15 +10,20 @@ from pathlib import Path
 import torch
 
 from persia.base.logs import say
-from persia.errors import InvalidArgument, PersiaError, Unavailable
+from persia.base.urls import Url
+from persia.errors import (
+    InvalidArgument,
+    PersiaError,
+    StorageError,
+    Unavailable,
+)
 from persia.serving.folder import (
-    MANIFEST,
     Versions,
     find_version,
     versions_of,
 )
 from persia.serving.form import DATATYPES
-from persia.serving.model import ExportedModel, load_model
+from persia.serving.model import ExportedModel
 
 
 def named_paths(texts: tuple[str, ...]) -> dict[str, str]:
@@ -32,7 +37,9 @@ def named_paths(texts: tuple[str, ...]) -> dict[str, str]:
     for text in texts:
         name, is_named, path = text.partition("=")
         if not is_named or "/" in name:
-            name, path = Path(os.path.abspath(text)).name, text
+            url = Url(text)
+            place = url.path if url.scheme else os.path.abspath(text)
+            name, path = Path(place).name, text
         if not name or "/" in name or not name.isprintable():
             raise InvalidArgument(f"{text!r}: a model has a name without /")
         if name in found:
@@ -53,15 +60,19 @@ class Model:
         name: in requests.
         path: the root of its versions, or the folder of one.
         mapped: versions that stay mapped at once.
+        cache: where those of a bucket are kept; None: that of the user.
     """
 
-    def __init__(self, name: str, path: str, mapped: int) -> None:
+    def __init__(
+        self, name: str, path: str, mapped: int, cache: Path | None = None
+    ) -> None:
         self.name = name
         self._path = path
         self._root: Versions | None = versions_of(path)
-        if (self._root.path / MANIFEST).is_file():
+        if self._root.is_version:
             self._root = None
         self._mapped = mapped
+        self._cache = cache
         self._lock = threading.Lock()
         self._versions: dict[str, ExportedModel] = {}
         self._current: ExportedModel | None = None
@@ -86,10 +97,14 @@ class Model:
         return self._current is not None
 
     def names(self) -> list[str]:
-        """The versions that are there, from the oldest to the newest."""
-        if self._root is None:
+        """The versions that are there, from the oldest to the newest; while
+        a bucket gives no answer those that are mapped."""
+        try:
+            if self._root is not None:
+                return self._root.names()
             return [find_version(self._path).manifest.name]
-        return self._root.names()
+        except StorageError:
+            return sorted(self._versions)
 
     def version(self, name: str | None) -> ExportedModel:
         """A version, which is mapped if it is not yet.
@@ -108,7 +123,9 @@ class Model:
         return found
 
     def _map(self, name: str | None) -> ExportedModel:
-        model = load_model(self._path, name)
+        found = find_version(self._path, name)
+        folder = found.root.folder(found, self._cache, self._mapped)
+        model = ExportedModel(found, folder, self._cache)
         _warm_up(model)
         versions = dict(self._versions)
         versions.pop(model.version, None)
@@ -181,13 +198,19 @@ class Repository:
         paths: of the models, by name.
         mapped: versions of a model that stay mapped.
         poll: seconds between looks at which version is current; 0: never.
+        cache: where versions of buckets are kept; None: that of the user.
     """
 
     def __init__(
-        self, paths: Mapping[str, str], mapped: int, poll: float
+        self,
+        paths: Mapping[str, str],
+        mapped: int,
+        poll: float,
+        cache: Path | None = None,
     ) -> None:
         self.models = {
-            name: Model(name, path, mapped) for name, path in paths.items()
+            name: Model(name, path, mapped, cache)
+            for name, path in paths.items()
         }
         for model in self.models.values():
             model.load()

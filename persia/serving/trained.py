@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -69,7 +70,7 @@ def export_checkpoint(
 
     Args:
         root: of the checkpoints, or the folder of a step.
-        path: the root of the versions, a folder.
+        path: the root of the versions, a folder or the URL of one in a bucket.
         step: of the checkpoint in the root; default: the latest.
         row_dtype, publish, keep: as of :func:`persia.export`.
 
@@ -129,15 +130,16 @@ def check_checkpoint(
     rows = sum(table.rows for table in found.manifest.tables)
     return (
         f"{rows:,} rows of {len(found.manifest.tables)} tables of "
-        f"{found.folder} as {versions.path / versions.next_name()}"
+        f"{found.folder} as {versions.at(versions.next_name())}"
     )
 
 
 def check_apart(versions: Versions, place: files.Root) -> None:
     """Raises InvalidArgument if an export would lie among checkpoints."""
-    if isinstance(place, files.LocalRoot) and (
-        versions.path.resolve() == place.path.resolve()
-    ):
+    one, other = versions.at(""), place.at("")
+    if isinstance(one, Path) and isinstance(other, Path):
+        one, other = one.resolve(), other.resolve()
+    if one == other:
         raise errors.InvalidArgument(
             f"{versions} has checkpoints: export into another folder"
         )

@@ -161,7 +161,7 @@ def _origin(
     """The folder that a model is of, what is known of it, its tables."""
     if isinstance(trained.model, ExportedModel):
         export = trained.model
-        return export.folder, _of_version(export), _exported_tables(export)
+        return export.place, _of_version(export), _exported_tables(export)
     assert trained.config is not None
     root = files.root_of(path)
     found = files.find(root, step)

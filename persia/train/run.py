@@ -17,6 +17,7 @@ from persia import _core, checkpoint, errors, prometheus
 from persia.base.environment import variable
 from persia.base.options import seconds_of
 from persia.base.torch_private import without_compiler
+from persia.base.urls import Url
 from persia.checkpoint import files, saving
 from persia.data import Dataset, Files, Kafka, Schema
 from persia.datasets import ClickStream, SyntheticCTR
@@ -489,7 +490,7 @@ class Run:
             place.commit()
         return folder
 
-    def export(self) -> Path | None:
+    def export(self) -> Path | Url | None:
         """Exports what :meth:`save` has saved last, or the best of it; the
         folder. None on all ranks but the first."""
         config = self.config

@@ -19,7 +19,7 @@ from torch import nn
 import persia
 from persia import _core, errors
 from persia.serving import Publish, exporting
-from persia.serving.folder import MANIFEST, Versions, versions_of
+from persia.serving.folder import MANIFEST, LocalVersions, versions_of
 from tests.remote import Servers
 from tests.serving import models
 
@@ -325,9 +325,9 @@ def test_an_export_that_breaks_off_is_not_there(
         elif step == "manifest":
             patch.setattr("persia.serving.folder.encode_manifest", killed)
         elif step == "rename":
-            patch.setattr(Versions, "replace", killed)
+            patch.setattr(LocalVersions, "replace", killed)
         else:
-            patch.setattr(Versions, "point", killed)
+            patch.setattr(LocalVersions, "point", killed)
         with pytest.raises(Killed):
             persia.export(model, tmp_path, example=models.batch(3))
     assert persia.load_model(tmp_path).version == "v-000001"

@@ -3,6 +3,7 @@ versions, limits, bad requests, the end."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import signal
@@ -28,7 +29,7 @@ from persia.serving.batcher import Batcher
 from persia.serving.config import ModelConfig
 from persia.serving.folder import versions_of
 from persia.serving.measures import Measures
-from persia.serving.process import Serving, serving
+from persia.serving.process import Serving, listen, serving
 from persia.serving.repository import Model, Repository
 from tests.ready import python
 from tests.serving import models
@@ -478,3 +479,31 @@ def test_the_process_drains_and_counts(place: Path) -> None:
             assert "all requests were answered" in rest
         finally:
             process.kill()
+
+
+def test_answers_are_sent_at_once() -> None:
+    """asyncio sets TCP_NODELAY where the listening socket names TCP; without
+    it the second write of an answer waits for the client's kernel."""
+    found = []
+
+    class Look(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            one = transport.get_extra_info("socket")
+            level, option = socket.IPPROTO_TCP, socket.TCP_NODELAY
+            found.append(one.getsockopt(level, option))
+            transport.close()
+
+    async def run() -> None:
+        with listen("127.0.0.1", 0) as one:
+            server = await asyncio.get_running_loop().create_server(
+                Look, sock=one
+            )
+            async with server:
+                reader, writer = await asyncio.open_connection(
+                    *one.getsockname()
+                )
+                await reader.read()
+                writer.close()
+
+    asyncio.run(run())
+    assert found[0]

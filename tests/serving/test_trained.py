@@ -204,3 +204,67 @@ def test_persia_model_looks_and_chooses(place: Path, tmp_path: Path) -> None:
     with pytest.raises(errors.CorruptFile):
         call("model", "verify", root)
     call("model", "verify", root / "v-000002")
+
+
+def test_the_nearest_rows_are_found(place: Path) -> None:
+    """The oracle is scikit-learn."""
+    from sklearn.metrics.pairwise import cosine_similarity, linear_kernel
+
+    schema = ("near", "user", "--json", "--count", 7)
+    model = persia.load_model(place / "out", "v-000001")
+    parts = list(model.rows("user", 64))
+    ids = torch.cat([torch.from_numpy(one) for one, _ in parts])
+    vectors = torch.cat([torch.from_numpy(one) for _, one in parts]).double()
+    id = int(ids[11])
+    for by, oracle in (("cosine", cosine_similarity), ("dot", linear_kernel)):
+        scores = oracle(vectors[11:12].numpy(), vectors.numpy())[0]
+        want = sorted(
+            (-score, one)
+            for score, one in zip(scores.tolist(), ids.tolist(), strict=True)
+            if one != id
+        )[:7]
+        for where in (
+            ("--checkpoint", place / "ck"),
+            ("--export", place / "out" / "v-000001"),
+        ):
+            found = json.loads(
+                call("rows", *schema, *where, "--score", by, "--", id)
+            )
+            assert [one["id"] for one in found] == [one for _, one in want]
+            assert [one[by] for one in found] == pytest.approx(
+                [-score for score, _ in want]
+            )
+    data = ("--values", place / "clicks.csv")
+    found = json.loads(
+        call("rows", *schema, "u7", "--export", place / "out", *data)
+    )
+    texts = [one["value"] for one in found]
+    assert len(set(texts)) == 7 and "u7" not in texts
+    assert all(text.startswith("u") for text in texts)
+    for wrong in (
+        ("u7",),
+        ("u7", "--export", place / "out", "--checkpoint", place / "ck"),
+        ("u7", "--export", place / "out", "--step", 1),
+        ("never seen", "--export", place / "out"),
+    ):
+        with pytest.raises(errors.InvalidArgument):
+            call("rows", "near", "user", *wrong)
+    with pytest.raises(errors.InvalidArgument):
+        call("rows", "near", "nothing", "1", "--export", place / "out")
+
+
+def test_ids_without_a_row_are_counted(place: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    lines = [
+        {"user": "u1", "item": 3, "age": 4.0, "tags": "t1|t2|new"},
+        {"user": "nobody", "item": 3, "age": 4.0, "tags": ""},
+        {"user": "nobody", "item": 4, "age": 4.0, "tags": "t1"},
+    ]
+    log.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    words = ("model", "coverage", place / "out", "--data", log)
+    assert json.loads(call(*words, "--json")) == [
+        {"feature": "user", "ids": 3, "unknown": 2},
+        {"feature": "item", "ids": 3, "unknown": 0},
+        {"feature": "tags", "ids": 4, "unknown": 1},
+    ]
+    assert "66.67%" in call(*words)

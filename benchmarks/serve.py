@@ -1,0 +1,332 @@
+"""What serving a model costs: ``python -m benchmarks.serve``.
+
+The DLRM of the Criteo benchmark (26 features of one id, 13 numbers, dim 16,
+int8 rows) behind ``persia serve model``; a request is one user with 13
+features beside 100 candidates with 13 features and the numbers, as binary
+tensors over HTTP, of connections that stay open.
+
+- ``dense``: the dense part alone in this process, its lookups replaced by
+  tensors, batches of 1,024 samples on as many threads as the server has. It
+  is the ceiling.
+- ``full``: the same with lookups.
+- ``closed``: requests one behind the other on some connections.
+- ``open``: requests that begin at times set before, at 70 % of the rate of
+  ``closed``; a latency counts from that time, so that waiting shows.
+- ``echo``: the same for a process of the same HTTP library that reads the
+  body and answers as many bytes.
+
+The clients are threads of this process and share the processors with the
+server. Processor time is that of the server alone.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import persia
+from benchmarks.common import FEATURES, arguments, print_machine, report
+from persia import models
+from persia.serving.graph import bind, read_graph
+
+BENCH = "serve"
+DENSE, DIM, CANDIDATES, USER = 13, 16, 100, 13
+KEYS = [f"f{i:02d}" for i in range(FEATURES)]
+SHARE = 0.7  # of the closed rate
+
+
+class Sizes:
+    """Everything that ``--quick`` makes smaller."""
+
+    def __init__(self, quick: bool) -> None:
+        self.vocabulary = 1_000 if quick else 100_000
+        self.seconds = 2.0 if quick else 20.0
+        self.connections = 4
+        self.threads = len(os.sched_getaffinity(0))
+
+
+def exported(folder: str, vocabulary: int) -> None:
+    """A model with all its rows, which were not trained."""
+    store = persia.Store(persia.optim.Adagrad(lr=0.1))
+    bags = persia.EmbeddingBagCollection(
+        store=store,
+        tables=[persia.EmbeddingBagConfig(key, DIM, [key]) for key in KEYS],
+    )
+    model = models.DLRM(bags, DENSE)
+    ids = torch.arange(vocabulary)
+    for key in KEYS:
+        store.set_rows(key, ids, torch.randn(vocabulary, DIM) * 0.1)
+    values = torch.zeros(3 * FEATURES, dtype=torch.int64)
+    example = (torch.zeros(3, DENSE), persia.JaggedBatch(KEYS, values))
+    persia.export(model, folder, example=example, row_dtype="int8")
+    store.close()
+
+
+def body_of(rng: np.random.Generator, vocabulary: int) -> tuple[bytes, int]:
+    """A request, and the bytes of its JSON."""
+    dense = rng.random((CANDIDATES, DENSE), np.float32)
+    arrays = [("dense", "FP32", dense)]
+    for i, key in enumerate(KEYS):
+        n = 1 if i < USER else CANDIDATES
+        arrays.append((key, "INT64", rng.integers(0, vocabulary, n)))
+    head = {
+        "inputs": [
+            {
+                "name": name,
+                "datatype": datatype,
+                "shape": list(array.shape),
+                "parameters": {"binary_data_size": array.nbytes},
+            }
+            for name, datatype, array in arrays
+        ],
+        "parameters": {"binary_data_output": True},
+    }
+    text = json.dumps(head).encode()
+    parts = [text, *(array.tobytes() for _, _, array in arrays)]
+    return b"".join(parts), len(text)
+
+
+# ---- the ceiling -----------------------------------------------------------
+
+
+class _Constant(nn.Module):
+    def __init__(self, samples: int) -> None:
+        super().__init__()
+        self.out = torch.randn(samples, FEATURES * DIM)
+
+    def forward(self, *_: Any) -> Tensor:
+        return self.out
+
+
+def rate_of(
+    run: Callable[[], object], sizes: Sizes, samples: int
+) -> tuple[float, float]:
+    """Samples a second of as many threads as the server has; milliseconds of
+    processor time for the candidates of a request."""
+    counts, end = [0] * sizes.threads, time.perf_counter() + sizes.seconds
+
+    def work(i: int) -> None:
+        with torch.no_grad():
+            while time.perf_counter() < end:
+                run()
+                counts[i] += samples
+
+    begin, before = time.perf_counter(), time.process_time()
+    run_all(work, sizes.threads)
+    rate = sum(counts) / (time.perf_counter() - begin)
+    spent = (time.process_time() - before) / sum(counts)
+    return rate, round(spent * CANDIDATES * 1e3, 3)
+
+
+def run_all(work: Callable[[int], None], threads: int) -> None:
+    """Runs it in so many threads."""
+    every = [threading.Thread(target=work, args=(i,)) for i in range(threads)]
+    for one in every:
+        one.start()
+    for one in every:
+        one.join()
+
+
+def ceilings(folder: str, sizes: Sizes) -> dict[str, tuple[float, float]]:
+    """As of `rate_of`: the dense part alone, and with lookups."""
+    samples = 1024
+    torch.set_num_threads(1)
+    model = persia.load_model(folder)
+    ids = torch.randint(0, sizes.vocabulary, (samples * FEATURES,))
+    call = (torch.rand(samples, DENSE), persia.JaggedBatch(KEYS, ids))
+    tensors = model.form.flatten(call, {})
+    with (model.folder / model.manifest.dense.name).open("rb") as file:
+        graph = bind(read_graph(file), lambda _: _Constant(samples))
+    return {
+        "dense": rate_of(lambda: graph(*tensors), sizes, samples),
+        "full": rate_of(lambda: model.run(tensors), sizes, samples),
+    }
+
+
+# ---- requests --------------------------------------------------------------
+
+
+def processor_s(pid: int) -> float:
+    """Seconds of user and system that a process has had."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def started(*words: str) -> Iterator[tuple[str, int]]:
+    """The address and the number of a process that says "serving ... on
+    HOST:PORT"."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", *words], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        line = next(x for x in process.stdout if "serving" in x)
+        yield line.split()[-1], process.pid
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
+
+
+class Load:
+    """Clients of an address, each with a connection."""
+
+    def __init__(self, address: str, bodies: list[tuple[bytes, int]]) -> None:
+        self._address = address
+        self._bodies = bodies
+
+    def _send(self, connection: http.client.HTTPConnection, i: int) -> None:
+        body, text = self._bodies[i % len(self._bodies)]
+        connection.request(
+            "POST",
+            "/v2/models/m/infer",
+            body,
+            {"Inference-Header-Content-Length": str(text)},
+        )
+        answer = connection.getresponse()
+        found = answer.read()
+        assert answer.status == 200, found
+
+    def run(self, sizes: Sizes, rate: float | None) -> np.ndarray:
+        """Seconds of each request; of an open loop, where there is a rate of
+        requests a second, from when it was to begin."""
+        times: list[float] = []
+        begin = time.perf_counter()
+
+        def work(i: int) -> None:
+            connection = http.client.HTTPConnection(self._address)
+            n = i
+            while True:
+                due = begin + n / rate if rate else time.perf_counter()
+                if due > begin + sizes.seconds:
+                    break
+                time.sleep(max(0.0, due - time.perf_counter()))
+                self._send(connection, n)
+                times.append(time.perf_counter() - due)
+                n += sizes.connections
+            connection.close()
+
+        run_all(work, sizes.connections)
+        return np.array(times)
+
+
+def measure(address: str, pid: int, bodies: Any, sizes: Sizes) -> Any:
+    """The closed and the open loop of a process."""
+    load = Load(address, bodies)
+    warm = Sizes(quick=True)
+    load.run(warm, None)
+    found = {}
+    rate = None
+    for case in ("closed", "open"):
+        before, begin = processor_s(pid), time.perf_counter()
+        times = load.run(sizes, rate)
+        spent = time.perf_counter() - begin
+        p50, p99, p999 = np.quantile(times, [0.5, 0.99, 0.999]) * 1e3
+        found[case] = {
+            "requests_s": round(len(times) / spent, 1),
+            "p50_ms": round(p50, 2),
+            "p99_ms": round(p99, 2),
+            "p999_ms": round(p999, 2),
+            "cpu_ms": round((processor_s(pid) - before) / len(times) * 1e3, 3),
+        }
+        rate = found[case]["requests_s"] * SHARE
+    return found
+
+
+def echo() -> None:
+    """Serves an echo of the right size, as ``persia serve model`` does."""
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    from persia.serving.process import listen
+
+    async def answer(request: Request) -> Response:
+        await request.body()
+        return Response(b"x" * 4 * CANDIDATES)
+
+    routes = [Route("/v2/models/m/infer", answer, methods=["POST"])]
+    socket = listen("127.0.0.1", 0)
+    host, port = socket.getsockname()
+    print(f"serving echo on {host}:{port}", flush=True)
+    config = uvicorn.Config(
+        Starlette(routes=routes), log_config=None, access_log=False
+    )
+    uvicorn.Server(config).run(sockets=[socket])
+
+
+def main() -> None:
+    parser = arguments(str(__doc__).splitlines()[0])
+    parser.add_argument("--echo", action="store_true")
+    args = parser.parse_args()
+    if args.echo:
+        echo()
+        return
+    sizes = Sizes(args.quick)
+    print_machine(BENCH, torch=torch.__version__, threads=sizes.threads)
+    rng = np.random.default_rng(args.seed)
+    torch.manual_seed(args.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        exported(folder, sizes.vocabulary)
+        bodies = [body_of(rng, sizes.vocabulary) for _ in range(64)]
+        rates = ceilings(folder, sizes)
+        dense, spent = rates["dense"]
+        report(BENCH, "dense", dense, "samples/s", cpu_ms=spent)
+        report(
+            *(BENCH, "full", rates["full"][0], "samples/s"),
+            **_beside(dense),
+            cpu_ms=rates["full"][1],
+        )
+        serve = ("persia", "serve", "model", f"m={folder}", "--port", "0")
+        with started(*serve) as (address, pid):
+            found = measure(address, pid, bodies, sizes)
+        closed = found["closed"]
+        report(
+            *(BENCH, "closed", closed["requests_s"] * CANDIDATES, "samples/s"),
+            **_beside(dense),
+            target=0.8,
+            **closed,
+        )
+        late = found["open"]
+        report(
+            *(BENCH, "open", late["p99_ms"], "ms"),
+            target=10.0,
+            at_most=True,
+            **late,
+        )
+        with started("benchmarks.serve", "--echo") as (address, pid):
+            found = measure(address, pid, bodies, sizes)
+        for case, one in found.items():
+            report(
+                *(BENCH, f"echo {case}", one["requests_s"], "requests/s"),
+                **one,
+            )
+
+
+def _beside(dense: float) -> dict[str, Any]:
+    return {
+        "baseline": "the dense part alone",
+        "baseline_value": dense,
+        "baseline_source": "same run",
+    }
+
+
+if __name__ == "__main__":
+    main()
