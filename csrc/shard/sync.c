@@ -45,6 +45,10 @@ static int sync_refuse(const sync_steps *s, uint64_t step, uint32_t rank,
                               "rank %u sends step %llu, and step %llu was "
                               "applied last: no server misses so many",
                               rank, number, (unsigned long long)last);
+    if (s->pending && s->pending < step && s->passed[rank])
+        return persia_err_set(PERSIA_EUNAVAILABLE,
+                              "step %llu waits for other ranks yet",
+                              (unsigned long long)s->pending);
     if (s->pending && s->pending != step)
         return persia_err_set(PERSIA_EARG,
                               "rank %u sends step %llu, while the "
@@ -58,27 +62,40 @@ static int sync_refuse(const sync_steps *s, uint64_t step, uint32_t rank,
     return PERSIA_OK;
 }
 
+/* A part of this step may be added. */
+static int sync_collect(sync_steps *s, uint64_t step, uint32_t rank,
+                        uint32_t parts)
+{
+    int rc = sync_refuse(s, step, rank, parts);
+    if (rc || s->pending)
+        return rc;
+    s->part = calloc(parts, sizeof *s->part);
+    if (!s->part)
+        return persia_err_set(PERSIA_ENOMEM,
+                              "no memory for the %u parts of a step", parts);
+    memset(s->passed, 0, parts);
+    s->pending = step;
+    s->parts = parts;
+    return PERSIA_OK;
+}
+
 int sync_add(sync_steps *s, uint64_t step, uint32_t rank, uint32_t parts,
              void *part, void **replaced)
 {
     *replaced = NULL;
-    int rc = sync_refuse(s, step, rank, parts);
+    int rc = sync_collect(s, step, rank, parts);
     if (rc)
         return rc;
-    if (!s->pending) {
-        s->part = calloc(parts, sizeof *s->part);
-        if (!s->part)
-            return persia_err_set(PERSIA_ENOMEM,
-                                  "no memory for the %u parts of a "
-                                  "step",
-                                  parts);
-        s->pending = step;
-        s->parts = parts;
-    }
     *replaced = s->part[rank];
     s->part[rank] = part;
     s->n += *replaced == NULL;
     return PERSIA_OK;
+}
+
+void sync_pass(sync_steps *s, uint64_t step, uint32_t rank, uint32_t parts)
+{
+    if (!sync_collect(s, step, rank, parts))
+        s->passed[rank] = !s->part[rank];
 }
 
 void **sync_infer_missed(sync_steps *s, uint64_t step, uint32_t rank,
@@ -88,7 +105,7 @@ void **sync_infer_missed(sync_steps *s, uint64_t step, uint32_t rank,
     *n = 0;
     if (s->has_applied || !s->pending || step == s->pending ||
         parts != s->parts || rank >= parts || s->part[rank] ||
-        s->left[rank] || wire_leaps(missed, step) ||
+        s->passed[rank] || s->left[rank] || wire_leaps(missed, step) ||
         wire_leaps(missed, s->pending))
         return NULL;
     if (missed > s->missed)
@@ -103,7 +120,7 @@ int sync_complete(const sync_steps *s)
     if (!s->pending || s->applying)
         return 0;
     for (uint32_t i = 0; i < s->parts; i++)
-        if (!s->part[i] && !s->left[i])
+        if (!s->part[i] && !s->left[i] && !s->passed[i])
             return 0;
     return 1;
 }
@@ -216,10 +233,10 @@ void sync_missing(const sync_steps *s, char *out, size_t room)
     uint32_t missing = 0, named = 0;
     size_t at;
     for (uint32_t i = 0; i < s->parts; i++)
-        missing += !s->part[i] && !s->left[i];
+        missing += !s->part[i] && !s->left[i] && !s->passed[i];
     at = (size_t)snprintf(out, room, missing == 1 ? "rank" : "ranks");
     for (uint32_t i = 0; i < s->parts && named < NAMED && at < room; i++)
-        if (!s->part[i] && !s->left[i])
+        if (!s->part[i] && !s->left[i] && !s->passed[i])
             at += (size_t)snprintf(out + at, room - at, "%s %u",
                                    named++ ? "," : "", i);
     if (missing > named && at < room)

@@ -25,6 +25,7 @@ typedef struct sync_steps {
     uint32_t parts;    /* of the pending step */
     uint32_t n;        /* of them that are there */
     void **part;       /* [parts], NULL: missing */
+    uint8_t passed[SYNC_RANKS]; /* 1: it is not waited for in that step */
     uint32_t left_n;   /* ranks that take no part: */
     uint8_t left[SYNC_RANKS]; /* 1 */
     uint8_t told[SYNC_RANKS]; /* 1: the rank has said itself whether it does */
@@ -39,9 +40,13 @@ void sync_free(sync_steps *s);
 
 /* Part `rank` of `parts` of a step.  A part that is there already is
  * replaced: *replaced, else NULL.  PERSIA_EARG when it does not belong to the
- * step that is being collected, or its rank has left. */
+ * step that is being collected, or its rank has left; PERSIA_EUNAVAILABLE when
+ * its rank was passed in that step, which waits for others. */
 int sync_add(sync_steps *s, uint64_t step, uint32_t rank, uint32_t parts,
              void *part, void **replaced);
+/* Instead of sync_add(): the shard has the part's update from an earlier life
+ * of its rank.  The step waits for the others alone. */
+void sync_pass(sync_steps *s, uint64_t step, uint32_t rank, uint32_t parts);
 /* Before a part is added.  A rank sends the next step when it was answered the
  * one before.  So of two ranks that send different steps to a shard that has
  * applied none in this life, one had its answer to the earlier step from
@@ -52,7 +57,7 @@ void **sync_infer_missed(sync_steps *s, uint64_t step, uint32_t rank,
 /* Whether the pending step can be applied now. */
 int sync_complete(const sync_steps *s);
 /* Ends collecting: the parts that are there, in the order of their ranks, in
- * an array that the caller frees; NULL and 0 if there are none.  `apply`:
+ * an array that the caller frees; *n may be 0.  `apply`:
  * sync_applied() or sync_failed() must follow. */
 void **sync_take(sync_steps *s, int apply, uint32_t *n);
 void sync_applied(sync_steps *s, uint64_t step);

@@ -110,7 +110,13 @@ static void **waits_take_whole_locked(shard *s, uint32_t *n, int *rc)
     *rc = PERSIA_OK;
     if (!sync_complete(&s->sync))
         return NULL;
+    const uint64_t step = s->sync.pending;
     void **parts = sync_take(&s->sync, 1, n);
+    if (!*n) { /* all were passed */
+        sync_applied(&s->sync, step);
+        free(parts);
+        return NULL;
+    }
     *rc = wait_begin_locked(s, parts, *n);
     if (*rc)
         sync_failed(&s->sync);
@@ -153,10 +159,24 @@ typedef struct placed {
     uint32_t lost_n;
 } placed;
 
+/* Another process is the rank of this part. */
+static int waits_is_replaced_locked(const shard *s, const push_call *c)
+{
+    return wait_is_of_former_locked(s, c) ||
+           (!c->m->shared &&
+            sync_is_other(&s->sync, c->m->part, c->m->stream));
+}
+
 static void waits_place_locked(shard *s, push_call *c, placed *out)
 {
     void *replaced = NULL;
     *out = (placed){.state = ledger_look(s->ledger, &c->key, &c->waiter)};
+    /* Another server lacked it: the ranks train the batch again. */
+    if (out->state == LEDGER_DONE && !is_stale(s, &c->m->caller) &&
+        !waits_is_replaced_locked(s, c)) {
+        sync_pass(&s->sync, c->m->step, c->m->part, c->m->parts);
+        out->whole = waits_take_whole_locked(s, &out->n, &out->whole_rc);
+    }
     if (out->state != LEDGER_NEW)
         return;
     out->rc = wait_refuses_locked(c->call.from);
@@ -164,9 +184,7 @@ static void waits_place_locked(shard *s, push_call *c, placed *out)
         return;
     /* Here: a restore drops what was added before. */
     out->stale = is_stale(s, &c->m->caller);
-    if (wait_is_of_former_locked(s, c) ||
-        (!c->m->shared &&
-         sync_is_other(&s->sync, c->m->part, c->m->stream)))
+    if (waits_is_replaced_locked(s, c))
         out->rc = persia_err_set(PERSIA_ECLOSED,
                                  "another process is rank %u of the steps now",
                                  c->m->part);
@@ -208,6 +226,8 @@ void wait_part(shard *s, const push_call *part)
         return;
     if (p.lost)
         waits_fail_parts(s, p.lost, p.lost_n, PERSIA_ELOST, "");
+    if (p.whole) /* first: other answers would replace the text of whole_rc */
+        wait_apply(s, p.whole, p.n, p.whole_rc);
     if (p.state != LEDGER_NEW || p.rc || p.stale || p.missed) {
         atomic_fetch_sub(&s->parked_n, 1);
         if (p.stale)
@@ -218,10 +238,7 @@ void wait_part(shard *s, const push_call *part)
             push_fail(c, p.rc, persia_err_text());
         else
             push_reply_state(s, c, p.state);
-        return;
     }
-    if (p.whole) /* first: other answers would replace the text of whole_rc */
-        wait_apply(s, p.whole, p.n, p.whole_rc);
     if (p.replaced) {
         atomic_fetch_sub(&s->parked_n, 1);
         push_fail(p.replaced, p.again ? PERSIA_EUNAVAILABLE : PERSIA_ECLOSED,

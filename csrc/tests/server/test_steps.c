@@ -1,6 +1,6 @@
 /* Calls that wait: parts of steps for each other, pulls for an
  * update. */
-#include "tests/server/help.h"
+#include "tests/server/job.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -9,75 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { RANKS = 3, N = 50 };
-static const uint64_t LONG = 60 * (uint64_t)SECOND;
-
-/* A table whose rows count the gradients that they got. */
-typedef struct job {
-    server v;
-    uint64_t ids[N];
-    float grads[N];
-    optim_hyper hyper;
-    wire_push_table table;
-} job;
-
-static job *job_start(void)
-{
-    job *j = calloc(1, sizeof *j);
-    table_spec spec = spec_of("a", 1, OPTIM_SGD);
-    spec.init = INIT_CONSTANT;
-    spec.init_a = 0;
-    j->v = server_start(0, 1, NULL);
-    declare(&j->v, &spec);
-    for (uint64_t i = 0; i < N; i++) {
-        j->ids[i] = i;
-        j->grads[i] = -1;
-    }
-    j->hyper = sgd(1);
-    j->table = push_table(0, 1, N, j->ids, j->grads, &j->hyper);
-    return j;
-}
-
-static void job_stop(job *j)
-{
-    server_stop(&j->v);
-    free(j);
-}
-
-/* Part `rank` of a step; the number of the update is the step's. */
-static wire_push part_of(job *j, uint32_t rank, uint64_t step)
-{
-    wire_push m = push_of(&j->v, STREAM + rank, step, &j->table, 1);
-    m.step = m.t = step;
-    m.part = rank;
-    m.parts = RANKS;
-    return m;
-}
-
-static pending *send_part(job *j, uint32_t rank, uint64_t step,
-                          uint64_t timeout)
-{
-    wire_push m = part_of(j, rank, step);
-    return push_start(&j->v, &m, timeout);
-}
-
-static void expect_error(pending *c, int code, const char *text)
-{
-    result r = call_wait(c);
-    if (r.code != code || !strstr(r.text, text))
-        fail_msg("%s: %s", persia_err_name(r.code), r.text);
-    result_free(&r);
-}
-
-static float value(job *j)
-{
-    float out[N];
-    pull(&j->v, 0, N, j->ids, out);
-    for (int i = 1; i < N; i++)
-        assert_true(out[i] == out[0]);
-    return out[0];
-}
 
 static void who_is_missing_is_named(void **state)
 {
@@ -212,70 +143,6 @@ static void ranks_come_and_go(void **state)
     assert_int_equal(join(&j->v, 1, 2, 1, 9), 9);
     assert_int_equal(push_wait(a).status, PUSH_LOST);
     assert_true(value(j) == 4);
-    job_stop(j);
-}
-
-/* An embedding worker sends a part again to a server that was started again;
- * the other rank had its answer before. */
-static void a_part_whose_step_an_earlier_life_has_applied(void **state)
-{
-    (void)state;
-    job *j = job_start();
-    pending *a = send_part(j, 1, 7, LONG), *b = send_part(j, 2, 7, LONG);
-    pending *c = send_part(j, 0, 8, LONG);
-    assert_int_equal(push_wait(a).status, PUSH_LOST);
-    assert_int_equal(push_wait(b).status, PUSH_LOST);
-    a = send_part(j, 1, 8, LONG);
-    wire_push late = part_of(j, 2, 7);
-    assert_int_equal(push(&j->v, &late).status, PUSH_LOST);
-    b = send_part(j, 2, 8, LONG);
-    assert_int_equal(push_wait(a).status, PUSH_APPLIED);
-    assert_int_equal(push_wait(b).status, PUSH_APPLIED);
-    assert_int_equal(push_wait(c).status, PUSH_APPLIED);
-    assert_true(value(j) == RANKS);
-    assert_int_equal(stats_of(&j->v).parked, 0);
-    job_stop(j);
-}
-
-/* A process claims the stream of a rank. */
-static void claim(const job *j, uint64_t stream, uint64_t client,
-                  uint64_t incarnation)
-{
-    wire_hello m = {.caller = {.client = client, .incarnation = incarnation},
-                    .version = WIRE_VERSION,
-                    .name_space = "test",
-                    .stream = stream};
-    result r = CALL(&j->v, HELLO, hello, &m);
-    assert_int_equal(r.code, PERSIA_OK);
-    result_free(&r);
-}
-
-/* Embedding workers had sent some parts of its update. */
-static void a_rank_is_replaced_within_an_update(void **state)
-{
-    (void)state;
-    job *j = job_start();
-    for (uint64_t turn = 0; turn < 2; turn++) {
-        const uint64_t life = 1 + 2 * turn;
-        wire_push m = part_of(j, 1, 7);
-        m.shared = 1;
-        m.maker = (wire_maker){77, 5, life};
-        if (turn) {
-            m.step = 0;
-            m.group = 9;
-        }
-        claim(j, 77, 5, life);
-        pending *a = push_start(&j->v, &m, LONG);
-        while (!stats_of(&j->v).parked)
-            sched_yield();
-        claim(j, 77, 6, life + 1);
-        expect_error(a, PERSIA_ECLOSED, "another process");
-        assert_int_equal(push_code(&j->v, &m), PERSIA_ECLOSED); /* a retry */
-        m.maker = (wire_maker){77, 6, life + 1};
-        a = push_start(&j->v, &m, SECOND / 50);
-        expect_error(a, PERSIA_ETIMEOUT, "");
-    }
-    assert_true(value(j) == 0);
     job_stop(j);
 }
 
@@ -780,8 +647,6 @@ int main(void)
         cmocka_unit_test(one_bad_part_fails_the_step),
         cmocka_unit_test(a_copy_of_a_part_comes_late),
         cmocka_unit_test(ranks_come_and_go),
-        cmocka_unit_test(a_part_whose_step_an_earlier_life_has_applied),
-        cmocka_unit_test(a_rank_is_replaced_within_an_update),
         cmocka_unit_test(what_a_rank_said_before_does_not_count),
         cmocka_unit_test(who_has_left_is_told_by_who_goes_on),
         cmocka_unit_test(parts_of_a_process_before_are_not_applied),

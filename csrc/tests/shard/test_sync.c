@@ -149,6 +149,30 @@ static void another_life_had_answered_a_rank(void **state)
     sync_free(&s);
 }
 
+static void a_part_that_is_there_is_not_waited_for(void **state)
+{
+    (void)state;
+    sync_steps s;
+    sync_init(&s);
+    sync_pass(&s, 1, 0, 3);
+    assert_int_equal(s.pending, 1);
+    assert_int_equal(add(&s, 1, 2, 3), PERSIA_OK);
+    assert_false(sync_complete(&s));
+    assert_int_equal(add(&s, 2, 0, 3), PERSIA_EUNAVAILABLE);
+    sync_pass(&s, 1, 2, 3); /* it waits */
+    assert_false(s.passed[2]);
+    sync_pass(&s, 1, 1, 3);
+    assert_true(sync_complete(&s));
+    take(&s, 1, "2");
+    sync_applied(&s, 1);
+    sync_pass(&s, 1, 0, 3); /* a copy of what was applied */
+    assert_int_equal(s.pending, 0);
+    for (uint32_t r = 0; r < 3; r++)
+        assert_int_equal(add(&s, 2, r, 3), PERSIA_OK);
+    take(&s, 1, "012");
+    sync_free(&s);
+}
+
 static void ranks_leave_and_join(void **state)
 {
     (void)state;
@@ -241,6 +265,7 @@ int main(void)
         cmocka_unit_test(a_part_that_comes_again_replaces),
         cmocka_unit_test(what_is_refused),
         cmocka_unit_test(another_life_had_answered_a_rank),
+        cmocka_unit_test(a_part_that_is_there_is_not_waited_for),
         cmocka_unit_test(ranks_leave_and_join),
         cmocka_unit_test(ranks_hear_of_others),
         cmocka_unit_test(many_are_missing),

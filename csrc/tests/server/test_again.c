@@ -1,0 +1,105 @@
+/* Parts of steps and groups of ranks and servers that were started again. */
+#include "tests/server/job.h"
+
+#include <sched.h>
+
+/* An embedding worker sends a part again to a server that was started again;
+ * the other rank had its answer before. */
+static void a_part_whose_step_an_earlier_life_has_applied(void **state)
+{
+    (void)state;
+    job *j = job_start();
+    pending *a = send_part(j, 1, 7, LONG), *b = send_part(j, 2, 7, LONG);
+    pending *c = send_part(j, 0, 8, LONG);
+    assert_int_equal(push_wait(a).status, PUSH_LOST);
+    assert_int_equal(push_wait(b).status, PUSH_LOST);
+    a = send_part(j, 1, 8, LONG);
+    wire_push late = part_of(j, 2, 7);
+    assert_int_equal(push(&j->v, &late).status, PUSH_LOST);
+    b = send_part(j, 2, 8, LONG);
+    assert_int_equal(push_wait(a).status, PUSH_APPLIED);
+    assert_int_equal(push_wait(b).status, PUSH_APPLIED);
+    assert_int_equal(push_wait(c).status, PUSH_APPLIED);
+    assert_true(value(j) == RANKS);
+    assert_int_equal(stats_of(&j->v).parked, 0);
+    job_stop(j);
+}
+
+/* Another server had lost the updates of two batches, so their ranks train
+ * them once more, beside a new one of the third. */
+static void a_step_with_batches_that_are_there(void **state)
+{
+    (void)state;
+    job *j = job_start();
+    pending *c[RANKS];
+    for (uint32_t r = 0; r < RANKS; r++)
+        c[r] = send_part(j, r, 1, LONG);
+    for (uint32_t r = 0; r < RANKS; r++)
+        assert_int_equal(push_wait(c[r]).status, PUSH_APPLIED);
+    for (uint64_t step = 2; step < 4; step++) {
+        pending *a = step == 2 ? send_part(j, 1, step, LONG) : NULL;
+        for (uint32_t r = 0; r < RANKS; r++) {
+            wire_push m = part_of(j, r, 1);
+            m.step = m.t = step;
+            if (r != 1 || !a)
+                assert_int_equal(push(&j->v, &m).status, PUSH_DUPLICATE);
+        }
+        if (a)
+            assert_int_equal(push_wait(a).status, PUSH_APPLIED);
+        assert_int_equal(stats_of(&j->v).step, step);
+    }
+    assert_true(value(j) == RANKS + 1);
+    job_stop(j);
+}
+
+/* A process claims the stream of a rank. */
+static void claim(const job *j, uint64_t stream, uint64_t client,
+                  uint64_t incarnation)
+{
+    wire_hello m = {.caller = {.client = client, .incarnation = incarnation},
+                    .version = WIRE_VERSION,
+                    .name_space = "test",
+                    .stream = stream};
+    result r = CALL(&j->v, HELLO, hello, &m);
+    assert_int_equal(r.code, PERSIA_OK);
+    result_free(&r);
+}
+
+/* Embedding workers had sent some parts of its update. */
+static void a_rank_is_replaced_within_an_update(void **state)
+{
+    (void)state;
+    job *j = job_start();
+    for (uint64_t turn = 0; turn < 2; turn++) {
+        const uint64_t life = 1 + 2 * turn;
+        wire_push m = part_of(j, 1, 7);
+        m.shared = 1;
+        m.maker = (wire_maker){77, 5, life};
+        if (turn) {
+            m.step = 0;
+            m.group = 9;
+        }
+        claim(j, 77, 5, life);
+        pending *a = push_start(&j->v, &m, LONG);
+        while (!stats_of(&j->v).parked)
+            sched_yield();
+        claim(j, 77, 6, life + 1);
+        expect_error(a, PERSIA_ECLOSED, "another process");
+        assert_int_equal(push_code(&j->v, &m), PERSIA_ECLOSED); /* a retry */
+        m.maker = (wire_maker){77, 6, life + 1};
+        a = push_start(&j->v, &m, SECOND / 50);
+        expect_error(a, PERSIA_ETIMEOUT, "");
+    }
+    assert_true(value(j) == 0);
+    job_stop(j);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_part_whose_step_an_earlier_life_has_applied),
+        cmocka_unit_test(a_step_with_batches_that_are_there),
+        cmocka_unit_test(a_rank_is_replaced_within_an_update),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
