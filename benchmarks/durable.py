@@ -32,7 +32,6 @@ from benchmarks.cluster import THREADS
 from benchmarks.common import BATCH, arguments, print_machine, report
 from benchmarks.system.processes import Processes, Server, Trainer
 from persia import _core
-from persia.distributed.addresses import MESSAGE_LIMIT
 from persia.distributed.security import Security
 from persia.errors import Unavailable
 
@@ -215,7 +214,7 @@ class Phases:
     def __init__(self, server: Server, address: str) -> None:
         at = {"begin": (server.began, 0.0)}
         channel = _core.Channel(
-            address, Security().arguments(), MESSAGE_LIMIT, 60.0
+            address, Security().arguments(), _core.MESSAGE_LIMIT, 60.0
         )
         with contextlib.closing(channel):
             while "log" not in at:

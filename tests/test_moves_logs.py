@@ -245,7 +245,7 @@ def test_servers_of_other_shards(job: Job, counter: Counter) -> None:
 
 
 def test_two_that_join_in_one_folder(job: Job) -> None:
-    with pytest.raises(errors.Unavailable, match="`log` of its own"):
+    with pytest.raises(errors.Unavailable, match="`log`"):
         job.make(2)
 
 

@@ -262,8 +262,7 @@ def near(
     word: Annotated[
         str,
         typer.Argument(
-            help="An id, or a value of the column that is no integer.",
-            metavar="ID",
+            help="Id, or a value of the column that is no integer.",
         ),
     ],
     checkpoint: Annotated[
@@ -276,8 +275,8 @@ def near(
     score: Annotated[
         _Score,
         typer.Option(
-            help="cosine: of the angle between two vectors; dot: the product "
-            "of them."
+            help="Measure: cosine of the angle between two vectors, or their "
+            "dot product."
         ),
     ] = _Score.cosine,
     count: Annotated[int, typer.Option(min=1, help="Rows to print.")] = 10,

@@ -21,6 +21,7 @@ from typing import Any
 
 from pyarrow import fs
 
+from persia.base.environment import variable
 from persia.base.storage import infos_of
 from persia.base.urls import Url
 from persia.checkpoint import files
@@ -149,7 +150,7 @@ class BucketVersions(RemoteFolder, Versions):
 
 
 def _cache_of_user() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    base = variable("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "persia" / "models"
 
 
