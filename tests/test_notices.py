@@ -85,6 +85,7 @@ def test_each_licence_has_its_text() -> None:
     assert "Apache License" in (ROOT / "LICENSE").read_text()
 
 
+@pytest.mark.slow
 def test_the_libraries_load_nothing_else() -> None:
     """Another one would be copied into the wheel."""
     if shutil.which("readelf") is None:

@@ -37,6 +37,7 @@ def git(folder: Path, *words: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_a_checkout_is_named_by_its_commit(tmp_path: Path) -> None:
     """As Git says it: branch, packed branch, worktree, no branch."""
     tree = tmp_path / "tree"

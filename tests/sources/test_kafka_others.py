@@ -37,6 +37,8 @@ kafka = pytest.importorskip(
     "confluent_kafka", reason="pip install 'persia[kafka]'"
 )
 
+pytestmark = pytest.mark.slow
+
 SCHEMA = Schema(label="y", dense=["x"], categorical=["c"])
 _names = count()
 
