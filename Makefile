@@ -1,7 +1,7 @@
 # make demo          train a recommender here, now (DATA=path: on your data)
 # make demo-cluster  the same on two servers and two ranks
 # make demo-roles    the same with a data loader and an embedding worker
-# make check         lint and the quick tests: a minute, while you write
+# make check         lint and the quick tests: two minutes, while you write
 # make counted       instructions, bytes, allocations against counts.json
 # make sim SEED=17   one simulated history, its trace in words; HISTORIES=200
 # make test          C tests (plain and sanitized) and Python tests

@@ -20,6 +20,8 @@ from tests.test_shards import Counter
 if not _core.GRPC[0].isdigit():
     pytest.skip("built without gRPC", allow_module_level=True)
 
+pytestmark = pytest.mark.slow
+
 PLACES = ("0-1/4", "2-3/4", None)
 
 

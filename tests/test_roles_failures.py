@@ -22,6 +22,8 @@ from tests.test_roles import feeding, in_thread
 
 __all__ = ["servers"]
 
+pytestmark = pytest.mark.slow
+
 if not _core.GRPC[0].isdigit():
     pytest.skip("built without gRPC", allow_module_level=True)
 

@@ -17,6 +17,8 @@ kafka = pytest.importorskip(
     "confluent_kafka", reason="pip install 'persia[kafka]'"
 )
 
+pytestmark = pytest.mark.slow
+
 SCHEMA = Schema(label="y", dense=["x"], categorical=["c"])
 BATCH, ROWS = 8, 4000
 
