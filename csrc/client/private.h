@@ -47,8 +47,8 @@ typedef struct server {
     /* Updates that it said it has applied; what is settled without is
      * skipped. */
     numbers_set acked;
-    /* The same, but a number is skipped when it leaves the window: the last
-     * one was acked_gap or before it. */
+    /* The same, but a number that lacks counts as skipped only when it is
+     * NUMBERS_WINDOW old; none above acked_gap was. */
     numbers_set acked_late;
     uint64_t acked_gap;
     /* Of its rows when the store was opened, or rows were loaded. */

@@ -179,8 +179,8 @@ uint64_t server_acked_beyond(const server *to, const window *there)
 }
 
 /* How many updates it had acknowledged and has no more; its lock is held.
- * other: with rows of another training, which have none from since this one
- * began, though their ledger may have the same numbers. */
+ * other: its rows are of another training, so none of the updates since this
+ * one began is in them, though their ledger may have the same numbers. */
 static uint64_t server_lost(const server *to, const wire_hello_reply *m,
                             int other)
 {

@@ -374,7 +374,8 @@ void service_take(asking *a);
 void service_return(asking *a);
 void service_sums(asking *a);
 void service_hello(asking *a);
-/* Whether a rank may have it, or none has said that it does not. */
+/* Whether a rank may have it: until each rank of the job has said that it has
+ * not, or the time of a lease is over. */
 int is_withheld(const embedding_worker *s, const offer *o, uint64_t now);
 
 /* ---- jobs.c ---- */
@@ -481,8 +482,9 @@ uint64_t epoch_of_loaders(const embedding_worker *s, const worker_job *j);
 /* That of a rank without one; 0: it is not known.  *sure: it is that also if
  * nothing of it is in the queue. */
 uint64_t epoch_next(const embedding_worker *s, const worker_job *j, int *sure);
-/* Whether there may be no more batches before ranks have trained what other
- * workers have: a loader waits for that, or (none) there is no loader. */
+/* Whether no batch arrives before ranks have returned some to other workers:
+ * a loader waits until those that it sent are trained.  none: also where no
+ * loader is there. */
 int epoch_is_idle(const embedding_worker *s, const worker_job *j, int none);
 /* What the rank of a Take is to know of an epoch that is over:
  * [WIRE_LOADERS_MAX].  Their number.  Batches that are by place another

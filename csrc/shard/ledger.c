@@ -17,7 +17,8 @@ typedef struct stream {
     uint64_t gaps[WIRE_GAPS_MAX]; /* the last that were skipped */
     uint64_t used; /* when it was used last, in uses of the ledger */
     ledger_owner owner; /* {0, 0}: none since the rows were restored */
-    uint64_t forgotten; /* no refusal behind this number was forgotten */
+    uint64_t forgotten; /* the highest number whose refusal was dropped: of
+                           all above it the refusals are kept */
 } stream;
 
 typedef struct refusal {

@@ -264,7 +264,7 @@ void **groups_take_former_locked(shard *s, uint32_t *n);
 /* Without the lock: the update of a group was not applied, and its parts may
  * be sent again.  0: nothing. */
 void groups_failed(shard *s, uint64_t id);
-/* The same: those that are left; parts are their owner's. */
+/* Frees the groups that are left, but not their parts. */
 void groups_free(shard *s);
 /* Applies parts that were begun, or fails them with rc.
  * The array is freed. */

@@ -17,8 +17,9 @@ enum { SYNC_RANKS = 4096 };
 
 typedef struct sync_steps {
     uint64_t step;     /* applied last */
-    uint64_t missed;   /* the last one that was applied elsewhere, or here in
-                          an earlier life, as a rank has told */
+    uint64_t missed;   /* the last one that other shards have applied, or this
+                          one in an earlier life, and that this life will not:
+                          ranks say so */
     int has_applied;   /* a step, in this life */
     uint64_t applying; /* was taken to be applied; 0: none */
     uint64_t pending;  /* is being collected; 0: none */

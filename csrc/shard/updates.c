@@ -467,7 +467,7 @@ static int update_ready(void *ctx)
 static void update_after(void *ctx, int rc)
 {
     update *u = ctx;
-    (void)rc; /* in part or as a whole: never again */
+    (void)rc; /* also if a part of it was not: it is never applied again */
     u->applied = 1;
     u->updates = persia_tables_updates(u->s->p);
     persia_tables_note_t(u->s->p, u->t);
