@@ -42,6 +42,7 @@ nitpick_ignore_regex = [
         r"persia\..*\.(T|_\w+|\w+Column|Annotated|TableConfig|TrainConfig)",
     ),
     (r"py:.*", r"Pydantic\w+|_Pydantic\w+|FieldInfo|Path"),
+    (r"py:.*", r"persia\.base\.urls\.Url"),  # a str
 ]
 
 autodoc_member_order = "bysource"

@@ -105,7 +105,7 @@ class ServerStats(TypedDict):
     total: int
     """Bytes of the log."""
     log_waits_ns: int
-    """So long has the disk not answered its log; 0: it has."""
+    """Nanoseconds for which the disk has not answered the log, or 0."""
     memory_used: int
     memory_limit: int
     """Bytes; without a limit 0."""
