@@ -169,8 +169,8 @@ def _is_whole(folder: Path, version: Version) -> bool:
 
 
 def _remove_old(place: Path, keep: int) -> None:
-    """All but the versions that were asked for last; who has mapped another
-    one keeps it. And what a killed process has left."""
+    """All but the versions that were asked for last, and what a killed process
+    has left. A process keeps a version that it has mapped."""
     for entry in place.glob(f"{files.TEMPORARY}*"):
         shutil.rmtree(entry, ignore_errors=True)
     every = [entry for entry in place.iterdir() if entry.is_dir()]

@@ -14,7 +14,7 @@ from tests.system.processes import ROOT, environment
 if not _core.GRPC[0].isdigit():
     pytest.skip("built without gRPC", allow_module_level=True)
 
-ROUNDS = 2
+ROUNDS = 10
 
 
 @pytest.mark.timeout(400)

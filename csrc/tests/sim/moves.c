@@ -106,7 +106,7 @@ static void note_arrived(uint32_t process, uint64_t id)
     moves.arrived[process][i] = id;
 }
 
-/* ---- who has a shard ---- */
+/* ---- the owner of a shard ---- */
 
 static void next_step(const char *what, const leaving *l)
 {
