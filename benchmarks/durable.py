@@ -46,7 +46,7 @@ class Sizes:
         self.vocabulary = 10_000 if quick else 1_000_000
         self.batches = 8 if quick else 64
         self.steps = 8 if quick else 64
-        self.rounds = 2 if quick else 7
+        self.rounds = 2 if quick else 80
         self.raw = 64 << 20 if quick else 1 << 30  # bytes
 
 
@@ -213,9 +213,7 @@ class Phases:
 
     def __init__(self, server: Server, address: str) -> None:
         at = {"begin": (server.began, 0.0)}
-        channel = _core.Channel(
-            address, Security().arguments(), _core.MESSAGE_LIMIT, 60.0
-        )
+        channel = _core.Channel(address, Security().arguments(), 60.0)
         with contextlib.closing(channel):
             while "log" not in at:
                 try:
