@@ -7,6 +7,7 @@
  * as it was.  A stripe is through when its slots and its rows put aside are
  * handed out; only then does the next one begin.
  */
+#include "table/emit.h"
 #include "table/filter.h"
 
 #include <assert.h>
@@ -37,6 +38,7 @@ static int stripe_cut_begin(const table *t, stripe *s)
                               t->config.name);
     assert(!c->mark && !c->cursor && !c->aside_n);
     c->mark = s->used;
+    stripe_note_locked(s);
     return PERSIA_OK;
 }
 
@@ -138,34 +140,8 @@ uint64_t persia_table_cut_clock(const table_cut *cut)
     return cut->clock;
 }
 
-/* Where the next row goes; NULL: not wanted. */
-typedef struct cut_out {
-    uint64_t *ids;
-    char *vectors;
-    float *state;
-    uint32_t *clocks, *fields;
-    size_t n;
-} cut_out;
-
-static void cut_emit(const table *t, const char *row, cut_out *o)
-{
-    if (o->ids)
-        o->ids[o->n] = row_id(row);
-    if (o->vectors)
-        memcpy(o->vectors + o->n * t->vector_bytes, row + ROW_VECTOR,
-               t->vector_bytes);
-    if (o->state)
-        memcpy(o->state + o->n * t->state_floats, row + t->state_offset,
-               t->state_floats * sizeof(float));
-    if (o->clocks)
-        o->clocks[o->n] = row_clock(row);
-    if (o->fields && t->field)
-        o->fields[o->n] = row_field(t, row);
-    o->n++;
-}
-
 static void stripe_emit_locked(const table *t, stripe *s, size_t room,
-                               cut_out *o)
+                               rows_emit *o)
 {
     stripe_cut *c = &s->cut;
 
@@ -174,13 +150,13 @@ static void stripe_emit_locked(const table *t, stripe *s, size_t room,
         const char *row = stripe_row(t, s, c->cursor);
         uint64_t bit = c->copied[c->cursor / 64] >> (c->cursor % 64) & 1;
         if (!bit && row_clock(row))
-            cut_emit(t, row, o);
+            row_emit(t, row, o);
     }
     for (; c->aside_done < c->aside_n && o->n < room; c->aside_done++)
-        cut_emit(t, c->aside.base + (size_t)c->aside_done * t->stride, o);
+        row_emit(t, c->aside.base + (size_t)c->aside_done * t->stride, o);
 }
 
-static int cut_next_locked(table_cut *cut, size_t room, cut_out *o)
+static int cut_next_locked(table_cut *cut, size_t room, rows_emit *o)
 {
     enum { PIECE = 8192 }; /* rows for which a lock is held at most */
     table *t = cut->t;
@@ -215,7 +191,8 @@ int persia_table_cut_next(table_cut *cut, size_t room, uint64_t *ids,
                           void *vectors, float *state, uint32_t *clocks,
                           uint32_t *fields, size_t *n)
 {
-    cut_out o = { ids, vectors, state, clocks, fields, 0 };
+    rows_emit o = { .ids = ids, .vectors = vectors, .state = state,
+                    .clocks = clocks, .fields = fields };
 
     pthread_mutex_lock(&cut->lock);
     int rc = cut_next_locked(cut, room, &o);

@@ -1,10 +1,10 @@
 /* exchange.c: all rows of a table replaced in one step. */
-#include "table/stripe.h"
+#include "table/watch.h"
 
 #include <assert.h>
 #include <string.h>
 
-/* Everything of a stripe but its lock: rows, index, lists. */
+/* Everything of a stripe but its lock and its watches: rows, index, lists. */
 static void stripe_exchange_locked(stripe *a, stripe *b)
 {
     enum { FROM = offsetof(stripe, index), BYTES = sizeof(stripe) - FROM };
@@ -58,6 +58,7 @@ int persia_table_exchange(table *t, table *other)
     for (uint32_t i = 0; i < t->stripes && !rc; i++) {
         pthread_rwlock_wrlock(&t->stripe[i].lock);
         stripe_exchange_locked(&t->stripe[i], &other->stripe[i]);
+        watch_reset_locked(&t->stripe[i]);
         pthread_rwlock_unlock(&t->stripe[i].lock);
         int64_t left = atomic_load(&other->left[i]);
         atomic_store(&other->left[i], atomic_exchange(&t->left[i], left));

@@ -1,6 +1,7 @@
 /* rows.c: whole rows in and out, by id: chunks ordered by stripe, a lock
  * taken once for a run. */
 #include "table/push.h"
+#include "table/watch.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -240,8 +241,12 @@ int persia_table_erase(table *t, size_t n, const uint64_t *ids,
     if (rc)
         return rc;
     pthread_rwlock_rdlock(&t->gate);
-    rc = rows_visit(t, n, ids, 1, row_erase, erased);
-    atomic_fetch_sub(&t->rows, *erased);
+    rc = watch_erase_begin(t, n);
+    if (!rc) {
+        (void)rows_visit(t, n, ids, 1, row_erase, erased);
+        atomic_fetch_sub(&t->rows, *erased);
+        watch_erase_end(t, n, ids);
+    }
     pthread_rwlock_unlock(&t->gate);
     return rc;
 }

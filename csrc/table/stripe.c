@@ -1,4 +1,4 @@
-#include "table/stripe.h"
+#include "table/watch.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -69,6 +69,7 @@ void stripe_cut_end(const table *t, stripe *s)
     free(c->copied);
     persia_mem_arena_free(&c->aside);
     memset(c, 0, sizeof *c);
+    stripe_note_locked(s);
 }
 
 void stripe_touch_slow(const table *t, stripe *s, uint32_t slot)
@@ -76,8 +77,9 @@ void stripe_touch_slow(const table *t, stripe *s, uint32_t slot)
     stripe_cut *c = &s->cut;
     const char *row = stripe_row(t, s, slot);
 
-    assert(slot < c->mark);
-    if (slot < c->cursor || cut_copied(c, slot) || !row_clock(row))
+    watch_mark_locked(t, s, slot);
+    if (slot >= c->mark || slot < c->cursor || cut_copied(c, slot) ||
+        !row_clock(row))
         return;
     if (c->aside_n == c->aside_charged) {
         int rc = cut_more(t, c);
@@ -97,6 +99,8 @@ void stripe_release_locked(const table *t, stripe *s, uint32_t slot)
 
     assert(slot < s->used && s->rows > 0 && row_clock(row));
     stripe_touch_locked(t, s, slot);
+    if (s->watches)
+        watch_gone_locked(t, s, row_id(row));
     row_index_remove(&s->index, id_place(row_id(row), t->config.hash_key),
                      slot);
     row_set_clock(row, 0);
@@ -287,6 +291,7 @@ int stripe_add_locked(table *t, stripe *s, uint64_t hash, uint64_t id,
         row_set_field(t, row, 0);
     row_index_insert(&s->index, stripe_rows(t, s), hash, *slot);
     s->rows++;
+    stripe_touch_locked(t, s, *slot);
     return PERSIA_OK;
 }
 
@@ -313,6 +318,7 @@ void stripe_clear_locked(table *t, stripe *s)
         for (uint32_t slot = 0; slot < s->used; slot++)
             if (row_clock(stripe_row(t, s, slot)))
                 stripe_release_locked(t, s, slot);
+        watch_reset_locked(s);
         return;
     }
     assert(!s->uncounted);
@@ -320,5 +326,6 @@ void stripe_clear_locked(table *t, stripe *s)
     persia_mem_arena_free(&s->arena);
     s->used = s->rows = 0;
     s->free_head = ROW_NONE;
+    watch_reset_locked(s);
     atomic_store(&t->left[s - t->stripe], 0);
 }

@@ -38,9 +38,14 @@ typedef struct stripe_room {
     _Atomic(size_t) *opens; /* of all */
 } stripe_room;
 
+typedef struct stripe_watch stripe_watch;
+
 typedef struct stripe {
-    _Alignas(64) pthread_rwlock_t lock; /* guards fields from index on */
+    _Alignas(64) pthread_rwlock_t lock; /* guards all but expected */
+    uint32_t noted; /* a cut or a watch notes changes of slots below it */
     uint64_t expected; /* of the table's: see persia_table_expect() */
+    stripe_watch *watches; /* watch.h; they stay where all from index on is
+                              exchanged */
     row_index index;
     mem_arena arena;
     uint32_t used;      /* slots ever used */
@@ -85,6 +90,7 @@ struct table {
                               table then */
     uint64_t expected;     /* rows; written while no other thread knows it */
     table_cut *cut;        /* guarded by gate, held exclusively */
+    table_watch *watches;  /* likewise */
     mem_blocks blocks;     /* the stripes' index pages */
     /* [stripes] slots that a stripe has room for, except those that are
      * reserved: see reserve.h.  A stripe's grows under its lock, or all change
@@ -188,14 +194,20 @@ void stripe_release_locked(const table *t, stripe *s, uint32_t slot);
  * table without a capacity is counted only here: one write that the stripes
  * share for each row took a tenth of the time of making it. */
 void stripe_count_locked(table *t, stripe *s);
-/* Must be called before a live row changes: a cut may need the old one.
- * Beyond the memory limit the cut fails, not its caller. */
+/* Must be called before a live row changes, or is made: a cut may need the old
+ * one, a watch its slot.  Beyond the memory limit the cut fails, not its
+ * caller. */
 void stripe_touch_slow(const table *t, stripe *s, uint32_t slot);
 static inline void stripe_touch_locked(const table *t, stripe *s,
                                        uint32_t slot)
 {
-    if (__builtin_expect(slot < s->cut.mark, 0))
+    if (__builtin_expect(slot < s->noted, 0))
         stripe_touch_slow(t, s, slot);
+}
+/* After a cut or a watch has begun or ended. */
+static inline void stripe_note_locked(stripe *s)
+{
+    s->noted = s->watches ? UINT32_MAX : s->cut.mark;
 }
 void stripe_cut_end(const table *t, stripe *s);
 /* The same for lines of the filter of admission (cut.c): those of these hashes

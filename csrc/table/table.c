@@ -237,6 +237,8 @@ void persia_table_destroy(table *t)
         return;
     if (t->cut)
         persia_table_cut_end(t->cut);
+    while (t->watches)
+        persia_table_watch_close(t->watches);
     for (uint32_t i = 0; i < t->stripes; i++)
         stripe_free(&t->stripe[i]);
     pthread_rwlock_destroy(&t->gate);

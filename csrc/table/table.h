@@ -148,6 +148,41 @@ PERSIA_API int persia_table_list(table *t, uint64_t *cursor, size_t room,
 /* Removes every row; counters and clock stay. */
 PERSIA_API int persia_table_clear(table *t);
 
+/* A watch: which rows changed, and which ids left, since its reader looked
+ * last.  Several may watch a table.  Where there is no memory to note what
+ * changed, all rows of a stripe count as changed; a push never fails. */
+typedef struct table_watch table_watch;
+/* all: every row counts as changed at first; its reader has nothing. */
+PERSIA_API int persia_table_watch_open(table *t, int all, table_watch **out);
+PERSIA_API void persia_table_watch_close(table_watch *w); /* or NULL */
+/* Slots that changed and were not read since. */
+PERSIA_API uint64_t persia_table_watch_rows(const table_watch *w);
+
+/* A piece of what changed.  In its order: the reader forgets all ids of the
+ * stripe (`reset`), then those gone, then it has these rows.  Rows are as they
+ * are now; their ids are of the stripe hash_stripe(id_hash(id),
+ * stripes - 1). */
+typedef struct table_changes {
+    size_t room; /* rows, and ids gone, and ids erased, at most */
+    /* [room] as persia_table_cut_next() has them; floats: the vectors as
+     * fp32.  NULL: left out. */
+    uint64_t *ids;
+    void *vectors;
+    float *floats, *state;
+    uint32_t *clocks, *fields;
+    uint64_t *gone;   /* [room] ids that have no row any more */
+    uint64_t *erased; /* [room] or NULL: ids that persia_table_erase() was
+                         given before the round, with a row or without */
+    /* out: */
+    size_t n, gone_n, erased_n;
+    uint32_t stripe, stripes;
+    int reset;
+    int end; /* it ends the round: one of all stripes */
+} table_changes;
+/* The next piece.  When no push has run since a round began, its reader has
+ * the table at the end. */
+PERSIA_API int persia_table_watch_next(table_watch *w, table_changes *c);
+
 /* A cut: all rows as they were at one moment, read out while pushes run.
  * One cut a table at a time.  Vectors are in the table's dtype (raw bytes). */
 typedef struct table_cut table_cut;
