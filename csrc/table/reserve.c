@@ -18,15 +18,15 @@ enum { PAGE_SHIFT = 19 };
 
 static int reserve_has_capacity(const table *t)
 {
-    return t->config.capacity != 0;
+    return table_capacity(t) != 0;
 }
 
 static int reserve_passes_capacity(const table *t, uint64_t rows)
 {
-    const table_config *c = &t->config;
+    const uint64_t capacity = table_capacity(t);
 
-    return c->capacity && !t->evict.policy &&
-           atomic_load(&t->rows) + rows > c->capacity;
+    return capacity && !t->evict.policy &&
+           atomic_load(&t->rows) + rows > capacity;
 }
 
 static uint64_t reserve_least(uint64_t a, uint64_t b)
@@ -48,7 +48,7 @@ static uint64_t reserve_moment_bytes(const table *t, uint64_t all)
  * those of old ones at its capacity. */
 static size_t reserve_opens_of(const table *t, size_t rows)
 {
-    const uint64_t capacity = t->config.capacity, now = atomic_load(&t->rows);
+    const uint64_t capacity = table_capacity(t), now = atomic_load(&t->rows);
 
     if (!capacity || !t->evict.policy)
         return rows;

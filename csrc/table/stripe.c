@@ -229,11 +229,11 @@ static int row_count(table *t, stripe *s, uint32_t clock, uint32_t spare,
 {
     int rc;
 
-    if (t->evict.expires) {
+    if (t->evict.expires && !t->filling) {
         *evicted = hand_expire_locked(t, s, clock, spare);
         atomic_fetch_sub_explicit(&t->rows, *evicted, memory_order_relaxed);
     }
-    if (!t->config.capacity) {
+    if (!table_capacity(t)) {
         s->uncounted++;
         return PERSIA_OK;
     }
@@ -249,7 +249,7 @@ static int row_count(table *t, stripe *s, uint32_t clock, uint32_t spare,
 /* The row that was counted last is not made. */
 static void row_uncount(table *t, stripe *s)
 {
-    if (t->config.capacity)
+    if (table_capacity(t))
         atomic_fetch_sub_explicit(&t->rows, 1, memory_order_relaxed);
     else
         s->uncounted--;

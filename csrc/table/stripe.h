@@ -89,6 +89,7 @@ struct table {
     uint32_t now;          /* persia_table_set_now(); no other thread has the
                               table then */
     uint64_t expected;     /* rows; written while no other thread knows it */
+    int filling;           /* the same: see persia_table_set_filling() */
     table_cut *cut;        /* guarded by gate, held exclusively */
     table_watch *watches;  /* likewise */
     mem_blocks blocks;     /* the stripes' index pages */
@@ -99,6 +100,11 @@ struct table {
     stripe stripe[];
 };
 
+/* Rows that it may have; 0: any number. */
+static inline uint64_t table_capacity(const table *t)
+{
+    return t->filling ? 0 : t->config.capacity;
+}
 static inline row_store stripe_rows(const table *t, const stripe *s)
 {
     return (row_store){ s->arena.base, t->stride };

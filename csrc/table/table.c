@@ -348,3 +348,22 @@ void persia_table_restore_sightings(table *t, uint32_t first, uint32_t slots,
             memcpy(a->filter + (first + i - a->first) * n, words + i * n,
                    n * sizeof *words);
 }
+
+void persia_table_read_sightings(const table *t, uint32_t from, uint32_t n,
+                                 uint32_t *words)
+{
+    const size_t line = admit_words(&t->admit);
+
+    assert(from <= t->admit.slots && n <= t->admit.slots - from);
+    memcpy(words, t->admit.filter + from * line, n * line * sizeof *words);
+}
+
+void persia_table_set_filling(table *t, int filling)
+{
+    t->filling = filling;
+}
+
+int persia_table_has_field(const table *t)
+{
+    return t->field != 0;
+}

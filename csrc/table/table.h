@@ -217,12 +217,21 @@ PERSIA_API int persia_table_restore(table *t, size_t n, const uint64_t *ids,
                                     const void *vectors, const float *state,
                                     const uint32_t *clocks,
                                     const uint32_t *fields);
+/* Of a table that only the caller knows: while it is filled with the rows of
+ * another one, in pieces, it takes them as they come.  None is evicted, and its
+ * capacity does not count. */
+PERSIA_API void persia_table_set_filling(table *t, int filling);
+/* Whether rows have a field of the eviction's. */
+PERSIA_API int persia_table_has_field(const table *t);
 /* What admission has seen, at the moment of the cut: persia_table_sightings()
  * words for each of n slots from `from` on, counted from config->first_slot;
  * of a table that keeps some.  Slots are read in their order, each once.
  * PERSIA_EINTR: the cut was stopped. */
 PERSIA_API int persia_table_cut_sightings(table_cut *cut, uint32_t from,
                                           uint32_t n, uint32_t *words);
+/* The same of a table that nothing changes meanwhile. */
+PERSIA_API void persia_table_read_sightings(const table *t, uint32_t from,
+                                            uint32_t n, uint32_t *words);
 /* The reverse, of a table that only the caller knows; slots that are not the
  * table's are left out. */
 PERSIA_API void persia_table_restore_sightings(table *t, uint32_t first,
