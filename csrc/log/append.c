@@ -212,7 +212,7 @@ static int append_refuse_locked(updates_log *l, enum log_type type)
 {
     if (l->state == LOG_FAILED)
         return persia_err_set(PERSIA_EUNAVAILABLE, "%s", l->text);
-    if (type == LOG_IDENTITY || l->end - l->cut <= 2 * l->config.limit)
+    if (type == LOG_IDENTITY || log_length_locked(l) <= 2 * l->config.limit)
         return PERSIA_OK;
     return persia_err_set(PERSIA_EUNAVAILABLE,
                           "the log has twice its limit: updates wait until "

@@ -19,7 +19,7 @@ static const char *const type_names[LOG_TYPES] = {
     [LOG_IDENTITY] = "identity", [LOG_TABLE] = "table",
     [LOG_CLAIM] = "claim",       [LOG_PUSH] = "update",
     [LOG_ROWS] = "rows",         [LOG_RESTORE] = "restore",
-    [LOG_REFUSAL] = "refusal"};
+    [LOG_REFUSAL] = "refusal",   [LOG_ARRIVAL] = "arrival"};
 
 const char *persia_log_type_name(uint32_t type)
 {

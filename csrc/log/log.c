@@ -359,7 +359,7 @@ int persia_log_wants_cut(updates_log *l)
 {
     pthread_mutex_lock(&l->lock);
     const int wants = l->cut < l->wanted || l->state == LOG_FAILED ||
-                      l->end - l->cut > l->config.limit;
+                      log_length_locked(l) > l->config.limit;
     pthread_mutex_unlock(&l->lock);
     return wants;
 }
@@ -369,6 +369,13 @@ void persia_log_want_cut(updates_log *l, uint64_t position)
     pthread_mutex_lock(&l->lock);
     if (position > l->wanted)
         l->wanted = position;
+    pthread_mutex_unlock(&l->lock);
+}
+
+void persia_log_discount(updates_log *l, uint64_t position)
+{
+    pthread_mutex_lock(&l->lock);
+    l->discount = position;
     pthread_mutex_unlock(&l->lock);
 }
 

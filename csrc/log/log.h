@@ -55,6 +55,7 @@ enum log_type {
     LOG_RESTORE,      /* other rows are in the place of all */
     LOG_REFUSAL,      /* an update that this shard alone refused: its parts
                          without ids, and why */
+    LOG_ARRIVAL,      /* a part of a shard that comes from another server */
     LOG_TYPES
 };
 /* "update", "rows", ...; "unknown" for a number that is no type. */
@@ -157,6 +158,8 @@ PERSIA_API uint64_t persia_log_end(updates_log *l);
  * FAILED, or one at or behind a position was wanted. */
 PERSIA_API int persia_log_wants_cut(updates_log *l);
 PERSIA_API void persia_log_want_cut(updates_log *l, uint64_t position);
+/* What lies before the position does not count towards the limit. */
+PERSIA_API void persia_log_discount(updates_log *l, uint64_t position);
 /* A cut of the rows at that position is on disk: what lies before is removed.
  * A log that has FAILED is OPEN again, in a new segment, if the cut was taken
  * behind all that it had. */

@@ -86,6 +86,7 @@ struct updates_log {
     /* When each of them began, for any thread; 0: it is not so. */
     _Atomic(uint64_t) syncing_since, writing_since;
     uint64_t wanted;    /* a cut is, at this position or behind */
+    uint64_t discount;  /* bytes before it do not count towards the limit */
     int stop;
     pthread_cond_t change; /* of all that the thread or a segment waits for */
     pthread_t thread;
@@ -118,6 +119,12 @@ void boot_of_machine(char out[BOOT_BYTES]);
 int log_io_error(const char *what, const char *name, int code);
 /* Moves the log; with the lock. */
 void log_move_locked(updates_log *l, enum log_state to);
+/* Bytes that count towards the limit; with the lock. */
+static inline uint64_t log_length_locked(const updates_log *l)
+{
+    const uint64_t from = l->cut > l->discount ? l->cut : l->discount;
+    return l->end > from ? l->end - from : 0;
+}
 /* Room for one more segment in the list. */
 int segments_reserve(updates_log *l);
 
