@@ -476,9 +476,9 @@ void persia_host_denied(void *host, const char *method, const char *peer)
 
 /* ---- calls of Move ------------------------------------------------------ */
 
-host_move *persia_host_take(ps_host *h, wire_move *out)
+host_move *persia_host_take(ps_host *h, uint64_t wait_ns)
 {
-    return host_moves_take(&h->asked, out);
+    return host_moves_take(&h->asked, wait_ns);
 }
 
 void persia_host_close(ps_host *h)

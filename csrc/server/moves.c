@@ -10,6 +10,7 @@ struct host_move {
     host_move *next;
     rpc_call *call;
     wire_move m;
+    wire_memory memory; /* of m, beside the request */
 };
 
 void host_moves_init(host_moves *m)
@@ -17,10 +18,12 @@ void host_moves_init(host_moves *m)
     *m = (host_moves){.first = NULL};
     m->last = &m->first;
     pthread_mutex_init(&m->lock, NULL);
+    persia_cond_init(&m->more);
 }
 
 void host_moves_free(host_moves *m)
 {
+    pthread_cond_destroy(&m->more);
     pthread_mutex_destroy(&m->lock);
 }
 
@@ -31,9 +34,14 @@ static void moves_fail(rpc_call *call, int rc)
     call->fail(call, rc, error.text);
 }
 
+static void moves_drop(host_move *one)
+{
+    persia_wire_memory_free(&one->memory);
+    free(one);
+}
+
 static int moves_make(rpc_call *call, host_move **out)
 {
-    wire_memory memory;
     *out = NULL;
     if (!call->admin)
         return persia_err_set(PERSIA_EDENIED, "Move is administration: it "
@@ -41,13 +49,12 @@ static int moves_make(rpc_call *call, host_move **out)
     host_move *one = calloc(1, sizeof *one);
     if (!one)
         return persia_err_set(PERSIA_ENOMEM, "no memory for a request");
-    persia_wire_memory_init(&memory);
-    int rc = persia_wire_get_move(call->request, call->request_n, &memory,
-                                  &one->m);
-    persia_wire_memory_free(&memory);
+    persia_wire_memory_init(&one->memory);
+    int rc = persia_wire_get_move(call->request, call->request_n,
+                                  &one->memory, &one->m);
     one->call = call;
     if (rc)
-        free(one);
+        moves_drop(one);
     else
         *out = one;
     return rc;
@@ -66,35 +73,44 @@ void host_moves_add(host_moves *m, rpc_call *call)
             *m->last = one;
             m->last = &one->next;
             m->n++;
+            pthread_cond_signal(&m->more);
         }
         pthread_mutex_unlock(&m->lock);
         if (rc)
-            free(one);
+            moves_drop(one);
     }
     if (rc)
         moves_fail(call, rc);
 }
 
-host_move *host_moves_take(host_moves *m, wire_move *out)
+host_move *host_moves_take(host_moves *m, uint64_t wait_ns)
 {
+    const uint64_t until = persia_clock_ns() + wait_ns;
     pthread_mutex_lock(&m->lock);
+    while (wait_ns && !m->first && !m->closed &&
+           persia_cond_wait_until(&m->more, &m->lock, until) == 0)
+        ;
     host_move *one = m->first;
     if (one) {
         m->first = one->next;
         if (!m->first)
             m->last = &m->first;
         m->n--;
-        *out = one->m;
     }
     pthread_mutex_unlock(&m->lock);
     return one;
+}
+
+const wire_move *persia_host_message(const host_move *one)
+{
+    return &one->m;
 }
 
 void persia_host_give(host_move *one, int rc, const wire_move_reply *reply)
 {
     rpc_call *call = one->call;
     wire_out o;
-    free(one);
+    moves_drop(one);
     persia_wire_out_init(&o);
     if (!rc)
         rc = persia_wire_put_move_reply(&o, reply);
@@ -111,11 +127,11 @@ void persia_host_give(host_move *one, int rc, const wire_move_reply *reply)
 void host_moves_close(host_moves *m)
 {
     host_move *one;
-    wire_move ignored;
     pthread_mutex_lock(&m->lock);
     m->closed = 1;
+    pthread_cond_broadcast(&m->more);
     pthread_mutex_unlock(&m->lock);
-    while ((one = host_moves_take(m, &ignored)))
+    while ((one = host_moves_take(m, 0)))
         persia_host_give(one,
                          persia_err_set(PERSIA_EUNAVAILABLE,
                                         "the server is stopping"),

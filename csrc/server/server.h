@@ -94,9 +94,12 @@ PERSIA_API int persia_host_remove(ps_host *h, uint32_t shard,
  * known: later moves have higher numbers.  0: before all moves. */
 PERSIA_API int persia_host_place(ps_host *h, uint32_t shard,
                                  const char *address, uint64_t move);
-/* The next call of Move, or NULL: to be answered by persia_host_give(). */
+/* The next call of Move, to be answered by persia_host_give(); NULL: none came
+ * within so long. */
 typedef struct host_move host_move;
-PERSIA_API host_move *persia_host_take(ps_host *h, wire_move *out);
+PERSIA_API host_move *persia_host_take(ps_host *h, uint64_t wait_ns);
+/* What it asks, until it is answered. */
+PERSIA_API const wire_move *persia_host_message(const host_move *move);
 /* rc: of persia_err_text(). */
 PERSIA_API void persia_host_give(host_move *move, int rc,
                                  const wire_move_reply *reply);
