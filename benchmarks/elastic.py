@@ -29,7 +29,6 @@ from benchmarks.system.processes import Processes, Trainer
 from persia.distributed.scaling import Progress, Scaling, plan
 
 BENCH = "elastic"
-HELD = ("writes the rows", "the other server")  # it takes no updates
 
 
 class Sizes:
@@ -43,21 +42,16 @@ class Sizes:
 
 
 class Watch:
-    """Times of moves."""
+    """Rows and pauses of moves."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
         self.pauses: list[float] = []
-        self._held: float | None = None
 
     def __call__(self, progress: Progress) -> None:
-        now = time.time()
-        if progress.text.startswith(HELD):
-            self._held = self._held or now
-        elif " is at " in progress.text and self._held is not None:
+        if found := re.search(r"no updates for (\S+) s", progress.text):
             self.rows.append(progress.rows)
-            self.pauses.append(now - self._held)
-            self._held = None
+            self.pauses.append(float(found[1]))
 
 
 def serve(processes: Processes, *flags: str) -> str:
@@ -179,7 +173,7 @@ def run(
         statistics.median(watch.pauses),
         "s",
         rows=statistics.median(watch.rows),
-        p99=round(percentile(watch.pauses, 99), 2),
+        p99=round(percentile(watch.pauses, 99), 3),
         moves=len(watch.pauses),
     )
 

@@ -47,6 +47,8 @@ if(PERSIA_TESTS)
     foreach(room IN LISTS rooms ITEMS data)
         add_room_tests(${room})
     endforeach()
+    target_sources(test_shard_copy PRIVATE
+        "${CMAKE_SOURCE_DIR}/tests/table/help.c")
     target_sources(test_server_durable PRIVATE
         "${CMAKE_SOURCE_DIR}/tests/log/disk.c")
     target_link_options(test_embedding_worker_link PRIVATE -Wl,--wrap=persia_rpc_start)

@@ -193,7 +193,6 @@ def test_rows_and_their_state_arrive(tmp_path: Path) -> None:
         scale(servers, 1)
         for table, _, _ in TABLES:
             assert_same_rows(whole, store, table)
-        assert not list(tmp_path.glob("move-*"))
     again = make_store("adagrad", *TABLES)
     again.load(tmp_path / "again")
     for table, _, _ in TABLES:
@@ -252,7 +251,7 @@ def begin(
     asked = moves.channel(servers[0].address, security, 10.0)
     asked.move(
         *(_core.MOVE_BEGIN, namespace, shard, SHARDS, number),
-        *(target, f"operator {number}", ""),
+        *(target, f"operator {number}"),
     )
     return asked
 
@@ -260,12 +259,15 @@ def begin(
 def end_of(asked: _core.Channel) -> dict[str, Any]:
     """The answer when the move has ended."""
     while True:
-        answer = asked.move(
-            _core.MOVE_STATUS, "default", 0, SHARDS, 0, "", "", ""
-        )
+        answer = asked.move(_core.MOVE_STATUS, "default", 0, SHARDS, 0, "", "")
         if answer["state"] != _core.MOVED_RUNNING:
             return answer
         time.sleep(0.02)
+
+
+def cancel(asked: _core.Channel) -> None:
+    """Gives the move of :func:`begin` up."""
+    asked.move(_core.MOVE_CANCEL, "default", 0, SHARDS, 7, "", "")
 
 
 def assert_serves(servers: Sequence[Server]) -> None:
@@ -320,7 +322,7 @@ def test_a_server_that_does_not_answer(
         assert_serves(servers)
         monkeypatch.setattr(moves, "_SILENT", 600.0)
         with contextlib.closing(begin(servers, "127.0.0.1:9")) as asked:
-            asked.move(_core.MOVE_CANCEL, "default", 0, SHARDS, 7, "", "", "")
+            cancel(asked)
             assert end_of(asked)["state"] == _core.MOVED_FAILED
         assert_serves(servers)
 
@@ -343,18 +345,14 @@ def test_no_memory_at_the_other_server(tmp_path: Path) -> None:
 
 
 def test_no_folder_of_checkpoints(tmp_path: Path) -> None:
+    """Rows go from one server to the other, and through no file."""
     with serving(tmp_path, checkpoints=None) as servers:
-        with pytest.raises(errors.InvalidArgument):
-            scale(servers, 3)
-        assert_serves(servers)
-    with serving(tmp_path) as servers:
-        other = Server(
-            join=servers[0].address, checkpoints=tmp_path / "elsewhere"
-        )
-        with pytest.raises(errors.Unavailable, match="StorageError"):
-            scale([*servers[:2], other], 3)
-        assert_serves(servers)
-        other.close()
+        counter = Counter(addresses(servers[:2]))
+        counter.add(3)
+        scale(servers, 3)
+        assert sizes(servers)[2] == 1
+        counter.check(3)
+        counter.store.close()
 
 
 def test_a_server_that_forgot_it(
@@ -442,6 +440,106 @@ def test_an_answer_that_is_lost(
         counter.store.close()
 
 
+def lose_answers(
+    patch: pytest.MonkeyPatch, lost: threading.Event
+) -> threading.Event:
+    """Of COMMIT, until the event is set; when the first one was."""
+    commit, first = moves.Moves.commit, threading.Event()
+
+    def body(self: moves.Moves, number: int) -> None:
+        commit(self, number)
+        first.set()
+        if not lost.is_set():
+            raise errors.Unavailable("the answer is lost")
+
+    patch.setattr(moves.Moves, "commit", body)
+    return first
+
+
+def test_a_cancel_after_the_answer_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other server may have the shard: it stays there."""
+    over = threading.Event()
+    first = lose_answers(monkeypatch, over)
+    with serving(tmp_path) as servers:
+        counter = Counter(addresses(servers[:2]))
+        counter.add(3)
+        with contextlib.closing(begin(servers, servers[2].address)) as asked:
+            assert first.wait(20.0)
+            cancel(asked)
+            taken_back = threading.Event()
+            monkeypatch.setattr(
+                moves.Moves, "_back", lambda *ignored: taken_back.set()
+            )
+            assert not taken_back.wait(0.5)
+            over.set()
+            assert end_of(asked)["state"] == _core.MOVED_DONE
+        assert sizes(servers) == [1, 2, 1]
+        counter.add(1)
+        counter.check(4)
+        counter.store.close()
+
+
+def test_a_stop_after_the_answer_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server that ends does not answer for the shard again."""
+    taken_back: list[object] = []
+    monkeypatch.setattr(
+        moves.Moves, "_back", lambda *some: taken_back.append(some)
+    )
+    first = lose_answers(monkeypatch, threading.Event())
+    with serving(tmp_path) as servers:
+        counter = Counter(addresses(servers[:2]))
+        counter.add(3)
+        counter.store.close()
+        begin(servers, servers[2].address).close()
+        assert first.wait(20.0)
+        servers[0].shards.stop(1.0)
+        assert not taken_back and servers[2].shards.here() == [0]
+
+
+def test_parts_that_arrive_late(tmp_path: Path) -> None:
+    """Of a move that was given up: nothing begins again."""
+    with serving(tmp_path) as servers:
+        counter = Counter(addresses(servers[:2]))
+        counter.add(1)
+        counter.store.close()
+        server = servers[0].shards.server(0)
+        target = servers[2].shards
+        server.core.copy_begin()
+        words = ("default", 0, SHARDS, 5, "", "me")
+        security = moves.towards(target.config)
+        with contextlib.closing(
+            moves.channel(servers[2].address, security, 10.0)
+        ) as asked:
+
+            def send(part: int) -> int:
+                answer = asked.move(
+                    *(_core.MOVE_PREPARE, *words, 9, 9, 0, part, server.core)
+                )
+                return int(answer["state"])
+
+            server.core.copy_next(False)
+            with pytest.raises(errors.InvalidArgument):
+                send(1)
+            for _ in range(2):  # the answer to the first one was lost
+                assert send(0) == _core.MOVED_RUNNING
+            server.core.copy_next(False)
+            with pytest.raises(errors.InvalidArgument):
+                send(2)
+            assert send(1) == _core.MOVED_RUNNING
+            with pytest.raises(errors.InvalidArgument):  # it is not whole
+                asked.move(_core.MOVE_COMMIT, *words)
+            for part in (0, 1, 2):
+                with pytest.raises(errors.InvalidArgument):
+                    send(part)
+        server.core.copy_end()
+        assert not target.here()
+        assert_serves(servers)
+
+
 def test_a_move_that_nobody_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -453,24 +551,25 @@ def test_a_move_that_nobody_ends(
         counter.store.close()
         target = servers[2].shards
         server = servers[0].shards.server(0)
-        root = moves.LocalRoot(tmp_path / "move-left")
-        moves.write(server, root)
+        words = ("default", 0, SHARDS, 5, "", "me")
         security = moves.towards(target.config)
         with contextlib.closing(
             moves.channel(servers[2].address, security, 10.0)
         ) as asked:
-            prepare = (_core.MOVE_PREPARE, "default", 0, SHARDS, 5)
-            while True:
-                answer = asked.move(*prepare, "", "me", root.path.name)
-                if answer["state"] != _core.MOVED_RUNNING:
-                    break
+            server.core.copy_begin()
+            server.core.hold(2)
+            part = 0
+            while server.core.copy_next(True) is not None:
+                answer = asked.move(
+                    *(_core.MOVE_PREPARE, *words, 9, 9, 0, part, server.core)
+                )
+                part += 1
             assert answer["state"] == _core.MOVED_DONE
+            server.core.copy_end()
+            server.core.hold(0)
             time.sleep(1.0)
             with pytest.raises(errors.InvalidArgument):
-                asked.move(
-                    *(_core.MOVE_COMMIT, "default", 0, SHARDS, 5),
-                    *("", "me", ""),
-                )
+                asked.move(_core.MOVE_COMMIT, *words)
         assert not target.here()
         assert_serves(servers)
 

@@ -228,7 +228,7 @@ def test_the_log_goes_with_the_shard(job: Job, counter: Counter) -> None:
     scale(job.servers, 3)
     assert not list(job.folder.glob("log/default-3-of-4/*"))
     (arrived,) = job.folder.glob("joined/default-3-of-4-at-join-*")
-    assert (arrived / "rows").is_dir()
+    assert any(arrived.glob("log-*"))
     job.restart(2)
     rows = torch.as_tensor(counter.store.rows("t", ids.tolist()))
     assert torch.equal(rows, torch.ones(len(ids), 2))

@@ -181,8 +181,9 @@ static PyMethodDef channel_methods[] = {
      "pushes, "
      "ledgers, files)\n--\n\nSee wire.h."},
     {"move", channel_move, METH_VARARGS,
-     "move(verb, namespace, shard, shards, id, address, by, root)\n--\n\n"
-     "See persia.proto."},
+     "move(verb, namespace, shard, shards, id, address, by, boot, lineage, "
+     "durable, part, server)\n--\n\nSee persia.proto; from boot on for a "
+     "PREPARE alone, with the part that the Server has made."},
     {"close", channel_close, METH_NOARGS, "close()\n--\n\nEnds it."},
     {NULL, NULL, 0, NULL},
 };

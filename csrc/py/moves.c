@@ -11,14 +11,22 @@ static const char CAPSULE[] = "persia.move";
 
 /* ---- the calls of Move -------------------------------------------------- */
 
-PyObject *py_host_next(ps_host *h)
+PyObject *py_host_next(ps_host *h, PyObject *seconds)
 {
-    wire_move m;
-    host_move *move = h ? persia_host_take(h, &m) : NULL;
+    uint64_t ns;
+    host_move *move = NULL;
+    const double wait = PyFloat_AsDouble(seconds);
+    if (PyErr_Occurred() || py_seconds(wait, &ns))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    if (h)
+        move = persia_host_take(h, ns);
+    Py_END_ALLOW_THREADS
     if (!move)
         Py_RETURN_NONE;
     PyObject *capsule = PyCapsule_New(move, CAPSULE, NULL);
-    PyObject *asked = capsule ? py_of_spec(&persia_wire_move_list, &m, 1)
+    PyObject *asked = capsule ? py_of_spec(&persia_wire_move_list,
+                                           persia_host_message(move), 1)
                               : NULL;
     PyObject *out = asked ? Py_BuildValue("(NN)", capsule, asked) : NULL;
     if (!asked)
@@ -100,4 +108,55 @@ PyObject *py_served_set_steps(const py_served *s, PyObject *arg)
                                     n);
     free(steps);
     return rc ? py_raise(rc) : Py_NewRef(Py_None);
+}
+
+/* ---- on its way --------------------------------------------------------- */
+
+PyObject *py_served_copy_begin(const py_served *s)
+{
+    int rc = persia_shard_copy_begin(persia_service_shard(s->service));
+    return rc ? py_raise(rc) : Py_NewRef(Py_None);
+}
+
+PyObject *py_served_copy_next(const py_served *s, PyObject *arg)
+{
+    const int last = PyObject_IsTrue(arg);
+    uint64_t rows;
+    int ended, rc;
+    if (last < 0)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    rc = persia_shard_copy_next(persia_service_shard(s->service), last, &rows,
+                                &ended);
+    Py_END_ALLOW_THREADS
+    if (rc)
+        return py_raise(rc);
+    return ended ? Py_NewRef(Py_None) : PyLong_FromUnsignedLongLong(rows);
+}
+
+PyObject *py_served_copy_left(const py_served *s)
+{
+    return PyLong_FromUnsignedLongLong(
+        persia_shard_copy_left(persia_service_shard(s->service)));
+}
+
+PyObject *py_served_copy_end(const py_served *s)
+{
+    Py_BEGIN_ALLOW_THREADS
+    persia_shard_copy_end(persia_service_shard(s->service));
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+PyObject *py_served_arrive(const py_served *s, PyObject *capsule)
+{
+    const host_move *move = PyCapsule_GetPointer(capsule, CAPSULE);
+    int rc;
+    if (!move)
+        return NULL;
+    const wire_move *m = persia_host_message(move);
+    Py_BEGIN_ALLOW_THREADS
+    rc = persia_shard_arrive(persia_service_shard(s->service), m);
+    Py_END_ALLOW_THREADS
+    return rc ? py_raise(rc) : PyBool_FromLong(m->handover_n != 0);
 }

@@ -248,10 +248,28 @@ PyObject *py_numbers_to_list(const uint64_t *numbers, size_t n)
     return list;
 }
 
+/* A part of the shard of a Server, after the numbers. */
+static py_served *peer_move_part(PyObject *args, wire_move *m)
+{
+    PyObject *server = PyTuple_GetItem(args, PyTuple_Size(args) - 1);
+    ps_service *service;
+    py_served *served = server ? py_server_served(server, &service) : NULL;
+    if (served)
+        persia_shard_copy_put(persia_service_shard(service), m);
+    return served;
+}
+
 PyObject *py_peer_move(const py_peer *p, PyObject *args)
 {
+    enum { ALONE = 7 }; /* without a part */
+    spec_list list = persia_wire_move_list;
     wire_move m = {.caller = p->caller};
-    if (py_to_spec_in_order(&persia_wire_move_list, args, 0, &m))
+    py_served *served = NULL;
+    const int alone = PyTuple_Size(args) == ALONE;
+    if (alone)
+        list.n = ALONE;
+    if (py_to_spec_in_order(&list, args, !alone, &m) ||
+        (!alone && !(served = peer_move_part(args, &m))))
         return NULL;
     shard_reply reply;
     const wire_move_reply *r = py_peer_ask(p, WIRE_MOVE, &m, &reply);
@@ -259,6 +277,8 @@ PyObject *py_peer_move(const py_peer *p, PyObject *args)
     if (out && peer_add(out, "here", py_numbers_to_list(r->here, r->here_n)))
         Py_CLEAR(out);
     persia_shard_release(&reply);
+    if (served)
+        py_served_drop(served);
     return out;
 }
 

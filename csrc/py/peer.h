@@ -28,7 +28,8 @@ PyObject *py_peer_snapshot(const py_peer *p, PyObject *args);
  * ledgers, files) -> dict */
 PyObject *py_peer_restore(const py_peer *p, PyObject *args);
 
-/* move(verb, namespace, shard, shards, id, address, by, root) -> dict */
+/* move(verb, namespace, shard, shards, id, address, by) -> dict; and with a
+ * part: ..., boot, lineage, durable, part, server) */
 PyObject *py_peer_move(const py_peer *p, PyObject *args);
 
 PyObject *py_numbers_to_list(const uint64_t *numbers, size_t n);

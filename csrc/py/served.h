@@ -22,10 +22,15 @@ struct py_served {
 PyObject *py_channel_to(py_served *served, uint64_t timeout_ns);
 
 /* See the methods of Server. */
-PyObject *py_host_next(ps_host *h);
+PyObject *py_host_next(ps_host *h, PyObject *seconds);
 PyObject *py_host_give(PyObject *args);
 PyObject *py_served_hold(const py_served *s, PyObject *arg);
 PyObject *py_served_steps(const py_served *s);
 PyObject *py_served_set_steps(const py_served *s, PyObject *arg);
+PyObject *py_served_copy_begin(const py_served *s);
+PyObject *py_served_copy_next(const py_served *s, PyObject *arg);
+PyObject *py_served_copy_left(const py_served *s);
+PyObject *py_served_copy_end(const py_served *s);
+PyObject *py_served_arrive(const py_served *s, PyObject *capsule);
 
 #endif

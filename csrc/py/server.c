@@ -477,11 +477,10 @@ static PyObject *server_channel(PyObject *self, PyObject *arg)
 
 /* ---- moves -------------------------------------------------------------- */
 
-static PyObject *server_next(PyObject *self, PyObject *unused)
+static PyObject *server_next(PyObject *self, PyObject *arg)
 {
     server_object *s = server_open(self);
-    (void)unused;
-    return s ? py_host_next(s->host) : NULL;
+    return s ? py_host_next(s->host, arg) : NULL;
 }
 
 static PyObject *server_give(PyObject *self, PyObject *args)
@@ -599,6 +598,39 @@ static PyObject *server_set_steps(PyObject *self, PyObject *arg)
     return s ? py_served_set_steps(s->served, arg) : NULL;
 }
 
+static PyObject *server_copy_begin(PyObject *self, PyObject *unused)
+{
+    const server_object *s = server_open(self);
+    (void)unused;
+    return s ? py_served_copy_begin(s->served) : NULL;
+}
+
+static PyObject *server_copy_next(PyObject *self, PyObject *arg)
+{
+    const server_object *s = server_open(self);
+    return s ? py_served_copy_next(s->served, arg) : NULL;
+}
+
+static PyObject *server_copy_left(PyObject *self, PyObject *unused)
+{
+    const server_object *s = server_open(self);
+    (void)unused;
+    return s ? py_served_copy_left(s->served) : NULL;
+}
+
+static PyObject *server_copy_end(PyObject *self, PyObject *unused)
+{
+    const server_object *s = server_open(self);
+    (void)unused;
+    return s ? py_served_copy_end(s->served) : NULL;
+}
+
+static PyObject *server_arrive(PyObject *self, PyObject *arg)
+{
+    const server_object *s = server_open(self);
+    return s ? py_served_arrive(s->served, arg) : NULL;
+}
+
 static PyObject *server_reborn(PyObject *self, PyObject *unused)
 {
     const server_object *s = server_open(self);
@@ -650,9 +682,9 @@ static PyMethodDef server_methods[] = {
      "log_release(position)\n--\n\nA cut of the rows there is on disk."},
     {"channel", server_channel, METH_O,
      "channel(timeout)\n--\n\nA Channel to it without a connection."},
-    {"move_next", server_next, METH_NOARGS,
-     "move_next()\n--\n\nThe next call of Move: (call, its message), or "
-     "None."},
+    {"move_next", server_next, METH_O,
+     "move_next(seconds)\n--\n\nThe next call of Move within so long: (call, "
+     "its message), or None."},
     {"move_give", server_give, METH_VARARGS,
      "move_give(call, error, text, state, shard, id, rows, by, shards, "
      "here)\n--\n\nAnswers it; error: the name of a class, or ''."},
@@ -672,6 +704,18 @@ static PyMethodDef server_methods[] = {
      "steps()\n--\n\nWhat travels with a shard beside its rows."},
     {"set_steps", server_set_steps, METH_O,
      "set_steps(numbers)\n--\n\nThe reverse."},
+    {"copy_begin", server_copy_begin, METH_NOARGS,
+     "copy_begin()\n--\n\nThe shard is about to move."},
+    {"copy_next", server_copy_next, METH_O,
+     "copy_next(last)\n--\n\nMakes the next part for Channel.move(): how many "
+     "rows, or None at the end of the round."},
+    {"copy_left", server_copy_left, METH_NOARGS,
+     "copy_left()\n--\n\nRows that changed since they were in a part."},
+    {"copy_end", server_copy_end, METH_NOARGS,
+     "copy_end()\n--\n\nIt moves no more."},
+    {"arrive", server_arrive, METH_O,
+     "arrive(call)\n--\n\nTakes the part of a call; whether it was the last "
+     "one."},
     {"reborn", server_reborn, METH_NOARGS,
      "reborn()\n--\n\nClients take it for one that was started again."},
     {"close", server_close, METH_NOARGS, "close()\n--\n\nFrees its tables."},

@@ -94,8 +94,8 @@ PERSIA_API int persia_host_remove(ps_host *h, uint32_t shard,
  * known: later moves have higher numbers.  0: before all moves. */
 PERSIA_API int persia_host_place(ps_host *h, uint32_t shard,
                                  const char *address, uint64_t move);
-/* The next call of Move, to be answered by persia_host_give(); NULL: none came
- * within so long. */
+/* The next call of Move, to be answered by persia_host_give(); NULL: there was
+ * none for so long. */
 typedef struct host_move host_move;
 PERSIA_API host_move *persia_host_take(ps_host *h, uint64_t wait_ns);
 /* What it asks, until it is answered. */

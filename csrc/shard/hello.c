@@ -20,25 +20,26 @@ static void config_of_spec(const shard *s, const table_spec *spec,
     out->slots = shard_slot(s->no + 1, s->shards) - out->first_slot;
 }
 
+void hello_spec(const shard *s, uint32_t no, table_spec *out)
+{
+    const table_config *c =
+        persia_table_get_config(persia_tables_table(s->p, no));
+    const uint64_t capacity = atomic_load(&s->capacity[no]);
+    *out = c->spec;
+    out->capacity = capacity ? capacity : c->capacity * s->shards;
+    if (persia_tables_dropped(s->p, no))
+        snprintf(out->name, sizeof out->name, "%s%u", WIRE_DROPPED, no);
+}
+
 /* The specs of the first n tables, in `memory`.  One that was dropped keeps
- * its place, without rows and by a name of its own. */
-static int hello_specs(shard *s, uint32_t n, wire_memory *memory,
+ * its place, without rows. */
+static int hello_specs(const shard *s, uint32_t n, wire_memory *memory,
                        table_spec **out)
 {
     *out = persia_wire_memory_take(memory, n * sizeof **out);
-    if (!*out)
-        return PERSIA_ENOMEM;
-    for (uint32_t i = 0; i < n; i++) {
-        const table_config *c =
-            persia_table_get_config(persia_tables_table(s->p, i));
-        uint64_t capacity = atomic_load(&s->capacity[i]);
-        (*out)[i] = c->spec;
-        (*out)[i].capacity = capacity ? capacity : c->capacity * s->shards;
-        if (persia_tables_dropped(s->p, i))
-            snprintf((*out)[i].name, sizeof (*out)[i].name, "%s%u",
-                     WIRE_DROPPED, i);
-    }
-    return PERSIA_OK;
+    for (uint32_t i = 0; *out && i < n; i++)
+        hello_spec(s, i, &(*out)[i]);
+    return *out ? PERSIA_OK : PERSIA_ENOMEM;
 }
 
 static int declare_locked(shard *s, const table_spec *spec,

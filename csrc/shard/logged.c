@@ -19,6 +19,7 @@ PUT(rows)
 PUT(declare)
 PUT(hello)
 PUT(restore)
+PUT(move)
 #undef PUT
 
 /* A message in one piece, in `memory`. */
@@ -67,6 +68,22 @@ int logged_rows(shard *s, const wire_rows *m)
     if (!rc && s->log && !s->replaying)
         logged_forget(s, m, persia_log_end(s->log));
     return rc;
+}
+
+int logged_arrival(shard *s, const wire_move *m)
+{
+    wire_move own = *m;
+    own.tables_n = 0;
+    if (!s->log || s->replaying ||
+        !(m->pieces_n + m->sightings_n + m->handover_n))
+        return PERSIA_OK;
+    int rc = append_message(s, LOG_ARRIVAL, put_move, &own);
+    if (rc)
+        return rc;
+    const uint64_t end = persia_log_end(s->log);
+    persia_log_discount(s->log, end);
+    persia_log_forget(s->log, end); /* of rows that went meanwhile, too */
+    return PERSIA_OK;
 }
 
 int logged_claim(shard *s, const wire_hello *m)

@@ -28,6 +28,8 @@ int logged_push(struct shard *s, struct push_call *const *parts, uint32_t n,
 /* Why, as its record says. */
 int logged_refusal(const wire_span *raw, err_kept *out);
 int logged_rows(struct shard *s, const wire_rows *m);
+/* A part of a shard that arrives, but its tables. */
+int logged_arrival(struct shard *s, const wire_move *m);
 /* Where rows were taken away: the log keeps no file of what lies before the
  * position, behind their record. */
 void logged_forget(struct shard *s, const wire_rows *m, uint64_t position);

@@ -11,6 +11,7 @@
  *   logged.c   what goes into the log, answers that wait for it
  *   replay.c   records, applied again
  *   moving.c   a shard that is about to be another server's
+ *   copy.c     its parts on the way there; arrive.c takes them
  *   job.c      snapshots and restores: states and requests; job_snapshot.c
  *              writes, job_restore.c reads and exchanges
  *   ends.c     waiting for the threads of snapshots and restores at the end
@@ -109,6 +110,8 @@ typedef struct push_call {
 
 /* Of the parts of an update of several batches. */
 typedef struct group group;
+/* Of a shard that moves (copy.c). */
+typedef struct shard_copy shard_copy;
 
 /* ---- the shard ---------------------------------------------------------- */
 
@@ -131,6 +134,7 @@ struct shard {
     _Atomic(uint64_t) pulls, pushes, duplicates, failed;
     _Atomic(int) hold; /* enum shard_hold; changes under the gate, held
                           exclusively, and wait_lock */
+    shard_copy *copy;  /* or NULL; of the thread that moves it */
 
     updates_log *log; /* or NULL */
     int replaying;    /* from the beginning of a shard with a log on, until
@@ -183,6 +187,9 @@ int is_stale(const shard *s, const wire_caller *caller);
 int check_stays(const shard *s);
 int refuse_moving(void);
 ledger_owner owner_of(const wire_caller *caller);
+/* hello.c: a table as it was declared.  One that was dropped has a name of its
+ * own. */
+void hello_spec(const shard *s, uint32_t no, table_spec *out);
 /* The table of a number. */
 int find_table(const shard *s, uint32_t no, table **out);
 /* PERSIA_EARG if an id belongs to another shard; on all threads. */

@@ -179,6 +179,18 @@ static int replay_rows(replaying *p, const log_record *r, wire_memory *memory)
                : PERSIA_OK;
 }
 
+static int replay_arrival(replaying *p, const log_record *r,
+                          wire_memory *memory)
+{
+    wire_move m;
+    int rc = persia_wire_get_move(r->parts->data, r->parts->n, memory, &m);
+    if (rc)
+        return rc;
+    persia_log_discount(p->s->log, r->end);
+    persia_log_forget(p->s->log, r->end);
+    return persia_shard_arrive(p->s, &m);
+}
+
 static int replay_table(replaying *p, const wire_span *raw,
                         wire_memory *memory)
 {
@@ -222,6 +234,8 @@ static int replay_type(replaying *p, const log_record *r, wire_memory *memory)
         return replay_table(p, r->parts, memory);
     case LOG_RESTORE:
         return replay_restore(p, r, memory);
+    case LOG_ARRIVAL:
+        return replay_arrival(p, r, memory);
     case LOG_CLAIM:
     case LOG_IDENTITY:
         return replay_hello(p, r, memory);

@@ -80,6 +80,7 @@ void persia_shard_destroy(shard *s)
 {
     if (!s)
         return;
+    persia_shard_copy_end(s);
     if (s->log)
         persia_log_stop(s->log); /* it calls late_synced() */
     ledger_destroy(s->ledger);

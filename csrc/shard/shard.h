@@ -145,9 +145,24 @@ enum shard_hold {
 PERSIA_API int persia_shard_hold(shard *s, enum shard_hold to);
 /* How many updates of several batches have begun. */
 PERSIA_API uint32_t persia_shard_begun(shard *s);
-/* What travels with a shard beside a snapshot: ranks that take no part in its
- * steps, updates of several batches that have ended.  *out [n]: the caller's,
- * by free(). */
+/* A shard on its way to another server, part by part, while updates
+ * continue: see copy.c.  One thread does all of it.  The next part; *rows: in
+ * it; *ended: there is none, the round has ended.  last: the shard is held,
+ * and what lies beside its rows follows them. */
+PERSIA_API int persia_shard_copy_begin(shard *s);
+PERSIA_API int persia_shard_copy_next(shard *s, int last, uint64_t *rows,
+                                      int *ended);
+/* Puts the part into a message, for as long as it is the last one made. */
+PERSIA_API void persia_shard_copy_put(const shard *s, wire_move *out);
+/* Rows that have changed since they were in a part, about. */
+PERSIA_API uint64_t persia_shard_copy_left(const shard *s);
+PERSIA_API void persia_shard_copy_end(shard *s);
+/* Takes a part, into a shard that only the caller knows.  After an error some
+ * of it may have been taken. */
+PERSIA_API int persia_shard_arrive(shard *s, const wire_move *m);
+/* What travels with a shard beside its rows and ledgers: ranks that take no
+ * part in its steps, updates of several batches that have ended.  *out [n]:
+ * the caller's, by free(). */
 PERSIA_API int persia_shard_steps(shard *s, uint64_t **out, size_t *n);
 PERSIA_API int persia_shard_set_steps(shard *s, const uint64_t *from,
                                       size_t n);

@@ -218,7 +218,7 @@ PERSIA_API int persia_table_restore(table *t, size_t n, const uint64_t *ids,
                                     const uint32_t *clocks,
                                     const uint32_t *fields);
 /* Of a table that only the caller knows: while it is filled with the rows of
- * another one, in pieces, it takes them as they come.  None is evicted, and its
+ * another one, in pieces, it takes all of them.  None is evicted, and its
  * capacity does not count. */
 PERSIA_API void persia_table_set_filling(table *t, int filling);
 /* Whether rows have a field of the eviction's. */

@@ -652,6 +652,58 @@ const spec_list persia_wire_stats_reply_list = {
     wire_stats_reply_fields, 18
 };
 
+static const wire_field piece_fields[] = {
+    [1] = F(wire_piece, no, U32, "no", .limit = 4095),
+    [2] = F(wire_piece, ids, BULK, "ids", COUNT(wire_piece, n), .item = 8),
+    [3] = F(wire_piece, vector_bytes, U32, "vector_bytes", .limit = 16388),
+    [4] = F(wire_piece, state_floats, U32, "state_floats", .limit = 8192),
+    [5] = F(wire_piece, vectors, BULK, "vectors", COUNT(wire_piece, n),
+        .item = 1, WIDTH(wire_piece, vector_bytes)),
+    [6] = F(wire_piece, state, BULK, "state", COUNT(wire_piece, n), .item = 4,
+        WIDTH(wire_piece, state_floats)),
+    [7] = F(wire_piece, clocks, BULK, "clocks", COUNT(wire_piece, n),
+        .item = 4),
+    [8] = F(wire_piece, fields, BULK, "fields", COUNT(wire_piece, n),
+        .item = 4),
+    [9] = F(wire_piece, gone, U32, "gone", .limit = 1),
+    [10] = F(wire_piece, reset, U32, "reset", .limit = 1),
+    [11] = F(wire_piece, stripe, U32, "stripe", .limit = 256),
+    [12] = F(wire_piece, stripes, U32, "stripes", .limit = 256),
+};
+static const wire_type piece_type = {
+    .name = "Piece", .size = sizeof(wire_piece), .fields = piece_fields,
+    .fields_n = 12, .leader = 2
+};
+
+static const wire_field sightings_fields[] = {
+    [1] = F(wire_sightings, no, U32, "no", .limit = 4095),
+    [2] = F(wire_sightings, first, U32, "first", .limit = 4095),
+    [3] = F(wire_sightings, words, BULK, "words", COUNT(wire_sightings, n),
+        .item = 4),
+};
+static const wire_type sightings_type = {
+    .name = "Sightings", .size = sizeof(wire_sightings),
+    .fields = sightings_fields, .fields_n = 3, .leader = 3
+};
+
+static const wire_field handover_fields[] = {
+    [1] = F(wire_handover, lineage, FIXED64, "lineage"),
+    [2] = F(wire_handover, restore, FIXED64, "restore"),
+    [3] = F(wire_handover, updates, U64, "updates"),
+    [4] = F(wire_handover, step, U64, "step"),
+    [5] = F(wire_handover, t, U64, "t"),
+    [6] = F(wire_handover, pushes, NUMBERS, "pushes",
+        COUNT(wire_handover, pushes_n), .limit = 4096),
+    [7] = F(wire_handover, ledgers, MESSAGES, "ledgers",
+        COUNT(wire_handover, ledgers_n), .limit = 65536, .type = &ledger_type),
+    [8] = F(wire_handover, steps, NUMBERS, "steps",
+        COUNT(wire_handover, steps_n), .limit = 65536),
+};
+static const wire_type handover_type = {
+    .name = "Handover", .size = sizeof(wire_handover),
+    .fields = handover_fields, .fields_n = 8
+};
+
 static const wire_field move_fields[] = {
     [1] = F(wire_move, caller, MESSAGE, "caller", .type = &caller_type),
     [2] = F(wire_move, verb, U32, "verb", .limit = 6),
@@ -661,11 +713,22 @@ static const wire_field move_fields[] = {
     [6] = F(wire_move, id, FIXED64, "id"),
     [7] = F(wire_move, address, NAME, "address", .limit = 256),
     [8] = F(wire_move, by, NAME, "by", .limit = 256),
-    [9] = F(wire_move, root, NAME, "root", .limit = 256),
+    [10] = F(wire_move, boot, FIXED64, "boot"),
+    [11] = F(wire_move, lineage, FIXED64, "lineage"),
+    [12] = F(wire_move, durable, U32, "durable", .limit = 2),
+    [13] = F(wire_move, part, U64, "part"),
+    [14] = F(wire_move, tables, MESSAGES, "tables", COUNT(wire_move, tables_n),
+        .limit = 4096, .type = &table_spec_type),
+    [16] = F(wire_move, pieces, MESSAGES, "pieces", COUNT(wire_move, pieces_n),
+        .limit = 4096, .type = &piece_type),
+    [17] = F(wire_move, sightings, MESSAGES, "sightings",
+        COUNT(wire_move, sightings_n), .limit = 4096, .type = &sightings_type),
+    [18] = F(wire_move, handover, MESSAGES, "handover",
+        COUNT(wire_move, handover_n), .limit = 1, .type = &handover_type),
 };
 static const wire_type move_type = {
     .name = "MoveRequest", .size = sizeof(wire_move), .fields = move_fields,
-    .fields_n = 9
+    .fields_n = 18
 };
 
 static const spec_field wire_move_fields[] = {
@@ -683,11 +746,17 @@ static const spec_field wire_move_fields[] = {
       .offset = offsetof(wire_move, address), .limit = 256, .empty = 1 },
     { .name = "by", .config = "by", .kind = SPEC_NAME,
       .offset = offsetof(wire_move, by), .limit = 256, .empty = 1 },
-    { .name = "root", .config = "root", .kind = SPEC_NAME,
-      .offset = offsetof(wire_move, root), .limit = 256, .empty = 1 },
+    { .name = "boot", .config = "boot", .kind = SPEC_U64,
+      .offset = offsetof(wire_move, boot) },
+    { .name = "lineage", .config = "lineage", .kind = SPEC_U64,
+      .offset = offsetof(wire_move, lineage) },
+    { .name = "durable", .config = "durable", .kind = SPEC_U32,
+      .offset = offsetof(wire_move, durable), .limit = 2 },
+    { .name = "part", .config = "part", .kind = SPEC_U64,
+      .offset = offsetof(wire_move, part) },
 };
 const spec_list persia_wire_move_list = {
-    wire_move_fields, 8
+    wire_move_fields, 11
 };
 
 static const wire_field move_reply_fields[] = {

@@ -8,6 +8,7 @@ enum {
     WIRE_NAME_MAX = 255,
     WIRE_TABLES_MAX = 4096,
     WIRE_DIM_MAX = 4096,
+    WIRE_STORED_MAX = 16388,
     WIRE_STATE_MAX = 8192,
     WIRE_WINDOW_MAX = 64,
     WIRE_GAPS_MAX = 32,
@@ -91,14 +92,15 @@ enum wire_move_verb {
      * time (persia-error: Unavailable, with the name of the other one). */
     MOVE_BEGIN,
     MOVE_STATUS, /* how far is it? */
-    MOVE_CANCEL, /* it stays, unless the other server has it */
+    /* It stays, unless the other server may have it already: then the move
+     * ends when that one answers, or nothing listens at its address. */
+    MOVE_CANCEL,
     /* The shard is at `address` since move `id`, or (0) since before all
      * moves: so a server says to whom asks for it, unless it knows of a later
      * move. */
     MOVE_PLACE,
-    /* Of the server that has the shard, to the other one. PREPARE: reads the
-     * rows, beside the shards that it has; asked for again until it is
-     * done. */
+    /* Of the server that has the shard, to the other one. PREPARE: takes a
+     * part of it; done with the one that has the handover. */
     MOVE_PREPARE,
     MOVE_COMMIT, /* answers for the shard from now on */
     MOVE_ABORT, /* forgets it */
@@ -537,6 +539,50 @@ typedef struct wire_stats_reply {
 
 extern PERSIA_API const spec_list persia_wire_stats_reply_list;
 
+/* Rows as they are, from the memory of a server into that of another one. */
+typedef struct wire_piece {
+    uint32_t no; /* of the table */
+    size_t n;
+    const uint64_t *ids; /* [n] */
+    uint32_t vector_bytes;
+    uint32_t state_floats;
+    const uint8_t *vectors; /* [n, vector_bytes] */
+    const float *state; /* [n, state_floats] */
+    const uint32_t *clocks; /* [n] */
+    const uint32_t *fields; /* [n] of tables whose eviction needs one */
+    uint32_t gone; /* these ids have no row any more */
+    /* Before them all rows of a stripe go: of the ids whose hash has this
+     * number from bit 16 on, of so many. */
+    uint32_t reset;
+    uint32_t stripe;
+    uint32_t stripes; /* a power of two */
+} wire_piece;
+
+/* What admission has seen of ids without a row. */
+typedef struct wire_sightings {
+    uint32_t no; /* of the table */
+    uint32_t first; /* slot */
+    size_t n;
+    const uint32_t *words; /* [n] of it and those that follow */
+} wire_sightings;
+
+/* What lies beside the rows of a shard. */
+typedef struct wire_handover {
+    uint64_t lineage;
+    uint64_t restore; /* see HelloReply */
+    uint64_t updates;
+    uint64_t step;
+    uint64_t t;
+    uint64_t *pushes; /* clock of each table */
+    size_t pushes_n;
+    wire_ledger *ledgers;
+    size_t ledgers_n;
+    /* Ranks that have left the steps, updates of several batches that have
+     * ended. */
+    uint64_t *steps;
+    size_t steps_n;
+} wire_handover;
+
 typedef struct wire_move {
     wire_caller caller;
     uint32_t verb;
@@ -548,8 +594,20 @@ typedef struct wire_move {
     uint64_t id;
     char address[256];
     char by[256]; /* who moves it, for texts */
-    /* The rows are in <checkpoint folder of the server>/<root>. */
-    char root[256];
+    /* PREPARE: what the shard keeps, and what its updates survive: 0: nothing,
+     * 1: a crash of the server, 2: a power cut. */
+    uint64_t boot;
+    uint64_t lineage;
+    uint32_t durable;
+    uint64_t part; /* its number, from 0; sent again until it is answered */
+    table_spec *tables; /* numbered on from earlier ones */
+    size_t tables_n;
+    wire_piece *pieces; /* in their order */
+    size_t pieces_n;
+    wire_sightings *sightings;
+    size_t sightings_n;
+    wire_handover *handover; /* with the last part */
+    size_t handover_n;
 } wire_move;
 
 extern PERSIA_API const spec_list persia_wire_move_list;

@@ -303,20 +303,6 @@ class Log:
             self.end_cuts()
             self._thread.join()
 
-    @contextlib.contextmanager
-    def without_cuts(self, check: Callable[[], None]) -> Iterator[None]:
-        """None is written meanwhile.
-
-        Args:
-            check: is called while one is, and may raise.
-        """
-        while not self._cutting.acquire(timeout=_POLL):
-            check()
-        try:
-            yield
-        finally:
-            self._cutting.release()
-
     def end_cuts(self) -> None:
         """No other cut begins, and one that fails now is not reported."""
         self._stop.set()

@@ -1,10 +1,11 @@
 """Shards that go from one server to another while clients use them.
 
-The server that has a shard does the work, in a thread: it holds the shard, so
-that nothing changes it, writes its rows beside the checkpoints, lets the other
-server read them, and takes the shard out: from then on it says to whom asks
-for it where it is. Only then the other one answers. Until it was taken out the
-move can be given up, and nothing has happened.
+The server that has a shard does the work, in a thread: it sends the rows to
+the other server while updates continue, and again those that change meanwhile.
+When few are left it holds the shard, so that nothing changes it, sends the
+rest, and takes the shard out: from then on it says to whom asks for it where
+it is. Only then the other one answers. Until it was taken out the move can be
+given up, and nothing has happened.
 
 With logs the shard is out once the disk of its server says so, and the other
 one has it once its own does (:mod:`persia.distributed.places`). Either may be
@@ -18,8 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import shutil
 import socket
 import threading
 import time
@@ -30,8 +29,6 @@ from typing import TYPE_CHECKING, Any
 
 from persia import _core, errors
 from persia.base.logs import say
-from persia.checkpoint.files import LocalRoot, write_file
-from persia.checkpoint.snapshot import Snapshot, save_rows
 from persia.distributed.places import Gone, Prepared
 from persia.distributed.security import Security
 from persia.distributed.server import Arrival, ServeConfig, Server
@@ -39,15 +36,18 @@ from persia.distributed.server import Arrival, ServeConfig, Server
 if TYPE_CHECKING:
     from persia.distributed.shards import Shards
 
-_IDLE = 0.02  # seconds between looks for calls
-_SOON = 0.01  # seconds to the first question whether the rows are read
+_IDLE = 0.2  # seconds between looks for moves to forget
+_SOON = 0.01  # seconds before the second attempt
 _ASK = 0.1  # seconds between questions to the other server, at most
 _ANSWER = 5.0  # seconds that it has for each
 _SILENT = 30.0  # seconds without an answer after which a move is given up
 _FORGET = 60.0  # seconds after which the other server forgets one
 _BEGUN = 10.0  # seconds that updates which have begun have to end
+_LOOK = 0.002  # seconds between looks whether they have
+_SHARE = 0.25  # of the time in which it sends rows, before it needs more
+_PAUSE = 0.01  # seconds that the last rows may take, about
+_SHRINKS = 0.7  # of the rows before: more are no smaller round
 _TEXT = 500  # of an error in an answer
-_BESIDE = "steps.json"
 _LEVELS = ("off", "process", "disk")  # each keeps what those before keep
 _FREE, _CLOSING, _HELD = 0, 1, 2  # see Server.hold()
 
@@ -82,23 +82,16 @@ def is_gone(address: str) -> bool:
         return False
 
 
-def write(server: Server, root: LocalRoot) -> int:
-    """Writes a shard that nothing changes; how many rows."""
-    hello = server.hello()
-    beside = {
-        "boot": hello["boot"],
-        "steps": server.core.steps(),
-        "durable": server.config.durable,
-    }
-    text = json.dumps(beside).encode()
-    saved = save_rows(root, partial(server.write_rows, root.path.name))
-    write_file(root.path / _BESIDE, lambda file: file.write(text))
-    return sum(file.rows for file in saved.files)
-
-
 def _request(shard: int, number: int) -> dict[str, Any]:
     """What is left of one that an earlier life of the server was sent."""
     return {"shard": shard, "id": number, "by": "a command"}
+
+
+def _unknown(number: int) -> str:
+    return (
+        f"no move {number:016x} is prepared: the server was started again, or "
+        "has forgotten it"
+    )
 
 
 class _Cancelled(errors.PersiaError):
@@ -117,19 +110,25 @@ class _Leaving:
     state: int = _core.MOVED_RUNNING
     text: str = "begins"
     rows: int = 0
+    parts: int = 0  # that were answered
+    held: float = 0.0  # when it began to take no updates
     cancelled: bool = False
 
 
 @dataclasses.dataclass
 class _Arriving:
-    """A shard that is read here."""
+    """A shard that arrives here."""
 
     request: dict[str, Any]
     asked: float
     state: int = _core.MOVED_RUNNING
-    text: str = "reads the rows"
-    rows: int = 0
-    server: Server | None = None
+    text: str = "takes the rows"
+    parts: int = 0  # that were taken
+    server: Server | None = None  # None: its log is being read
+
+
+def _is_being_read(one: _Arriving) -> bool:
+    return one.server is None and one.state != _core.MOVED_FAILED
 
 
 class Moves:
@@ -148,6 +147,7 @@ class Moves:
         self._leaving: _Leaving | None = None
         self._arriving: dict[int, _Arriving] = {}
         self._arrived: set[int] = set()
+        self._dropped: set[int] = set()  # their parts may still arrive
         self._threads: list[threading.Thread] = []
         self._begin_again()
         self._start(self._run)
@@ -189,12 +189,11 @@ class Moves:
     def _run(self) -> None:
         while not self._over.is_set():
             try:
-                found = self._core.move_next()
+                found = self._core.move_next(_IDLE)
             except errors.Closed:
                 return
             if found is None:
                 self._forget()
-                self._over.wait(_IDLE)
             else:
                 self._answer(*found)
 
@@ -202,9 +201,10 @@ class Moves:
         error = text = ""
         state, shard, number, rows, by = _core.MOVED_NONE, 0, 0, 0, ""
         try:
-            of = self._take(request)
+            of = self._take(call, request)
             if of is not None:
-                state, text, rows = of.state, of.text, of.rows
+                state, text = of.state, of.text
+                rows = of.rows if isinstance(of, _Leaving) else 0
                 shard, number = of.request["shard"], of.request["id"]
                 by = of.request["by"]
         except errors.PersiaError as raised:
@@ -224,7 +224,9 @@ class Moves:
             self._shards.here(),
         )
 
-    def _take(self, request: dict[str, Any]) -> _Leaving | _Arriving | None:
+    def _take(
+        self, call: object, request: dict[str, Any]
+    ) -> _Leaving | _Arriving | None:
         """Does what a call asks for; the move that its answer is about."""
         self._check(request)
         verb, number = request["verb"], request["id"]
@@ -235,7 +237,7 @@ class Moves:
         if verb == _core.MOVE_PLACE:
             self._place(request["shard"], number, request["address"])
         elif verb == _core.MOVE_PREPARE:
-            return self._prepare(request)
+            return self._prepare(call, request)
         elif verb == _core.MOVE_COMMIT:
             self.commit(number)
         elif verb == _core.MOVE_ABORT:
@@ -272,11 +274,6 @@ class Moves:
             raise errors.Unavailable(
                 f"{old.request['by']} moves shard {old.request['shard']} of "
                 f"this server to {old.request['address']}; wait for its end"
-            )
-        if self._config.checkpoints is None:
-            raise errors.InvalidArgument(
-                "rows travel through the folder of checkpoints: start all "
-                "servers with the same `checkpoints`"
             )
         if request["shard"] not in self._shards.here():
             raise errors.InvalidArgument(
@@ -334,8 +331,10 @@ class Moves:
             say(f"shard {shard} stays here: {one.text}")
             return
         one.text = f"shard {shard} is at {to}"
+        if one.held:
+            one.text += f", it took no updates for {one.held:.3f} s"
         one.state = _core.MOVED_DONE
-        say(f"shard {shard} has moved to {to}: {one.rows:,} rows")
+        say(f"{one.text}; {one.rows:,} rows")
 
     def _left(self, one: _Leaving) -> None:
         """The other server has it."""
@@ -356,36 +355,19 @@ class Moves:
                 raise _Stopping("the server is stopping")
 
     def _move(self, one: _Leaving, server: Server) -> None:
-        assert self._config.checkpoints is not None
-        name = f"move-{one.request['id']:016x}"
-        root = LocalRoot(self._config.checkpoints / name)
         other = channel(one.request["address"], towards(self._config), _ANSWER)
-        ask = partial(self._ask, one, other, name)
-        with contextlib.closing(other), contextlib.ExitStack() as stack:
-            stack.callback(shutil.rmtree, root.path, ignore_errors=True)
+        with contextlib.closing(other), self._copying(server):
             try:
                 one.text = "asks the other server"
-                self._check_other(one, ask(_core.MOVE_STATUS))
-                one.text = "holds updates"
-                if server.log is not None:
-                    stack.enter_context(
-                        server.log.without_cuts(
-                            partial(self._check_cancelled, one)
-                        )
-                    )
-                self._hold(one, server)
-                one.text = "writes the rows"
-                one.rows = write(server, root)
-                one.text = "the other server reads the rows"
-                self._read(one, ask)
-                # From now on no server can begin to read them: so one that
-                # says that it does not have them never will.
-                shutil.rmtree(root.path)
+                words = self._words(one, _core.MOVE_STATUS)
+                ask = partial(other.move, *words)
+                self._check_other(one, self._until_answered(one, ask))
+                began = self._send_all(one, server, other)
                 self._check_cancelled(one)
                 self._take_out(one, server)
             except BaseException:
                 with contextlib.suppress(errors.PersiaError):
-                    other.move(*self._words(one, _core.MOVE_ABORT, name))
+                    other.move(*self._words(one, _core.MOVE_ABORT))
                 server.core.hold(_FREE)
                 raise
             one.text = "the other server takes the shard"
@@ -396,6 +378,84 @@ class Moves:
             except errors.PersiaError:
                 self._back(server)
                 raise
+        one.held = time.monotonic() - began
+
+    @contextlib.contextmanager
+    def _copying(self, server: Server) -> Iterator[None]:
+        server.core.copy_begin()
+        try:
+            yield
+        finally:
+            server.core.copy_end()
+
+    def _send_all(
+        self, one: _Leaving, server: Server, other: _core.Channel
+    ) -> float:
+        """Sends the whole shard, which is held in the end; when that
+        began."""
+        hello = server.hello()
+        level = _LEVELS.index(server.config.durable)
+        shard = (hello["boot"], hello["lineage"], level)
+
+        def send() -> dict[str, Any]:
+            words = self._words(one, _core.MOVE_PREPARE)
+            words += (*shard, one.parts, server.core)
+            return other.move(*words)
+
+        one.text = "copies the rows"
+        self._copy(one, server, send)
+        one.rows = server.rows()
+        one.text = "holds updates"
+        began = time.monotonic()
+        self._hold(one, server)
+        one.text = "sends the last rows"
+        self._round(one, server, send, last=True)
+        return began
+
+    def _copy(
+        self, one: _Leaving, server: Server, send: Callable[[], dict[str, Any]]
+    ) -> None:
+        """Sends rows until few are left, or no fewer than a round before."""
+        share, before = _SHARE, None
+        while True:
+            rows, busy = self._round(one, server, send, share)
+            left = server.core.copy_left()
+            one.text = f"copies rows that changed meanwhile: {left:,}"
+            if left * busy <= rows * _PAUSE:
+                return
+            if before is not None and left > _SHRINKS * before:
+                if share == 1.0:
+                    return
+                share = min(2 * share, 1.0)
+            before = left
+
+    def _round(
+        self,
+        one: _Leaving,
+        server: Server,
+        send: Callable[[], dict[str, Any]],
+        share: float = 1.0,
+        last: bool = False,
+    ) -> tuple[int, float]:
+        """Sends the parts of a round: how many rows, and for how long."""
+        rows, busy = 0, 0.0
+        while True:
+            began = time.monotonic()
+            some = server.core.copy_next(last)
+            if some is None:
+                return rows, busy
+            answer = self._until_answered(one, send)
+            if answer["state"] == _core.MOVED_FAILED:
+                raise errors.Unavailable(
+                    f"{one.request['address']}: {answer['text']}"
+                )
+            one.parts += 1
+            rows += some
+            if not last:
+                one.rows += some
+            took = time.monotonic() - began
+            busy += took
+            self._over.wait(took * (1.0 / share - 1.0))
 
     def _take_out(self, one: _Leaving, server: Server) -> None:
         """The decision."""
@@ -412,21 +472,20 @@ class Moves:
         """
         while True:
             try:
-                other.move(*self._words(one, _core.MOVE_COMMIT, ""))
+                other.move(*self._words(one, _core.MOVE_COMMIT))
                 return
             except errors.InvalidArgument:
                 raise
             except errors.PersiaError as error:
                 one.text = f"waits for the other server: {error}"
                 # It may have the shard, as long as it lives; its log outlives
-                # it.
-                if self._places is None:
-                    if isinstance(error, errors.SchemaMismatch) or is_gone(
-                        one.request["address"]
-                    ):
-                        raise
-                    self._check_cancelled(one)
-            if self._over.wait(_ASK) and self._places is not None:
+                # it. No cancel changes that.
+                if self._places is None and (
+                    isinstance(error, errors.SchemaMismatch)
+                    or is_gone(one.request["address"])
+                ):
+                    raise
+            if self._over.wait(_ASK):
                 raise _Stopping("the server is stopping")
 
     def _again(self, shard: int, folder: Path) -> Server:
@@ -457,27 +516,28 @@ class Moves:
         server.core.hold(_FREE)
         self._core.add(server.core)
 
-    def _words(self, one: _Leaving, verb: int, root: str) -> tuple[Any, ...]:
+    def _words(self, one: _Leaving, verb: int) -> tuple[Any, ...]:
         request = one.request
         return (
             *(verb, self._config.namespace),
             *(request["shard"], self._shards.count, request["id"]),
-            *(request["address"], request["by"], root),
+            *(request["address"], request["by"]),
         )
 
-    def _ask(
-        self, one: _Leaving, other: _core.Channel, root: str, verb: int
+    def _until_answered(
+        self, one: _Leaving, ask: Callable[[], dict[str, Any]]
     ) -> dict[str, Any]:
-        """Asks until there is an answer."""
+        pause = _SOON
         until = time.monotonic() + _SILENT
         while True:
             self._check_cancelled(one)
             try:
-                return other.move(*self._words(one, verb, root))
+                return ask()
             except (errors.Unavailable, errors.DeadlineExceeded):
                 if time.monotonic() > until:
                     raise
-            self._over.wait(_ASK)
+            self._over.wait(pause)
+            pause = min(2 * pause, _ASK)
 
     def _check_cancelled(self, one: _Leaving) -> None:
         if one.cancelled or self._over.is_set():
@@ -508,36 +568,71 @@ class Moves:
                     "updates of several batches have begun in the shard and "
                     f"did not end within {_BEGUN:.0f} s; try again"
                 )
-            self._over.wait(_IDLE)
+            self._over.wait(_LOOK)
         server.core.hold(_HELD)
-
-    def _read(
-        self, one: _Leaving, ask: Callable[[int], dict[str, Any]]
-    ) -> None:
-        pause = _SOON
-        while True:
-            answer = ask(_core.MOVE_PREPARE)
-            if answer["state"] == _core.MOVED_DONE:
-                return
-            if answer["state"] == _core.MOVED_FAILED:
-                raise errors.Unavailable(
-                    f"{one.request['address']}: {answer['text']}"
-                )
-            self._over.wait(pause)
-            pause = min(2 * pause, _ASK)
 
     # ---- a shard arrives
 
-    def _prepare(self, request: dict[str, Any]) -> _Arriving:
-        number, shard = request["id"], request["shard"]
+    def _prepare(self, call: object, request: dict[str, Any]) -> _Arriving:
+        number, part = request["id"], request["part"]
         found = self._arriving.get(number)
         if found is None:
-            self._check_arrives(number, shard)
-            found = _Arriving(request, time.monotonic())
+            if part or number in self._dropped:
+                raise errors.InvalidArgument(_unknown(number))
+            self._check_arrives(number, request["shard"])
+            found = _Arriving(
+                request, time.monotonic(), server=self._empty(request)
+            )
             self._arriving[number] = found
-            self._start(partial(self._arrive, found))
         found.asked = time.monotonic()
+        if found.state == _core.MOVED_RUNNING and part == found.parts:
+            self._take_part(found, call)
+        elif found.state != _core.MOVED_FAILED and part != found.parts - 1:
+            raise errors.InvalidArgument(
+                f"part {part} of a move arrives, {found.parts} are here"
+            )
         return found
+
+    def _take_part(self, one: _Arriving, call: object) -> None:
+        assert one.server is not None
+        number = one.request["id"]
+        try:
+            whole = one.server.core.arrive(call)
+            if whole and self._places is not None:
+                steps = one.server.core.steps()
+                self._places.prepare(one.server.shard, number, steps)
+        except Exception as error:
+            one.text = f"{type(error).__name__}: {error}"
+            one.state = _core.MOVED_FAILED
+        else:
+            one.parts += 1
+            if whole:
+                one.state = _core.MOVED_DONE
+
+    def _empty(self, request: dict[str, Any]) -> Server:
+        """A shard without rows, for those that arrive."""
+        durable = self._config.durable
+        if _LEVELS.index(durable) < request["durable"]:
+            raise errors.InvalidArgument(
+                "the shard is of a server with "
+                f"`durable={_LEVELS[request['durable']]}`, this one has "
+                f"`durable={durable}`"
+            )
+        shard, places = request["shard"], self._places
+        server = Server(
+            self._config,
+            (shard, request["shards"]),
+            beside=self._core,
+            arrives=Arrival(request["boot"], request["lineage"]),
+            log=places.arriving(shard, request["id"]) if places else None,
+        )
+        try:
+            if places is not None:
+                server.core.replay(0)
+        except BaseException:
+            server.close()
+            raise
+        return server
 
     def _check_arrives(self, number: int, shard: int) -> None:
         if self._has_arrived(number) or shard in self._shards.here():
@@ -556,85 +651,32 @@ class Moves:
             self._places is not None and self._places.has_arrived(number)
         )
 
-    def _arrive(self, one: _Arriving) -> None:
-        try:
-            one.server, one.rows = self._load(one.request)
-        except Exception as error:
-            one.text = f"{type(error).__name__}: {error}"
-            one.state = _core.MOVED_FAILED
-        else:
-            one.state = _core.MOVED_DONE
-
     def _arrive_again(self, one: _Arriving, found: Prepared) -> None:
         """It was read in an earlier life."""
         try:
             folder = self._shards.folder(found)
-            one.server = self._again(found.shard, folder)
-            one.server.core.set_steps(found.steps)
+            server = self._again(found.shard, folder)
+            server.core.set_steps(found.steps)
         except Exception as error:
             one.text = f"{type(error).__name__}: {error}"
             one.state = _core.MOVED_FAILED
             say(f"shard {found.shard} cannot arrive: {one.text}", "warning")
         else:
             one.state = _core.MOVED_DONE
-
-    def _load(self, request: dict[str, Any]) -> tuple[Server, int]:
-        if self._config.checkpoints is None:
-            raise errors.InvalidArgument(
-                "rows travel through the folder of checkpoints: start the "
-                "server with the `checkpoints` of the others"
-            )
-        root = LocalRoot(self._config.checkpoints / request["root"])
-        saved = Snapshot.of_root(root)
-        if saved is None:
-            raise errors.StorageError(
-                f"{root.path} is not there: `checkpoints` is not the folder "
-                "of the other server"
-            )
-        folder, rows = saved
-        beside = json.loads((root.path / _BESIDE).read_bytes())
-        durable = self._config.durable
-        if _LEVELS.index(durable) < _LEVELS.index(beside["durable"]):
-            raise errors.InvalidArgument(
-                f"the shard is of a server with `durable={beside['durable']}`,"
-                f" this one has `durable={durable}`"
-            )
-        shard, number = request["shard"], request["id"]
-        places = self._places
-        server = Server(
-            self._config,
-            (shard, request["shards"]),
-            beside=self._core,
-            arrives=Arrival(beside["boot"], rows.lineage),
-            log=places.arriving(shard, number) if places else None,
-        )
-        try:
-            read = server.read_rows(root.path.name, folder.name, rows)
-            server.core.set_steps(beside["steps"])
-            if places is not None:
-                server.begin_log()
-                places.prepare(shard, number, beside["steps"])
-        except BaseException:
-            server.close()
-            if places is not None:
-                with contextlib.suppress(errors.StorageError):
-                    places.drop(shard, number)
-            raise
-        return server, read
+            one.server = server
 
     def commit(self, number: int) -> None:
         """Answers for a shard that has been read."""
         if self._has_arrived(number):
             return  # the answer to the first call was lost
         found = self._arriving.get(number)
-        if found is not None and found.state == _core.MOVED_RUNNING:
+        if found is not None and _is_being_read(found):
             found.asked = time.monotonic()
             raise errors.Unavailable(f"the server reads {number:016x}")
-        if found is None or found.server is None:
-            raise errors.InvalidArgument(
-                f"no move {number:016x} is prepared: the server was started "
-                "again, or has forgotten it"
-            )
+        if found is None or found.state != _core.MOVED_DONE:
+            self._drop(number)
+            raise errors.InvalidArgument(_unknown(number))
+        assert found.server is not None
         try:
             if self._places is not None:
                 self._places.arrive(number)
@@ -646,15 +688,17 @@ class Moves:
         self._shards.take(found.server)
         self._arrived.add(number)
         del self._arriving[number]
-        say(f"shard {found.request['shard']} is here: {found.rows:,} rows")
+        rows = found.server.rows()
+        say(f"shard {found.request['shard']} is here: {rows:,} rows")
 
     def _drop(self, number: int) -> None:
+        self._dropped.add(number)
         found = self._arriving.pop(number, None)
         if found is not None:
             self._start(partial(self._end, found))
 
     def _end(self, one: _Arriving) -> None:
-        while one.state == _core.MOVED_RUNNING:  # it reads
+        while _is_being_read(one):
             time.sleep(_IDLE)
         if one.server is not None:
             one.server.close()

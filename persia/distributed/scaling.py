@@ -155,7 +155,7 @@ class Scaling:
         return patiently(
             lambda: channel.move(
                 *(verb, self._namespace, shard, self.shards, move),
-                *(target, self._by, ""),
+                *(target, self._by),
             ),
             self._timeout,
         )

@@ -502,20 +502,9 @@ class Server:
         """Its Hello."""
         return self._channel.hello(self.config.namespace, 0)
 
-    def write_rows(self, root: str, folder: Path) -> Snapshot:
-        """Writes its rows into a folder of a root."""
-        return self._write_rows(root, folder)
-
-    def read_rows(self, root: str, folder: str, rows: Snapshot) -> int:
-        """Takes the rows that another server has written; how many."""
-        return self._read_rows(
-            root, folder, rows.tables, rows.lineage, rows.part()
-        )
-
-    def begin_log(self) -> None:
-        """Its log, which has nothing yet, begins with its rows."""
-        self.core.replay(0)
-        self.cut()
+    def rows(self) -> int:
+        """How many it has."""
+        return sum(t["rows"] for t in self._channel.stats()["tables"])
 
     # ---- checkpoints
 

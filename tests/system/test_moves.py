@@ -182,7 +182,7 @@ def shards_of(address: str, shards: int = 8) -> list[int]:
     asked = channel(address, Security(), 10.0)
     with contextlib.closing(asked):
         answer = asked.move(
-            *(_core.MOVE_STATUS, "default", 0, shards, 0, "", "", "")
+            *(_core.MOVE_STATUS, "default", 0, shards, 0, "", "")
         )
     return list(answer["here"])
 

@@ -109,6 +109,9 @@ NAMES = {
     "TableStats": "table_stats",
     "MoveRequest": "move",
     "MoveReply": "move_reply",
+    "Piece": "piece",
+    "Sightings": "sightings",
+    "Handover": "handover",
     "ManyRequest": "many",
     "Part": "part",
     "ManyReply": "many_reply",
@@ -171,6 +174,8 @@ def _element_bytes(field: Any, message: Message, dtype: int) -> int:
     """Bytes of a bulk field for one id."""
     if field.name == "values":
         return int(message.dim) * DTYPE_BYTES[dtype]
+    if field.name == "vectors" and hasattr(message, "vector_bytes"):
+        return int(message.vector_bytes)
     if field.name in {"vectors", "grads"}:
         return int(message.dim) * 4
     if message.DESCRIPTOR.name == "RowOffsets":
@@ -179,6 +184,7 @@ def _element_bytes(field: Any, message: Message, dtype: int) -> int:
         return int(message.state_floats) * 4
     sizes = {"ids": 8, "scales": 4, "rows": 4, "found": 1}
     sizes |= {"places": 4, "weights": 4, "message": 1}
+    sizes |= {"clocks": 4, "fields": 4, "words": 4}
     return (sizes | {"offsets": 8, "data": 1})[field.name]
 
 
@@ -193,6 +199,8 @@ def _count(message: Message, dtype: int) -> int:
     for name in ("data", "message"):
         if hasattr(message, name):
             return len(getattr(message, name))
+    if hasattr(message, "words"):
+        return len(message.words) // 4
     if hasattr(message, "weights"):
         return len(getattr(message, "places", message.weights)) // 4
     return len(message.values) // (message.dim * DTYPE_BYTES[dtype] or 1)

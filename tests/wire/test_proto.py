@@ -35,11 +35,13 @@ MESSAGES = sorted(set(REQUESTS + REPLIES))
 
 LIMITS = {"no": 4095, "dim": 4096, "state_floats": 8192, "parts": 65536}
 LIMITS |= {"first": 4095, "count": 4096}
-LIMITS |= {"table": 4095}
+LIMITS |= {"table": 4095, "vector_bytes": 16388, "durable": 2}
+LIMITS |= {"stripe": 256, "stripes": 256}
 NAME_BYTES = {"proof": 63, "type": 31}
-BULKY = {"PullTable", "Values", "PushTable", "Rows"}
+BULKY = {"PullTable", "Values", "PushTable", "Rows", "Piece", "Sightings"}
 BULKY |= {"BatchIds", "BatchOffsets", "Tensor", "BatchWeights", "RowIds"}
 BULKY |= {"RowOffsets", "TableSum"}
+MAY_BE_ABSENT = {"rows", "found", "vectors", "state", "clocks", "fields"}
 #: No parts mean one.
 WITH_PARTS = {"PushRequest", "ReturnRequest"}
 Message = Any
@@ -77,7 +79,9 @@ def bulk(message: Message, name: str, n: int, dtype: int, random_: Any):
         "rows": 4,
         "found": 1,
         "values": getattr(message, "dim", 0) * DTYPE_BYTES[dtype],
-        "vectors": getattr(message, "dim", 0) * 4,
+        "vectors": getattr(
+            message, "vector_bytes", getattr(message, "dim", 0) * 4
+        ),
         "grads": getattr(message, "dim", 0) * 4,
         "state": getattr(message, "state_floats", 0) * 4,
         "offsets": 4 if message.DESCRIPTOR.name == "RowOffsets" else 8,
@@ -85,6 +89,9 @@ def bulk(message: Message, name: str, n: int, dtype: int, random_: Any):
         "message": 1,
         "places": 4,
         "weights": 4,
+        "clocks": 4,
+        "fields": 4,
+        "words": 4,
     }[name]
     setattr(message, name, random_.randbytes(n * each))
 
@@ -95,6 +102,8 @@ def fill_bulk(draw: st.DrawFn, message: Message, dtype: int) -> None:
     random_ = random.Random(draw(st.integers(0, 1000)))
     if hasattr(message, "dim"):
         message.dim = draw(st.sampled_from([1, 2, 5, 16, 33]))
+    if hasattr(message, "vector_bytes"):
+        message.vector_bytes = draw(st.sampled_from([1, 5, 64]))
     if hasattr(message, "state_floats"):
         message.state_floats = draw(st.sampled_from([1, 2, 5]))
     for field in fields(message):
@@ -102,7 +111,7 @@ def fill_bulk(draw: st.DrawFn, message: Message, dtype: int) -> None:
             continue
         if field.name == "scales":
             wanted = dtype == pb.DTYPE_FP16
-        elif field.name in {"rows", "found", "vectors", "state"} or (
+        elif field.name in MAY_BE_ABSENT or (
             field.name == "weights" and hasattr(message, "places")
         ):
             wanted = draw(st.booleans())
@@ -123,6 +132,8 @@ def agree(draw: st.DrawFn, message: Message) -> None:
         message.method %= 31
     elif name in {"MoveRequest", "MoveReply"}:
         message.shard %= 4096
+        if name == "MoveRequest":
+            del message.handover[1:]
     elif name == "HelloReply":
         message.shards = draw(st.integers(1, 2**32 - 1))
         message.shard = draw(st.integers(0, message.shards - 1))

@@ -243,11 +243,35 @@ bug(restore_is_not_logged shard/logged.c
 
 # ---- moves ----
 
-# Those of the model (moves.c).  Updates behind the rows that were written; a
-# source that begins with the shard again; a target whose disk has no rows.
-model_bug(rows_that_are_not_held)
+# Of the model (moves.c): a source that begins with the shard again.
 model_bug(out_is_not_noted)
-model_bug(prepared_without_its_rows)
+
+# Updates behind the last rows that are sent.
+bug(rows_that_are_not_held shard/moving.c
+[==[    return atomic_load(&s->hold) == SHARD_FREE ? PERSIA_OK : refuse_moving();
+]==]
+[==[    return atomic_load(&s->hold) == SHARD_FREE ||
+                   sim_bug("rows_that_are_not_held")
+               ? PERSIA_OK
+               : refuse_moving();
+]==])
+
+# What changed since the round before.
+bug(last_rows_are_not_sent shard/copy.c
+[==[    int rc = copy_round(s, c);
+]==]
+[==[    int rc = PERSIA_OK;
+    if (!last || !sim_bug("last_rows_are_not_sent"))
+        rc = copy_round(s, c);
+]==])
+
+# A target whose disk has no rows.
+bug(prepared_without_its_rows shard/logged.c
+[==[    if (!s->log || s->replaying ||
+        !(m->pieces_n]==]
+[==[    if (!s->log || s->replaying ||
+        (sim_bug("prepared_without_its_rows") && !m->handover_n) ||
+        !(m->pieces_n]==])
 
 # Two processes answer.
 bug(moved_shard_answers server/host.c

@@ -38,9 +38,9 @@ static uint32_t saves_of_1000(void)
 static uint32_t moves_of_1000(void)
 {
     static const char *const bugs[] = {
-        "rows_that_are_not_held",  "moved_shard_answers",
-        "out_is_not_noted",        "prepared_without_its_rows",
-        "taken_back_with_its_boot"};
+        "rows_that_are_not_held",   "moved_shard_answers",
+        "out_is_not_noted",         "prepared_without_its_rows",
+        "taken_back_with_its_boot", "last_rows_are_not_sent"};
     for (size_t i = 0; i < sizeof bugs / sizeof *bugs; i++)
         if (sim_bug(bugs[i]))
             return 1000;

@@ -10,8 +10,10 @@
 
 enum {
     ARRIVING_MAX = 8,
-    FILES_OF_MOVES = 128,
-    ARRIVED_MAX = 64
+    STEPS_OF_MOVES = 128,
+    ARRIVED_MAX = 64,
+    DROPPED_MAX = 256,
+    ROUNDS = 3 /* before the shard is held */
 };
 
 #define ASK (100 * SIM_MS)
@@ -29,16 +31,16 @@ typedef struct leaving {
     uint32_t shard, to; /* to: a process */
     enum wire_move_state state;
     int cancelled;
+    uint64_t part;  /* the next one */
     shard_ref *ref; /* to it */
 } leaving;
 
-/* A shard that is read here. */
+/* A shard that arrives here. */
 typedef struct arriving {
     mover *of; /* NULL: the entry is free */
     uint64_t id;
     uint32_t shard;
-    char root[FOLDER];
-    uint64_t asked;
+    uint64_t asked, parts;
     enum wire_move_state state;
     int dropped, again; /* again: of an earlier life */
     ps_service *service;
@@ -52,41 +54,33 @@ struct mover {
     sim_node *node;
     leaving *leaving; /* the last one; or NULL */
     arriving arriving[ARRIVING_MAX];
+    uint64_t dropped[DROPPED_MAX]; /* moves whose parts may still arrive */
+    uint32_t dropped_n;
 };
 
 /* ---- what lasts ---- */
 
-/* A folder beside the checkpoints. */
-typedef struct move_files {
-    uint64_t id, boot;
-    part rows;
+/* Beside the log of a shard that can arrive. */
+typedef struct kept_steps {
+    uint64_t id;
     uint64_t *steps;
-    size_t steps_n;
-    int there;
-} move_files;
+    size_t n;
+} kept_steps;
 
 static struct {
-    move_files files[FILES_OF_MOVES];
-    int files_n;
+    kept_steps kept[STEPS_OF_MOVES];
+    int kept_n;
     /* That have arrived at a process; without logs: in this life of it. */
     uint64_t arrived[PROCESSES_MAX][ARRIVED_MAX];
     mover *movers[PROCESSES_MAX];
 } moves;
 
-/* Also if they are not there any more. */
-static move_files *files_of(uint64_t id)
+static const kept_steps *steps_of(uint64_t id)
 {
-    for (int i = 0; i < moves.files_n; i++)
-        if (moves.files[i].id == id)
-            return &moves.files[i];
+    for (int i = 0; i < moves.kept_n; i++)
+        if (moves.kept[i].id == id)
+            return &moves.kept[i];
     return NULL;
-}
-
-static void files_remove(uint64_t id)
-{
-    move_files *f = files_of(id);
-    if (f)
-        f->there = 0;
 }
 
 static int has_arrived(uint32_t process, uint64_t id)
@@ -220,7 +214,6 @@ wire_move moves_message(enum wire_move_verb verb, uint64_t id, uint32_t shard,
     wire_move m = {.verb = verb, .name_space = "sim", .shard = shard,
                    .shards = w.servers_n, .id = id, .by = "command"};
     snprintf(m.address, sizeof m.address, "ps%u", to);
-    snprintf(m.root, sizeof m.root, "move-%llu", (unsigned long long)id);
     return m;
 }
 
@@ -235,15 +228,13 @@ static int is_away(int rc)
 }
 
 /* Until there is an answer, before the shard was taken out. */
-static int leave_ask(leaving *l, enum wire_move_verb verb,
-                     wire_move_reply *out)
+static int leave_ask(leaving *l, const wire_move *m, wire_move_reply *out)
 {
-    const wire_move m = message_of(l, verb);
     const uint64_t until = sim_now() + SILENT;
     for (;;) {
         if (l->cancelled)
             return persia_err_set(PERSIA_ECLOSED, "cancelled");
-        int rc = moves_call(l->ref, &m, out);
+        int rc = moves_call(l->ref, m, out);
         if (!is_away(rc) || sim_now() > until)
             return rc;
         sim_sleep(ASK);
@@ -252,51 +243,60 @@ static int leave_ask(leaving *l, enum wire_move_verb verb,
 
 /* ---- a shard leaves ---- */
 
-static int leave_write(const leaving *l, shard *of)
+/* One round of parts. */
+static int leave_round(leaving *l, shard *of, int last)
 {
-    char root[FOLDER];
-    peer own = {0};
-    move_files *f = &moves.files[moves.files_n++];
-    assert(moves.files_n <= FILES_OF_MOVES);
-    snprintf(root, sizeof root, "move-%llu", (unsigned long long)l->id);
-    snprintf(f->rows.folder, FOLDER, "rows");
-    storage_make(root, f->rows.folder, "p");
-    f->id = l->id;
-    f->boot = persia_shard_boot(of);
-    int rc = persia_shard_direct(of, &own.own);
-    if (!rc) {
-        rc = storage_write(&own, root, f->rows.folder, &f->rows);
-        own.own->ops->close(own.own);
+    wire_move_reply r;
+    for (;;) {
+        wire_move m = message_of(l, MOVE_PREPARE);
+        uint64_t rows;
+        int ended;
+        int rc = persia_shard_copy_next(of, last, &rows, &ended);
+        if (rc || ended)
+            return rc;
+        m.boot = persia_shard_boot(of);
+        m.lineage = atomic_load(&of->lineage);
+        m.durable = w.durable;
+        m.part = l->part;
+        persia_shard_copy_put(of, &m);
+        rc = leave_ask(l, &m, &r);
+        if (!rc && r.state == MOVED_FAILED)
+            rc = persia_err_set(PERSIA_EUNAVAILABLE, "%s", r.text);
+        if (rc)
+            return rc;
+        l->part++;
     }
-    if (!rc)
-        rc = persia_shard_steps(of, &f->steps, &f->steps_n);
-    f->there = !rc;
+}
+
+static int leave_copy(leaving *l, shard *of)
+{
+    int rc = PERSIA_OK;
+    for (int i = 0; i < ROUNDS && !rc; i++) {
+        rc = leave_round(l, of, 0);
+        sim_sleep(ASK); /* rows change meanwhile */
+    }
     return rc;
 }
 
 static int leave_prepare(leaving *l, shard *of)
 {
+    const wire_move m = message_of(l, MOVE_STATUS);
     wire_move_reply r;
     next_step("asks the other process", l);
-    int rc = leave_ask(l, MOVE_STATUS, &r);
-    const int holds = !sim_bug("rows_that_are_not_held");
-    if (!rc && holds)
+    int rc = leave_ask(l, &m, &r);
+    if (!rc)
+        rc = persia_shard_copy_begin(of);
+    if (!rc)
+        rc = leave_copy(l, of);
+    next_step("is copied", l);
+    if (!rc)
         rc = persia_shard_hold(of, SHARD_CLOSING);
-    if (!rc && holds)
+    if (!rc)
         rc = persia_shard_hold(of, SHARD_HELD);
     next_step("is held", l);
-    storage_end_cuts(&l->of->p->homes[l->shard]);
     if (!rc)
-        rc = leave_write(l, of);
-    next_step("is written", l);
-    while (!rc) {
-        rc = leave_ask(l, MOVE_PREPARE, &r);
-        if (!rc && r.state == MOVED_FAILED)
-            rc = persia_err_set(PERSIA_EUNAVAILABLE, "%s", r.text);
-        if (rc || r.state == MOVED_DONE)
-            break;
-        sim_sleep(ASK);
-    }
+        rc = leave_round(l, of, 1);
+    persia_shard_copy_end(of);
     return rc;
 }
 
@@ -368,7 +368,6 @@ static void leave_hand_over(leaving *l)
     home *h = &p->homes[l->shard];
     server_role was = *s;
     updates_log *log = h->log;
-    files_remove(l->id); /* from now on no process can read it */
     if (!sim_bug("out_is_not_noted"))
         h->state = HOME_OUT;
     h->move = l->id;
@@ -380,7 +379,9 @@ static void leave_hand_over(leaving *l)
     p->has &= (uint8_t)~(1 << l->shard);
     persia_service_close(was.service);
     next_step("is out", l);
-    if (leave_commit(l)) {
+    const int rc = leave_commit(l);
+    storage_end_cuts(h);
+    if (rc) {
         leave_take_back(l, was.service, was.tables);
         return;
     }
@@ -407,8 +408,6 @@ static void *leave_main(void *arg)
                 persia_err_text());
         (void)moves_call(l->ref, &m, &r);
         (void)persia_shard_hold(of, SHARD_FREE);
-        files_remove(l->id);
-        moves_cut(l->of, l->shard, s->service);
         l->state = MOVED_FAILED;
         next_step("stays", l);
     }
@@ -465,95 +464,123 @@ static void arrive_end(arriving *a)
     *a = (arriving){0};
 }
 
+static int is_dropped(const mover *m, uint64_t id)
+{
+    for (uint32_t i = 0; i < m->dropped_n; i++)
+        if (m->dropped[i] == id)
+            return 1;
+    return 0;
+}
+
+static void note_dropped(mover *m, uint64_t id)
+{
+    assert(m->dropped_n < DROPPED_MAX);
+    if (!is_dropped(m, id))
+        m->dropped[m->dropped_n++] = id;
+}
+
 static void arrive_drop(arriving *a)
 {
     sim_say("forgets move %llu", (unsigned long long)a->id);
+    note_dropped(a->of, a->id);
     a->dropped = 1;
-    if (a->state != MOVED_RUNNING)
+    if (!a->again || a->state != MOVED_RUNNING)
         arrive_end(a);
 }
 
-static int arrive_read(arriving *a)
-{
-    const uint32_t no = a->of->process;
-    const move_files *f = files_of(a->id);
-    peer own = {0};
-    log_found found;
-    if (!f || !f->there)
-        return persia_err_set(PERSIA_EIO, "the rows are not there");
-    a->service = make_service(no, a->shard, f->boot, f->rows.lineage,
-                              &a->tables, &a->log);
-    shard *s = persia_service_shard(a->service);
-    int rc = persia_shard_direct(s, &own.own);
-    if (rc)
-        return rc;
-    rc = storage_read(&own, a->root, &f->rows);
-    if (!rc && a->log)
-        rc = persia_service_replay(a->service, 0, &found);
-    own.own->ops->close(own.own);
-    if (!rc)
-        rc = persia_shard_set_steps(s, f->steps, f->steps_n);
-    if (!rc && a->log && !sim_bug("prepared_without_its_rows"))
-        rc = storage_cut(a->service, a->log, no, a->shard);
-    return rc;
-}
-
+/* Of an earlier life. */
 static void *arrive_main(void *arg)
 {
     arriving *a = arg;
     const uint32_t no = a->of->process;
-    home *h = &a->of->p->homes[a->shard];
-    int rc = PERSIA_OK;
-    if (a->again) {
-        a->service = make_service(no, a->shard, 0, 0, &a->tables, &a->log);
-        storage_recover(a->service, a->log, no, a->shard);
-        const move_files *f = files_of(a->id); /* kept with the log */
-        rc = persia_shard_set_steps(persia_service_shard(a->service), f->steps,
-                                    f->steps_n);
-    } else {
-        rc = arrive_read(a);
-    }
-    if (rc)
-        sim_say("move %llu cannot be read: %s", (unsigned long long)a->id,
-                persia_err_text());
-    if (!rc && w.durable)
-        h->prepared = a->id;
-    a->state = rc ? MOVED_FAILED : MOVED_DONE;
+    const kept_steps *kept = steps_of(a->id);
+    a->service = make_service(no, a->shard, 0, 0, &a->tables, &a->log);
+    storage_recover(a->service, a->log, no, a->shard);
+    if (persia_shard_set_steps(persia_service_shard(a->service), kept->steps,
+                               kept->n))
+        sim_fail("steps of a shard: %s", persia_err_text());
+    a->state = MOVED_DONE;
     if (a->dropped)
         arrive_end(a);
     sim_wake(&w.moves);
     return NULL;
 }
 
+/* All is there. */
+static int arrive_prepared(arriving *a)
+{
+    home *h = &a->of->p->homes[a->shard];
+    kept_steps *kept = &moves.kept[moves.kept_n++];
+    assert(moves.kept_n <= STEPS_OF_MOVES);
+    kept->id = a->id;
+    int rc = persia_shard_steps(persia_service_shard(a->service),
+                                &kept->steps, &kept->n);
+    if (!rc && w.durable)
+        h->prepared = a->id;
+    return rc;
+}
+
+static void arrive_part(arriving *a, const wire_move *in)
+{
+    int rc = persia_shard_arrive(persia_service_shard(a->service), in);
+    if (!rc && in->handover_n)
+        rc = arrive_prepared(a);
+    if (rc) {
+        sim_say("move %llu cannot be taken: %s", (unsigned long long)a->id,
+                persia_err_text());
+        a->state = MOVED_FAILED;
+        return;
+    }
+    a->parts++;
+    if (in->handover_n)
+        a->state = MOVED_DONE;
+    sim_wake(&w.moves);
+}
+
+static int arrive_begin(mover *m, const wire_move *in, arriving **out)
+{
+    home *h = &m->p->homes[in->shard];
+    arriving *a = NULL;
+    log_found found;
+    if (in->part || is_dropped(m, in->id))
+        return persia_err_set(PERSIA_EARG, "no such move is prepared");
+    if (has_arrived(m->process, in->id) || m->p->has >> in->shard & 1)
+        return persia_err_set(PERSIA_EARG, "the shard is here already");
+    if (h->state == HOME_OUT)
+        return persia_err_set(PERSIA_EUNAVAILABLE, "the shard leaves");
+    for (int i = 0; i < ARRIVING_MAX; i++) {
+        arriving *other = &m->arriving[i];
+        if (other->of && other->shard == in->shard && !other->dropped)
+            arrive_drop(other);
+        if (other->of && other->shard == in->shard)
+            return persia_err_set(PERSIA_EUNAVAILABLE,
+                                  "an earlier move of it ends");
+        if (!other->of)
+            a = other;
+    }
+    assert(a);
+    *a = (arriving){.of = m, .id = in->id, .shard = in->shard,
+                    .state = MOVED_RUNNING};
+    if (w.durable)
+        home_clear(h);
+    a->service = make_service(m->process, in->shard, in->boot, in->lineage,
+                              &a->tables, &a->log);
+    *out = a;
+    return a->log ? persia_service_replay(a->service, 0, &found) : PERSIA_OK;
+}
+
 /* The state of a PREPARE. */
 static int arrive(mover *m, const wire_move *in, wire_move_reply *out)
 {
     arriving *a = find_arriving(m, in->id);
-    home *h = &m->p->homes[in->shard];
-    if (!a) {
-        if (has_arrived(m->process, in->id) || m->p->has >> in->shard & 1)
-            return persia_err_set(PERSIA_EARG, "the shard is here already");
-        if (h->state == HOME_OUT)
-            return persia_err_set(PERSIA_EUNAVAILABLE, "the shard leaves");
-        for (int i = 0; i < ARRIVING_MAX; i++) {
-            arriving *other = &m->arriving[i];
-            if (other->of && other->shard == in->shard && !other->dropped)
-                arrive_drop(other);
-            if (other->of && other->shard == in->shard)
-                return persia_err_set(PERSIA_EUNAVAILABLE,
-                                      "an earlier move of it ends");
-            if (!other->of)
-                a = other;
-        }
-        assert(a);
-        *a = (arriving){.of = m, .id = in->id, .shard = in->shard,
-                        .state = MOVED_RUNNING};
-        snprintf(a->root, sizeof a->root, "%.40s", in->root);
-        if (w.durable)
-            home_clear(h);
-        sim_spawn(m->node, arrive_main, a, "reader");
-    }
+    int rc = a ? PERSIA_OK : arrive_begin(m, in, &a);
+    if (rc)
+        return rc;
     a->asked = sim_now();
+    if (a->state == MOVED_RUNNING && in->part == a->parts)
+        arrive_part(a, in);
+    else if (a->state != MOVED_FAILED && in->part + 1 != a->parts)
+        return persia_err_set(PERSIA_EARG, "this is not the next part");
     out->state = a->state;
     out->id = a->id;
     return PERSIA_OK;
@@ -564,12 +591,16 @@ static int commit(mover *m, uint64_t id)
     arriving *a = find_arriving(m, id);
     if (has_arrived(m->process, id))
         return PERSIA_OK; /* the answer to the first call was lost */
-    if (a && a->state == MOVED_RUNNING) {
+    if (a && a->again && a->state == MOVED_RUNNING) {
         a->asked = sim_now();
         return persia_err_set(PERSIA_EUNAVAILABLE, "it is being read");
     }
-    if (!a || a->state == MOVED_FAILED)
+    if (!a || a->state != MOVED_DONE) {
+        note_dropped(m, id);
+        if (a)
+            arrive_drop(a);
         return persia_err_set(PERSIA_EARG, "no such move is prepared");
+    }
     if (w.durable) {
         m->p->homes[a->shard].state = HOME_HERE;
         m->p->homes[a->shard].prepared = 0;
@@ -664,15 +695,13 @@ static void *mover_main(void *arg)
 {
     mover *m = arg;
     for (;;) {
-        wire_move in;
         wire_move_reply out = {.shards = w.servers_n};
-        host_move *call = persia_host_take(m->p->host, &in);
+        host_move *call = persia_host_take(m->p->host, ASK);
         if (!call) {
             forget(m);
-            sim_sleep(ASK);
             continue;
         }
-        int rc = take(m, &in, &out);
+        int rc = take(m, persia_host_message(call), &out);
         persia_host_give(call, rc, &out);
     }
     return NULL;

@@ -157,8 +157,18 @@ static wire_worker_stats_reply worker_stats_reply = {
          20, 21, 22, 23, 24, 25, 26, 27 }
 };
 
+static wire_piece pieces[] = {
+    { 4095, N, ids, DIM, 2, (const uint8_t *)floats, floats, rows, rows, 0, 0,
+      0, 0 },
+    { 0, 3, ids, 0, 0, NULL, NULL, NULL, NULL, 1, 1, 255, 256 }
+};
+static wire_sightings sightings[] = { { 3, 4095, N, rows } };
+static wire_handover handover[] = {
+    { 1, 2, 3, 4, 5, pushes, 4, ledgers, 2, left, 3 }
+};
 static wire_move move = {
-    CALLER, MOVE_ABORT, "ns", 4095, 8, 9, "host:1", "who", "root"
+    CALLER, MOVE_ABORT, "ns", 4095, 8, 9, "host:1", "who", 10, 11, 2, 12,
+    specs, 2, pieces, 2, sightings, 1, handover, 1
 };
 static uint64_t moved[] = { 0, 4095 };
 static wire_move_reply move_reply = {
