@@ -33,7 +33,7 @@ from persia import _core
 from persia.base.environment import variable
 from persia.base.health import PATHS, Health
 from persia.base.version import __version__
-from persia.distributed.load import LoadWindow
+from persia.distributed.load import LoadWindow, ServerWindow
 from persia.errors import Closed, InvalidArgument
 
 if TYPE_CHECKING:
@@ -198,6 +198,17 @@ def _in_seconds(name: str, value: float) -> tuple[str, float]:
     return name.removesuffix("_ns") + "_seconds", value / 1e9
 
 
+def _of_loads(loads: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(
+        "persia_load",
+        "Wanted of the processes of a role, as a ratio: 1 is the right size.",
+        labels=["role"],
+    )
+    for role, load in loads.items():
+        family.add_metric([role], load)
+    return family
+
+
 # ---- calls -----------------------------------------------------------------
 
 
@@ -310,6 +321,28 @@ class ServerCollector:
     ) -> None:
         self._stats, self._calls = stats, calls
         self._namespace, self._shards = namespace, str(shards)
+        self._load = ServerWindow()
+        self._lock = threading.Lock()  # several may ask
+
+    def _loads(self, stats: dict[str, Any]) -> Iterator[Metric]:
+        """What it needs, and how fast that grows."""
+        tables = stats["tables"]
+        cpu = time.process_time() / len(os.sched_getaffinity(0))
+        with self._lock:
+            load, growth = self._load.add(
+                time.monotonic(),
+                cpu,
+                stats["memory_used"],
+                stats["memory_limit"],
+                sum(table["rows"] for table in tables),
+                sum(table["created"] - table["evicted"] for table in tables),
+            )
+        yield _of_loads({"server": load})
+        yield GaugeMetricFamily(
+            "persia_memory_growth_bytes",
+            "Bytes a second that the rows of all tables grow by.",
+            value=growth,
+        )
 
     def _of_shards(
         self, shards: dict[int, dict[str, Any]]
@@ -325,13 +358,24 @@ class ServerCollector:
             )
             for name, text in _TABLE_GAUGES.items()
         }
+        counts = {
+            name: CounterMetricFamily(
+                f"persia_shard_{name}",
+                f"{_COUNTERS[name][:-1]}, of a shard.",
+                labels=names,
+            )
+            for name in ("pulls", "pushes")
+        }
         for number, stats in shards.items():
             labels = [self._namespace, str(number), self._shards]
             info.add_metric(labels, 1)
+            for name, counter in counts.items():
+                counter.add_metric(labels, stats[name])
             for name, family in families.items():
                 value = sum(table[name] for table in stats["tables"])
                 family.add_metric(labels, value)
         yield info
+        yield from counts.values()
         yield from families.values()
 
     def collect(self) -> Iterator[Metric]:
@@ -341,6 +385,7 @@ class ServerCollector:
             return
         stats = _merged(list(shards.values()))
         yield from self._of_shards(shards)
+        yield from self._loads(stats)
         yield from _of_calls(self._calls(), "server")
         yield GaugeMetricFamily(
             "persia_snapshot_timestamp_seconds",
@@ -443,18 +488,10 @@ class EmbeddingWorkerCollector:
             )
 
     def _load(self, stats: dict[str, int]) -> Metric:
-        family = GaugeMetricFamily(
-            "persia_load",
-            "Wanted of the processes of a role, as a ratio: 1 is the right "
-            "size.",
-            labels=["role"],
-        )
         cpu = time.process_time() / len(os.sched_getaffinity(0))
         with self._lock:
             loads = self._loads.add(time.monotonic(), stats, cpu)
-        for role, load in loads.items():
-            family.add_metric([role], load)
-        return family
+        return _of_loads(loads)
 
 
 def embedding_worker_states(stats: dict[str, int]) -> dict[str, int]:

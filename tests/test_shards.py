@@ -15,7 +15,7 @@ import torch
 import persia
 from persia import JaggedBatch, _core, errors
 from persia.base.health import Health
-from persia.distributed.server import ServeConfig, find_shards
+from persia.distributed.server import ServeConfig, find_join, find_shards
 from persia.distributed.serving import page_of
 from persia.distributed.shards import Shards
 from persia.distributed.status import ask
@@ -130,6 +130,23 @@ def test_a_pod_finds_its_shards() -> None:
     config = ServeConfig(shard="auto", server_count=3)
     found = find_shards(config, {"PERSIA_SHARDS": "8"}, host="ps-2")
     assert found == (range(5, 8), 8)
+
+
+def test_pods_behind_the_first_ones_join() -> None:
+    config = ServeConfig(
+        shard="auto",
+        server_count=2,
+        join="ps-0:8888",
+        checkpoints=Path("c"),
+        restore="x",
+    )
+    for pod, joins in (("ps-1", None), ("ps-2", "ps-0:8888")):
+        assert find_join(config, {}, host=pod) == joins
+    for options in ({"shard": "0-3/8"}, {"join": "a:1"}):
+        given = ServeConfig(**{"server_count": None} | options)
+        assert find_join(given, {}) == options.get("join")
+    with pytest.raises(ValueError, match="restore"):
+        ServeConfig(join="a:1", checkpoints=Path("c"), restore="x")
 
 
 @pytest.mark.parametrize("servers", [1, 2])

@@ -295,7 +295,7 @@ struct embedding_worker {
     pthread_mutex_t looking;   /* one look at the servers at a time */
 
     pthread_mutex_t lock;      /* guards all below */
-    int closed;
+    int closed, leaving;
     uint64_t boot, began;      /* random; when: see lineage.c */
     uint64_t lineage;          /* of the servers' rows: the restore that they
                                   stem from */

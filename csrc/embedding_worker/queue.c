@@ -178,6 +178,8 @@ static int queue_submit_enter(asking *a)
         queue_submit_done(a, t, SUBMIT_QUEUED);
         return 1;
     }
+    if (s->leaving)
+        return 0;
     job_expect(s, t->job);
     rc = offer_check(o, t->job->plan);
     if (rc) {

@@ -7,6 +7,7 @@
 #include "embedding_worker/private.h"
 
 #define TICK_NS ((uint64_t)250000000)
+#define QUIET_NS ((uint64_t)10 * 1000000000) /* of ranks: see leave */
 
 const rpc_methods persia_worker_methods = {WORKER_SERVICE, persia_worker_paths,
                                            WORKER_METHODS_N, 0};
@@ -83,10 +84,17 @@ static int service_put_declare(asking *a, wire_out *o)
 
 static int service_put_submit(asking *a, wire_out *o)
 {
-    return persia_wire_put_submit_reply(
-        o, &(wire_submit_reply){a->status, a->done, a->done_n, a->first,
-                                a->failed, a->failed_n,
-                                service_servers_of(a->s)});
+    wire_submit_reply m = {.status = a->status,
+                           .done = a->done,
+                           .done_n = a->done_n,
+                           .first = a->first,
+                           .failed = a->failed,
+                           .failed_n = a->failed_n};
+    service_enter(a->s);
+    m.servers = a->s->servers;
+    m.leaving = (uint32_t)a->s->leaving;
+    service_leave(a->s);
+    return persia_wire_put_submit_reply(o, &m);
 }
 
 static int service_put_take(asking *a, wire_out *o)
@@ -350,6 +358,20 @@ void persia_embedding_worker_close(embedding_worker *s)
     s->closed = 1;
     service_match(s);
     service_leave(s);
+}
+
+uint64_t persia_embedding_worker_leave(embedding_worker *s)
+{
+    service_enter(s);
+    s->leaving = 1;
+    uint64_t left = s->stats.queued + s->stats.leased;
+    const worker_rank *r = s->ranks;
+    while (r && persia_clock_ns() - r->heard > QUIET_NS)
+        r = r->next;
+    if (!r)
+        left = 0;
+    service_leave(s);
+    return left;
 }
 
 /* It looks at the servers again and again. */

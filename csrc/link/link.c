@@ -236,6 +236,26 @@ int link_is_away(const worker_link *l)
     return atomic_load(&l->away) != 0;
 }
 
+void link_leaves(worker_link *l, uint64_t boot)
+{
+    atomic_store(&l->leaving, boot);
+}
+
+int link_is_leaving(const worker_link *l)
+{
+    const uint64_t leaving = atomic_load(&l->leaving);
+    return atomic_load(&l->unlisted) ||
+           (leaving && leaving == atomic_load(&l->boot));
+}
+
+size_t link_count_away(const worker_client *c)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < c->links_n; i++)
+        n += link_is_away(&c->links[i]) && !link_is_leaving(&c->links[i]);
+    return n;
+}
+
 int link_is_any_there(const worker_client *c)
 {
     size_t i = 0;
@@ -282,7 +302,7 @@ static uint64_t link_tick(void *client)
     worker_client *c = client;
     persia_interrupt_watch(&c->stop);
     for (size_t i = 0; i < c->links_n; i++)
-        if (link_is_away(&c->links[i]))
+        if (link_is_away(&c->links[i]) && !atomic_load(&c->links[i].unlisted))
             (void)link_hello(c, &c->links[i], HELLO_NS);
     if (c->tick)
         c->tick(c->owner);
@@ -329,6 +349,56 @@ static int link_open(const worker_client_config *config, size_t i,
                                          "workers", config->addresses_n);
 }
 
+static void link_close(worker_link *l)
+{
+    if (l->channel)
+        persia_rpc_channel_close(l->channel);
+    free(l->address);
+    *l = (worker_link){0};
+}
+
+/* Adds those that are new. */
+static int link_open_all(worker_client *c, const worker_client_config *config)
+{
+    int rc = PERSIA_OK;
+    for (size_t i = 0; i < config->addresses_n && !rc; i++) {
+        const size_t n = c->links_n;
+        size_t at = 0;
+        while (at < n && strcmp(c->links[at].address, config->addresses[i]))
+            at++;
+        if (at < n)
+            continue;
+        rc = n < WORKER_LINKS_MAX
+                 ? link_open(config, i, &c->links[n])
+                 : persia_err_set(PERSIA_ELIMIT,
+                                  "%s: there have been %d addresses of "
+                                  "embedding workers, the most there may be",
+                                  config->addresses[i], WORKER_LINKS_MAX);
+        if (!rc)
+            atomic_store(&c->links_n, n + 1); /* others see a whole one */
+        else if (n < WORKER_LINKS_MAX)
+            link_close(&c->links[n]);
+    }
+    return rc;
+}
+
+int worker_client_list(worker_client *c, const worker_client_config *config)
+{
+    pthread_mutex_lock(&c->listing);
+    int rc = link_open_all(c, config);
+    for (size_t at = 0; at < c->links_n; at++) {
+        worker_link *l = &c->links[at];
+        size_t i = 0;
+        while (i < config->addresses_n &&
+               strcmp(l->address, config->addresses[i]))
+            i++;
+        atomic_store(&l->unlisted, i == config->addresses_n);
+    }
+    pthread_mutex_unlock(&c->listing);
+    worker_client_wake(c);
+    return rc;
+}
+
 /* Says Hello to those that have not answered; *left: how many have not. */
 static int link_greet(worker_client *c, size_t *left, err_kept *error)
 {
@@ -373,19 +443,16 @@ int worker_client_open(const worker_client_config *config, worker_client *out)
                            .timeout_ns = config->timeout_ns,
                            .move_ns = config->move_ns};
     persia_timer_init(&out->timer);
+    pthread_mutex_init(&out->listing, NULL);
     memcpy(out->name_space, config->name_space, sizeof out->name_space);
     if (!rc && !config->addresses_n)
         rc = persia_err_set(PERSIA_EARG, "no address of an embedding worker");
     if (!rc)
         rc = persia_random_id(&out->client);
-    if (!rc &&
-        !(out->links = calloc(config->addresses_n, sizeof *out->links)))
-        rc = persia_err_set(PERSIA_ENOMEM, "no memory for %zu workers",
-                            config->addresses_n);
-    for (size_t i = 0; i < config->addresses_n && !rc; i++) {
-        out->links_n = i + 1;
-        rc = link_open(config, i, &out->links[i]);
-    }
+    if (!rc && !(out->links = calloc(WORKER_LINKS_MAX, sizeof *out->links)))
+        rc = persia_err_set(PERSIA_ENOMEM, "no memory for workers");
+    if (!rc)
+        rc = link_open_all(out, config);
     if (!rc)
         rc = link_greet_all(out);
     if (rc)
@@ -397,14 +464,12 @@ void worker_client_close(worker_client *c)
 {
     worker_client_stop(c);
     persia_timer_free(&c->timer);
-    for (size_t i = 0; i < c->links_n; i++) {
-        if (c->links[i].channel)
-            persia_rpc_channel_close(c->links[i].channel);
-        free(c->links[i].address);
-    }
+    for (size_t i = 0; i < c->links_n; i++)
+        link_close(&c->links[i]);
     free(c->links);
     c->links = NULL;
     c->links_n = 0;
+    pthread_mutex_destroy(&c->listing);
 }
 
 /* ---- counters ---- */

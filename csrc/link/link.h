@@ -4,10 +4,16 @@
  * A link is *away* from a call that fails, if the worker does not answer a
  * Hello either, until it answers one.  Others are used meanwhile; a thread of
  * the client asks once a second.
+ *
+ * The list of workers may change while a client is open: see
+ * worker_client_list().  A link stays, as others have its place in the list.
+ * A worker that *leaves*, as it said or the list does, gets no new batches; it
+ * is asked for what it has until it is away.
  */
 #ifndef PERSIA_LINK_H
 #define PERSIA_LINK_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 #include "rpc/rpc.h"
@@ -28,8 +34,12 @@ enum worker_method {
 };
 extern PERSIA_API const rpc_methods persia_worker_methods;
 
-/* Batches of a stream that may be open at once. */
-enum { WORKER_WINDOW = 4 * WIRE_BATCHES_MAX };
+enum {
+    /* Batches of a stream that may be open at once. */
+    WORKER_WINDOW = 4 * WIRE_BATCHES_MAX,
+    /* Addresses of workers in the life of a client, at most. */
+    WORKER_LINKS_MAX = 1024
+};
 
 typedef struct worker_client_config {
     const char *const *addresses; /* of workers */
@@ -63,14 +73,17 @@ typedef struct worker_link {
     _Atomic(uint64_t) boot; /* as its Hello said; 0: it never answered */
     _Atomic(uint64_t) lineage; /* the same, of the rows that it knows */
     _Atomic(uint64_t) away; /* since this clock; 0: it is there */
+    _Atomic(uint64_t) leaving; /* the boot of the worker that said so; or 0 */
+    _Atomic(int) unlisted;     /* it is in the list no more */
     _Atomic(uint64_t) message_limit;
     _Atomic(unsigned) tries; /* calls that failed since its last Hello */
 } worker_link;
 
 /* Who is behind links: copied from the configuration. */
 typedef struct worker_client {
-    worker_link *links; /* [links_n] */
-    size_t links_n;
+    worker_link *links; /* [links_n] of WORKER_LINKS_MAX */
+    _Atomic(size_t) links_n; /* rises */
+    pthread_mutex_t listing; /* one change of the list at a time */
     char name_space[WIRE_NAME];
     uint32_t rank, world;
     uint64_t client; /* random */
@@ -98,6 +111,9 @@ int worker_client_start(worker_client *c, void (*tick)(void *owner),
                         int (*meet)(void *owner, worker_link *l,
                                     const wire_hello_reply *m),
                         void *owner);
+/* The workers are those of the configuration now: there are links to new ones,
+ * which the thread greets.  PERSIA_ELIMIT: some are too many. */
+int worker_client_list(worker_client *c, const worker_client_config *config);
 /* Wakes it. */
 void worker_client_wake(worker_client *c);
 /* Ends it; worker_client_close() does so, too. */
@@ -130,6 +146,11 @@ int link_ask(const worker_client *c, worker_link *l, uint64_t stream,
  * is. */
 int link_failed(const worker_client *c, worker_link *l, int rc);
 int link_is_away(const worker_link *l);
+/* A worker with this boot said that it leaves. */
+void link_leaves(worker_link *l, uint64_t boot);
+int link_is_leaving(const worker_link *l);
+/* How many are away, and should not be. */
+size_t link_count_away(const worker_client *c);
 int link_is_any_there(const worker_client *c);
 /* Sends, and does not wait. */
 void link_send(worker_link *l, uint32_t method, wire_out *o,

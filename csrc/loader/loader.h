@@ -14,6 +14,9 @@ extern "C" {
 typedef struct loader_sender loader_sender;
 PERSIA_API int persia_sender_open(const worker_client_config *config,
                                   loader_sender **out);
+/* The workers are those of the configuration now: see worker_client_list(). */
+PERSIA_API int persia_sender_list(loader_sender *s,
+                                  const worker_client_config *config);
 /* leaves: there are no more epochs; else workers take it for dead when it has
  * been silent for a while. */
 PERSIA_API void persia_sender_close(loader_sender *s, int leaves);

@@ -55,11 +55,14 @@ static const wire_failed_batch *sender_failure_of(const wire_submit_reply *m,
     return i < m->failed_n ? &m->failed[i] : NULL;
 }
 
-/* What a worker says is done, in rows of this lineage. */
-static void sender_note_done(loader_sender *s, const wire_submit_reply *m,
-                             uint64_t lineage)
+/* What a worker says, which has this boot and rows of this lineage. */
+static void sender_note_reply(loader_sender *s, worker_link *l,
+                              const wire_submit_reply *m,
+                              const wire_caller *to)
 {
-    for (size_t i = 0; i < m->done_n && lineage == s->lineage; i++) {
+    if (m->leaving)
+        link_leaves(l, to->boot);
+    for (size_t i = 0; i < m->done_n && to->lineage == s->lineage; i++) {
         if (window_add(&s->done, m->done[i]) != WINDOW_ADDED)
             continue;
         const wire_failed_batch *f = sender_failure_of(m, m->done[i]);
@@ -140,7 +143,7 @@ static int sender_send_once(loader_sender *s, worker_link *l, wire_submit *m,
                                           &answer.memory, &reply);
     if (!rc) {
         pthread_mutex_lock(&s->lock);
-        sender_note_done(s, &reply, m->caller.lineage);
+        sender_note_reply(s, l, &reply, &m->caller);
         pthread_mutex_unlock(&s->lock);
         *status = reply.status;
     }
@@ -148,13 +151,21 @@ static int sender_send_once(loader_sender *s, worker_link *l, wire_submit *m,
     return rc;
 }
 
-/* A worker that is there, from this one on; `first` if none is. */
+/* A worker that is there and stays, from this one on, else one that is there;
+ * `first` if none is. */
 static size_t sender_pick(const loader_sender *s, size_t first)
 {
-    for (size_t i = 0; i < s->c.links_n; i++)
-        if (!link_is_away(&s->c.links[(first + i) % s->c.links_n]))
-            return (first + i) % s->c.links_n;
-    return first;
+    const size_t n = s->c.links_n;
+    size_t there = n;
+    for (size_t i = 0; i < n; i++) {
+        const size_t at = (first + i) % n;
+        if (link_is_away(&s->c.links[at]))
+            continue;
+        if (!link_is_leaving(&s->c.links[at]))
+            return at;
+        there = there < n ? there : at;
+    }
+    return there < n ? there : first;
 }
 
 /* Until a worker has it: the one at *at, or another if that is away. */
@@ -219,12 +230,14 @@ static int sender_place_again(loader_sender *s, kept *k, size_t to)
     return rc ? !sender_may_pass(rc) : status == SUBMIT_QUEUED;
 }
 
-/* Whether the worker that has it was started again, or is away for long. */
+/* Whether the worker that has it was started again, has left, or is away for
+ * long. */
 static int sender_is_lost(const loader_sender *s, const kept *k)
 {
     const worker_link *l = &s->c.links[k->at];
     const uint64_t away = atomic_load(&l->away);
-    return away ? persia_clock_ns() - away >= s->c.move_ns
+    return away ? link_is_leaving(l) ||
+                      persia_clock_ns() - away >= s->c.move_ns
                 : k->boot != atomic_load(&l->boot);
 }
 
@@ -310,7 +323,7 @@ static int sender_beat_as(loader_sender *s, worker_link *l, int leaves,
     if (!rc) {
         *status = reply.status;
         pthread_mutex_lock(&s->lock);
-        sender_note_done(s, &reply, m.caller.lineage);
+        sender_note_reply(s, l, &reply, &m.caller);
         pthread_mutex_unlock(&s->lock);
     }
     link_answer_free(&answer);
@@ -386,6 +399,11 @@ int persia_sender_open(const worker_client_config *config, loader_sender **out)
     }
     *out = s;
     return PERSIA_OK;
+}
+
+int persia_sender_list(loader_sender *s, const worker_client_config *config)
+{
+    return worker_client_list(&s->c, config);
 }
 
 void persia_sender_close(loader_sender *s, int leaves)
@@ -660,6 +678,5 @@ void persia_sender_get_counts(loader_sender *s, sender_counts *out)
     out->lineage = s->lineage;
     out->done = s->done.watermark < s->number ? s->done.watermark : s->number;
     pthread_mutex_unlock(&s->lock);
-    for (size_t i = 0; i < s->c.links_n; i++)
-        out->away += (uint64_t)link_is_away(&s->c.links[i]);
+    out->away = link_count_away(&s->c);
 }

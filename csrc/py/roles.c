@@ -138,6 +138,16 @@ static PyObject *service_held(PyObject *self, PyObject *unused)
     return PyFloat_FromDouble((double)ns * 1e-9);
 }
 
+static PyObject *service_py_leave(PyObject *self, PyObject *unused)
+{
+    service_object *s = (service_object *)self;
+    (void)unused;
+    if (!s->service)
+        return py_closed("the worker");
+    return PyLong_FromUnsignedLongLong(
+        persia_embedding_worker_leave(s->service));
+}
+
 static PyObject *service_interrupt(PyObject *self, PyObject *unused)
 {
     service_object *s = (service_object *)self;
@@ -180,6 +190,9 @@ static PyMethodDef service_methods[] = {
     {"stop", service_stop, METH_O,
      "stop(grace)\n--\n\nNo more requests; waits `grace` seconds for those "
      "that have begun."},
+    {"leave", service_py_leave, METH_NOARGS,
+     "leave()\n--\n\nNo more batches of loaders; how many ranks may still "
+     "ask for."},
     {"held", service_held, METH_NOARGS,
      "held()\n--\n\nFor how many seconds it has been waiting for servers; "
      "0.0: for less than one."},
@@ -551,7 +564,20 @@ static PyObject *rank_again(PyObject *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
+static PyObject *rank_set_workers(PyObject *self, PyObject *dict)
+{
+    worker_client_config config = {0};
+    if (py_worker_client(dict, &config))
+        return NULL;
+    int rc = persia_rank_list(((rank_object *)self)->rank, &config);
+    free((void *)(uintptr_t)config.addresses);
+    return rc ? py_raise(rc) : Py_NewRef(Py_None);
+}
+
 static PyMethodDef rank_methods[] = {
+    {"set_workers", rank_set_workers, METH_O,
+     "set_workers(config)\n--\n\nThe workers are those of the configuration "
+     "now."},
     {"declare", rank_declare, METH_VARARGS,
      "declare(tables, features, ordered)\n--\n\nWhat is wanted of every "
      "batch; ordered: for steps of all ranks."},

@@ -317,7 +317,24 @@ static PyObject *sender_close(PyObject *self, PyObject *arg)
     Py_RETURN_NONE;
 }
 
+/* It waits for nothing, so it is not counted as busy. */
+static PyObject *sender_set_workers(PyObject *self, PyObject *dict)
+{
+    const sender_object *s = (sender_object *)self;
+    worker_client_config config = {0};
+    if (!s->sender)
+        return py_closed("the sender");
+    if (py_worker_client(dict, &config))
+        return NULL;
+    int rc = persia_sender_list(s->sender, &config);
+    free((void *)(uintptr_t)config.addresses);
+    return rc ? py_raise(rc) : Py_NewRef(Py_None);
+}
+
 static PyMethodDef sender_methods[] = {
+    {"set_workers", sender_set_workers, METH_O,
+     "set_workers(config)\n--\n\nThe workers are those of the configuration "
+     "now."},
     {"send", sender_send, METH_VARARGS,
      "send(samples, names, ids, offsets, weights, tensors)\n--\n\nOne batch; "
      "tensors: [(name, type, shape, data)].  Waits for room."},

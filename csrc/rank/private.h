@@ -125,8 +125,9 @@ struct rank_taker {
     int ordered;              /* Takes are by place: see persia_rank_order() */
     uint64_t place;           /* of the next one, from 1 */
     uint64_t used;            /* ... behind the last that the loop has */
-    size_t *homes;            /* [links] link of the places of a remainder */
-    at_link *at;              /* [links] */
+    size_t *homes;            /* [WORKER_LINKS_MAX] link of the places of a
+                                 remainder */
+    at_link *at;              /* [WORKER_LINKS_MAX] */
     rank_taken *held;         /* whose gradients workers wait for */
     rank_taken *takes;        /* that are not answered, in order */
     uint64_t turns;           /* that were given */

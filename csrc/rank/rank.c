@@ -103,10 +103,10 @@ int persia_rank_open(const worker_client_config *config, rank_taker **out)
     persia_turn_init(&r->in_order);
     persia_cond_init(&r->turned);
     int rc = worker_client_open(config, &r->c);
-    if (!rc && (!(r->at = calloc(r->c.links_n, sizeof *r->at)) ||
-                !(r->homes = calloc(r->c.links_n, sizeof *r->homes))))
+    if (!rc && (!(r->at = calloc(WORKER_LINKS_MAX, sizeof *r->at)) ||
+                !(r->homes = calloc(WORKER_LINKS_MAX, sizeof *r->homes))))
         rc = persia_err_set(PERSIA_ENOMEM, "no memory for a rank");
-    for (size_t i = 0; i < r->c.links_n && !rc; i++)
+    for (size_t i = 0; i < WORKER_LINKS_MAX && !rc; i++)
         r->homes[i] = i;
     if (!rc)
         r->c.introduce = rank_introduce;
@@ -118,6 +118,11 @@ int persia_rank_open(const worker_client_config *config, rank_taker **out)
     }
     *out = r;
     return PERSIA_OK;
+}
+
+int persia_rank_list(rank_taker *r, const worker_client_config *config)
+{
+    return worker_client_list(&r->c, config);
 }
 
 void persia_rank_close(rank_taker *r)
@@ -177,8 +182,7 @@ void persia_rank_get_counts(rank_taker *r, rank_counts *out)
     out->epochs = r->epoch > first ? r->epoch - first : 0;
     out->silent = r->silent;
     pthread_mutex_unlock(&r->lock);
-    for (size_t i = 0; i < r->c.links_n; i++)
-        out->away += (uint64_t)link_is_away(&r->c.links[i]);
+    out->away = link_count_away(&r->c);
 }
 
 static int rank_is_cancelled(const rank_taken *t)

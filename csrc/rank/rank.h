@@ -22,6 +22,9 @@ PERSIA_API int persia_rank_open(const worker_client_config *config,
                                 rank_taker **out);
 /* Batches that were taken may outlive this call. */
 PERSIA_API void persia_rank_close(rank_taker *r);
+/* The workers are those of the configuration now: see worker_client_list(). */
+PERSIA_API int persia_rank_list(rank_taker *r,
+                                const worker_client_config *config);
 /* What is wanted of every batch, at all workers.  It is copied. */
 PERSIA_API int persia_rank_declare(rank_taker *r, const wire_plan *plan);
 /* From now on each Take is of the next batch whose place in the epoch is rank,

@@ -982,10 +982,11 @@ static const wire_field submit_reply_fields[] = {
         COUNT(wire_submit_reply, failed_n), .limit = 1024,
         .type = &failed_batch_type),
     [5] = F(wire_submit_reply, servers, FIXED64, "servers"),
+    [6] = F(wire_submit_reply, leaving, U32, "leaving", .limit = 1),
 };
 static const wire_type submit_reply_type = {
     .name = "SubmitReply", .size = sizeof(wire_submit_reply),
-    .fields = submit_reply_fields, .fields_n = 5
+    .fields = submit_reply_fields, .fields_n = 6
 };
 
 static const wire_field take_fields[] = {

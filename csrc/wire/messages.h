@@ -779,6 +779,7 @@ typedef struct wire_submit_reply {
     wire_failed_batch *failed;
     size_t failed_n;
     uint64_t servers; /* changes when a server was started again */
+    uint32_t leaving; /* the worker takes no more batches */
 } wire_submit_reply;
 
 typedef struct wire_take {

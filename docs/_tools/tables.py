@@ -27,7 +27,8 @@ VARIABLES = {
     "PERSIA_SERVERS": "addresses of the parameter servers, `host:port` with "
     "commas between; read by `Store`, `persia train`, `persia serve worker`",
     "PERSIA_WORKERS": "addresses of the embedding workers; read by "
-    "`persia.Stream`, `persia.data.Sender`, `persia train`, `persia feed`",
+    "`persia.Stream`, `persia.data.Sender`, `persia train`, `persia feed`. "
+    "`file:/path` and `dns:name:port` are read again while they run",
     "PERSIA_NAMESPACE": "the namespace of the tables; read by `Store`, "
     "`persia.data.Sender` and all commands with `--namespace`",
     "PERSIA_TLS_CA": "file of the certificate authority of the servers",
@@ -46,6 +47,8 @@ VARIABLES = {
     "it, or certificates",
     "PERSIA_CHECKPOINTS": "a local folder for checkpoints on their way to or "
     "from remote storage; with servers, that of their `--checkpoints`",
+    "PERSIA_SCALE_LOG": "file of the decisions of `persia launch "
+    "--autoscale`, which sets it for its command; read by `persia status`",
     "PERSIA_METRICS_PORT": "port of the metrics of the first rank on a host; "
     "the others follow. Read by `persia train` and "
     "`persia.prometheus.export`",

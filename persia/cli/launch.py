@@ -31,8 +31,12 @@ def command(
         ),
     ],
     ps: Annotated[
-        int, typer.Option(min=1, max=4096, help="Number of parameter servers.")
-    ] = 1,
+        str,
+        typer.Option(
+            help="Number of parameter servers. With --autoscale from least to "
+            "most, such as 1:4."
+        ),
+    ] = "1",
     shards: Annotated[
         int | None,
         typer.Option(
@@ -44,14 +48,13 @@ def command(
         ),
     ] = None,
     embedding_workers: Annotated[
-        int,
+        str,
         typer.Option(
-            min=0,
-            max=256,
             help="Number of embedding workers, whose addresses the command "
-            "finds in PERSIA_WORKERS.",
+            "finds in PERSIA_WORKERS. With --autoscale from least to most, "
+            "such as 1:4.",
         ),
-    ] = 0,
+    ] = "0",
     loaders: Annotated[
         str,
         typer.Option(
@@ -63,22 +66,44 @@ def command(
         bool,
         typer.Option(
             "--autoscale",
-            help="Start loaders while ranks wait for batches, and end some "
-            "while they wait for ranks.",
+            help="Start and end processes as their loads say: of the roles "
+            "with a number from least to most.",
+        ),
+    ] = False,
+    budget: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Most processes of all roles that --autoscale changes, "
+            "together.",
+        ),
+    ] = None,
+    scale_log: Annotated[
+        Path | None,
+        typer.Option(
+            help="File that gets each decision of --autoscale, as a line of "
+            "JSON; persia status --scale-log shows the last ones."
+        ),
+    ] = None,
+    scale_dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--scale-dry-run",
+            help="Print what --autoscale would change, and change nothing.",
         ),
     ] = False,
     scale_out_after: Annotated[
         float,
         typer.Option(
             callback=seconds,
-            help="Seconds for which more loaders must have been wanted.",
+            help="Seconds for which more processes must have been wanted.",
         ),
     ] = 60.0,
     scale_in_after: Annotated[
         float,
         typer.Option(
             callback=seconds,
-            help="Seconds for which fewer loaders must have been wanted.",
+            help="Seconds for which fewer processes must have been wanted.",
         ),
     ] = 600.0,
     parts: Annotated[
@@ -184,7 +209,9 @@ def command(
 
     persia launch --ps 2 --embedding-workers 1 --loaders 1 -- persia train
     """
-    from persia.distributed.launch import Cluster, run
+    from persia.distributed.commands import Cluster
+    from persia.distributed.launch import run
+    from persia.distributed.load import LOADER, SERVER, WORKER
 
     file = {} if ps_config is None else read_yaml(ps_config, "--ps-config")
     given = {
@@ -204,21 +231,35 @@ def command(
         checkpoints = Path(str(file["checkpoints"]))
     if metrics_port is None:
         metrics_port = _port(file.get("metrics_port"))
-    least, most = _range(loaders, autoscale)
+    ranges = {
+        SERVER: _range("--ps", ps, 1, 4096),
+        WORKER: _range("--embedding-workers", embedding_workers, 0, 256),
+        LOADER: _range("--loaders", loaders, 0, 256),
+    }
+    least = {role: low for role, (low, _) in ranges.items()}
+    most = {role: high for role, (_, high) in ranges.items() if high}
+    if bool(most) != autoscale:
+        raise typer.BadParameter(
+            "LEAST:MOST of --ps, --embedding-workers or --loaders and "
+            "--autoscale go together"
+        )
     feed_options = [*(["--data", data] if data else []), *shlex.split(feed)]
     feed_options, variables = hidden(feed_options)
     cluster = Cluster(
         command,
-        ps,
+        least[SERVER],
         options,
         shards=shards,
         checkpoints=checkpoints,
         metrics_port=metrics_port,
         tls=tls,
-        embedding_workers=embedding_workers,
-        loaders=least,
-        loaders_max=most if autoscale else None,
+        embedding_workers=least[WORKER],
+        loaders=least[LOADER],
+        most=most,
         scale_after=(scale_out_after, scale_in_after),
+        budget=budget,
+        scale_log=scale_log,
+        scale_dry=scale_dry_run,
         parts=parts,
         feed=feed_options,
         loader_variables=variables,
@@ -269,22 +310,19 @@ def hidden(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     return arguments, variables
 
 
-def _range(text: str, scaled: bool) -> tuple[int, int]:
-    """(1, 4) of "1:4", (2, 2) of "2"."""
+def _range(name: str, text: str, low: int, high: int) -> tuple[int, int]:
+    """(1, 4) of "1:4"; (2, 0) of "2", which has no most."""
     first, colon, last = text.partition(":")
-    low, high = (
+    least, most = (
         int(part) if part.isdecimal() else -1
         for part in (first, last or first)
     )
-    if not 0 <= low <= high <= 256:
+    if not low <= least <= most <= high:
         raise typer.BadParameter(
-            f"--loaders {text}: need a number from 0 to 256, or two as in 1:4"
+            f"{name} {text}: need a number from {low} to {high}, or two as in "
+            "1:4"
         )
-    if bool(colon) != scaled:
-        raise typer.BadParameter(
-            f"--loaders {text}: LEAST:MOST and --autoscale go together"
-        )
-    return low, high
+    return least, most if colon else 0
 
 
 def _port(value: object) -> int | None:

@@ -10,7 +10,7 @@ from persia.base.options import validated
 from persia.cli.flags import with_flags
 from persia.cli.options import DryRun, would
 from persia.cli.shared import Commands, begin
-from persia.distributed.server import ServeConfig, find_shards
+from persia.distributed.server import ServeConfig, find_join, find_shards
 from persia.distributed.shards import serve as run
 from persia.distributed.shards import these
 from persia.distributed.worker import WorkerConfig, serve_worker
@@ -71,7 +71,12 @@ def ps(dry_run: DryRun = False, **flags: Any) -> None:
     """
     config = validated(ServeConfig, flags)
     begin(config.model_dump())
-    which = these(*find_shards(config))
+    joins = find_join(config)
+    which = (
+        f"no shard yet, beside {joins},"
+        if joins
+        else these(*find_shards(config))
+    )
     config.security(config.admin_token_file)  # its files can be read
     if dry_run:
         would(f"serve {which} on {config.host}:{config.port}")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 _PLAIN: dict[str, Any] = dict.fromkeys(("emoji", "highlight", "markup"), False)
 console = Console(**_PLAIN)
 _BAR = 40
+_DECISIONS = 8  # of scaling that are shown
 _NAME = 20  # columns of a name that must be folded
 
 
@@ -56,6 +59,14 @@ def command(
     ] = 1.0,
     timeout: Timeout = 10.0,
     json: Json = False,
+    scale_log: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of the decisions of persia launch --autoscale "
+            "--scale-log: the last ones are shown.",
+            envvar="PERSIA_SCALE_LOG",
+        ),
+    ] = None,
     watch: Annotated[
         bool,
         typer.Option("--watch", help="Look again and again, until Ctrl-C."),
@@ -70,12 +81,17 @@ def command(
 
     persia status ps0:8888 ps1:8888 --watch
     """
+    from persia.distributed.addresses import texts_of
+
     texts = addresses or [variable("PERSIA_SERVERS") or ""]
     given = [a for text in texts for a in text.split(",")]
-    between = [a.strip() for a in (workers or "").split(",") if a.strip()]
+    between = [a for a in texts_of(workers or "") if a]
 
     def look(clear: bool) -> bool:
-        return _look(given, between, namespace, interval, timeout, json, clear)
+        return _look(
+            *(given, between, namespace, interval, timeout),
+            *(json, clear, scale_log),
+        )
 
     if not watch:
         if not look(clear=False):
@@ -94,9 +110,11 @@ def _look(
     timeout: float,
     json: bool,
     clear: bool,
+    scale_log: Path | None,
 ) -> bool:
     """One look, shown; whether all of those asked answered."""
     from persia.distributed import status as looking
+    from persia.distributed.autoscale import last_decisions
 
     urls = [a for a in given if "://" in a]
     servers = [a.strip() for a in given if a.strip() and a not in urls]
@@ -126,9 +144,11 @@ def _look(
     failed = [(s.address, s.error) for s in found if s.error]
     failed += [(e.address, e.error) for e in between if e.error]
     failed += [(t.url, t.error) for t in trainers if t.error]
+    decisions = last_decisions(scale_log, _DECISIONS) if scale_log else []
     if json:
         print_json(
             {
+                "decisions": decisions,
                 "servers": [dataclasses.asdict(s) for s in found],
                 "tables": [dataclasses.asdict(t) for t in tables],
                 "embedding_workers": [dataclasses.asdict(e) for e in between],
@@ -149,6 +169,8 @@ def _look(
             show(_staleness(stale))
         if any(t.lost for t in trainers):
             show(_lost(trainers))
+        if decisions:
+            show(_decided(decisions))
         waits = [
             (s.address, f"the disk has not taken its log for {_seconds(n)}")
             for s in found
@@ -303,6 +325,20 @@ def _lost(trainers: list[TrainerStatus]) -> Table:
         "updates that servers had, and lost",
         "trainer, lost",
         [[t.url, f"{t.lost:,}"] for t in trainers if t.lost],
+    )
+
+
+def _decided(decisions: list[dict[str, Any]]) -> Table:
+    return _table(
+        "what was scaled last",
+        "at, decision",
+        [
+            [
+                time.strftime("%H:%M:%S", time.localtime(one["at"])),
+                str(one["text"]).removeprefix("scale: "),
+            ]
+            for one in decisions
+        ],
     )
 
 

@@ -23,6 +23,7 @@ from persia.distributed.addresses import (
     resolve_workers,
     why_workers_away,
 )
+from persia.distributed.listing import follow
 from persia.distributed.security import Security
 
 
@@ -43,7 +44,9 @@ class Sender:
 
     Args:
         workers: addresses "host:port" of embedding workers, several with
-            commas between or as a list. Default: PERSIA_WORKERS.
+            commas between or as a list. Default: PERSIA_WORKERS. Lists that
+            begin with "file:" or "dns:" are read again while it is open, see
+            :func:`persia.distributed.addresses.resolve`.
         namespace: of the servers and workers; default: PERSIA_NAMESPACE,
             else "default".
         name: of what it sends. A process that sends the same batches in the
@@ -85,6 +88,7 @@ class Sender:
         security: Security | None = None,
     ) -> None:
         timeout = number("timeout", timeout, 1e-9, 1e9)
+        given = security
         addresses, security = resolve_workers(workers, security)
         namespace = namespace_of(namespace)
         config = {
@@ -104,6 +108,7 @@ class Sender:
         cause = partial(why_workers_away, addresses, namespace, security)
         with saying_so(addresses, timeout, cause, "embedding workers"):
             self._core = _core.Sender(config)
+        follow(self, workers, given, partial(_list, config))
         self._open = False  # batches were sent since the last end
         self._closed = False
         self._raised = 0  # of the batches that failed, by flush()
@@ -266,6 +271,11 @@ class Sender:
         trace: TracebackType | None,
     ) -> None:
         self.close(ended=error is None)
+
+
+def _list(config: dict[str, Any], sender: Sender, found: list[str]) -> None:
+    """The workers are these now."""
+    sender._core.set_workers(config | {"addresses": found})
 
 
 def _stream(name: str) -> int:

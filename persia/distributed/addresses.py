@@ -8,6 +8,7 @@ import hashlib
 import socket
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from persia import _core, errors
 from persia.base.check import kind
@@ -18,6 +19,9 @@ from persia.distributed.security import Security
 WIRE_DTYPES = ("fp32", "fp16", "bf16")
 
 _ANSWER = 2.0  # seconds
+
+#: How lists begin that may change: of a file, and of a name's addresses.
+FILE, DNS = "file:", "dns:"
 
 
 def namespace_of(given: str | None = None) -> str:
@@ -65,20 +69,23 @@ def resolve(
     """The addresses of all servers, and how to speak with them.
 
     A name with several addresses stands for so many servers. Their
-    certificates are then checked for that name.
+    certificates are then checked for that name. ``dns:name:port`` stands for
+    the addresses of a name also where it has one, ``file:/path`` for the lines
+    of a file.
 
     Args:
         servers: "host:port", several with commas between, or a list.
     """
-    texts = servers.split(",") if isinstance(servers, str) else list(servers)
     addresses: list[str] = []
     names: set[str] = set()
     expanded = False
-    for text in (t.strip() for t in texts):
+    for text in texts_of(servers):
+        least = 1 if text.startswith(DNS) else 2
+        text = text.removeprefix(DNS)
         host, port = _split(text)
         several = addresses_of(host)
         names.add(host)
-        if len(several) < 2:
+        if len(several) < least:
             addresses.append(text)
             continue
         expanded = True
@@ -97,6 +104,27 @@ def resolve(
             )
         security = dataclasses.replace(security, server_name=names.pop())
     return addresses, security
+
+
+def texts_of(servers: str | Sequence[str]) -> list[str]:
+    """The addresses that were given, those in files among them.
+
+    Raises:
+        InvalidArgument: a file cannot be read.
+    """
+    texts = servers.split(",") if isinstance(servers, str) else list(servers)
+    found: list[str] = []
+    for text in (t.strip() for t in texts):
+        if not text.startswith(FILE):
+            found.append(text)
+            continue
+        try:
+            lines = Path(text.removeprefix(FILE)).read_text().splitlines()
+        except (OSError, ValueError) as error:
+            raise errors.InvalidArgument(f"{text}: {error}") from None
+        lines = [line.partition("#")[0].strip() for line in lines]
+        found += [line for line in lines if line]
+    return found
 
 
 def no_user(address: str) -> str:

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import os
 import re
 import secrets
 import selectors
-import shutil
 import signal
 import socket
 import sys
@@ -26,7 +26,6 @@ import tempfile
 import time
 from collections.abc import (
     Callable,
-    Iterator,
     Mapping,
     Sequence,
 )
@@ -34,6 +33,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from persia.distributed.autoscale import Autoscaler
+from persia.distributed.commands import Cluster
+from persia.distributed.driver import Driver, Role
+from persia.distributed.load import LOADER, SERVER, WORKER, Limits
 from persia.distributed.printer import Printer, Unprinted
 from persia.distributed.processes import (
     SIGNALS,
@@ -48,13 +50,14 @@ from persia.distributed.security import VARIABLES
 from persia.errors import InvalidArgument, PersiaError, line_of
 
 _METRICS = re.compile(r"^metrics on http://\S+:(\d+)/metrics$")
-_SERVING = re.compile(r"serving (shards?|an embedding worker) .* on ")
+_SERVING = re.compile(
+    r"serving (?:(?:no )?shards?|an embedding worker) .* on ([^\s\"]+)"
+)
 _LINE_MAX = 1 << 16  # bytes that may wait for the end of their line
 _KILL_AFTER = 5.0  # seconds that what a command left has to end itself
+_MEMORY_AFTER = 10.0  # seconds for which more servers must be wanted, at most
 # Of the grace: until the command and loaders have ended, and the workers.
 _SHARES = (0.7, 0.8)
-
-_NAME = "localhost"  # of all servers in their certificate, whatever the host
 
 # With --max-restarts ranks that are started again could otherwise meet in the
 # key-value store of those before (pytorch/pytorch issue 135712).
@@ -89,202 +92,6 @@ def reserve(host: str = "127.0.0.1") -> socket.socket:
             f"no server can listen on host {host}: {error.strerror}"
         ) from None
     return held
-
-
-class Cluster:
-    """Servers, and a command with their addresses in PERSIA_SERVERS.
-
-    The command starts with the servers: what it imports takes longer than
-    their start, and clients wait for servers that do not listen yet.
-
-    Args:
-        command: and its arguments.
-        servers: how many.
-        shards: of the tables, which the servers divide among them; None: one
-            for each server.
-        options: of ``persia serve ps``, for each server.
-        checkpoints: folder of the servers' checkpoints, which the command
-            finds in PERSIA_CHECKPOINTS.
-        metrics_port: of server 0, the others follow; None: no metrics.
-        tls: make certificates and tokens for servers and command.
-        embedding_workers: which the command finds in PERSIA_WORKERS.
-        loaders: data loaders, which send them batches.
-        loaders_max: as many as that are started while ranks wait for them,
-            and ended while they wait for ranks; None: ``loaders`` stay.
-        scale_after: seconds for which more, and fewer, must have been wanted.
-        feed: options of ``persia feed``, for each loader.
-        loader_variables: more of them, in the environment of the loaders.
-        parts: of the data, which loaders share; 0: each has its own.
-        secured: the options of the servers have some already, which the
-            command finds in its environment. Else what is there of others is
-            not for these servers, and the command does not get it.
-        host: where the servers listen.
-        wait: start the command when all servers serve: they load rows, which
-            may take longer than clients wait.
-        start: seconds within which all servers must be ready.
-        grace: seconds from a signal until all have ended: what has not then
-            is killed.
-    """
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        servers: int = 1,
-        options: Sequence[str] = (),
-        *,
-        shards: int | None = None,
-        checkpoints: Path | None = None,
-        metrics_port: int | None = None,
-        tls: bool = False,
-        embedding_workers: int = 0,
-        loaders: int = 0,
-        loaders_max: int | None = None,
-        scale_after: tuple[float, float] = (60.0, 600.0),
-        feed: Sequence[str] = (),
-        loader_variables: Mapping[str, str] | None = None,
-        parts: int = 0,
-        secured: bool = False,
-        host: str = "127.0.0.1",
-        wait: bool = False,
-        start: float = 60.0,
-        grace: float = 30.0,
-    ) -> None:
-        if not command:
-            raise InvalidArgument(
-                "no command: persia launch --ps 2 -- python train.py"
-            )
-        if shutil.which(command[0]) is None:
-            raise InvalidArgument(
-                f"{command[0]}: no such command, or it cannot be executed"
-            )
-        if servers < 1:
-            raise InvalidArgument(f"servers is {servers}, need at least 1")
-        if shards is not None and shards < servers:
-            raise InvalidArgument(
-                f"shards is {shards}, but each of {servers} servers needs one"
-            )
-        if loaders and not embedding_workers:
-            raise InvalidArgument(
-                "data loaders send batches to embedding workers: give "
-                "`embedding_workers`, too"
-            )
-        if parts and not loaders:
-            raise InvalidArgument(
-                "`parts` are what data loaders share: give `loaders`, too"
-            )
-        if loaders_max is not None and not loaders <= loaders_max <= parts:
-            raise InvalidArgument(
-                f"`loaders` from {loaders} to {loaders_max} share {parts} "
-                "parts of the data: give `parts`, at least as many"
-            )
-        if embedding_workers and secured:
-            raise InvalidArgument(
-                "`embedding_workers` with TLS or tokens of `ps_config`: "
-                "they would have none; give `tls` in their place"
-            )
-        self.embedding_workers = embedding_workers
-        self.loaders = loaders
-        self.loaders_max = loaders_max
-        self.scale_after = scale_after
-        self.feed = list(feed)
-        self.loader_variables = dict(loader_variables or {})
-        self.parts = parts
-        self.command = list(command)
-        self.servers = servers
-        self.shards = shards
-        self.options = list(options)
-        self.variables: dict[str, str] = {}
-        if checkpoints is not None:
-            # The command may look there before a server has made it; where it
-            # cannot be made the servers say so.
-            with contextlib.suppress(OSError):
-                checkpoints.mkdir(parents=True, exist_ok=True)
-            folder = str(checkpoints.absolute())
-            self.options += ["--checkpoints", folder]
-            self.variables["PERSIA_CHECKPOINTS"] = folder
-        self.metrics_port = metrics_port
-        self.tls = tls
-        self.secured = secured
-        self.host = host
-        self.wait = wait
-        self.start = start
-        self.grace = grace
-
-    def server_command(
-        self, server: int, port: int, options: Sequence[str]
-    ) -> list[str]:
-        """What starts a server."""
-        command = [sys.executable, "-m", "persia", "serve", "ps"]
-        command += ["--host", self.host, "--port", str(port)]
-        command += ["--shard", f"{server}/{self.servers}"]
-        if self.shards is not None:
-            command += ["--server-count", str(self.servers)]
-            command += ["--shards", str(self.shards)]
-        if self.metrics_port is not None:
-            command += ["--metrics-port", str(self.metrics_port + server)]
-        command += ["--grace", str(min(self.grace, 86400))]
-        return [*command, *self.options, *options]
-
-    def worker_command(self, port: int, options: Sequence[str]) -> list[str]:
-        """What starts an embedding worker."""
-        command = [sys.executable, "-m", "persia", "serve", "worker"]
-        command += ["--host", self.host, "--port", str(port)]
-        command += ["--loaders", str(max(self.parts or self.loaders, 1))]
-        if self.loaders_max is not None:
-            command += ["--metrics-port", "0"]
-        command += ["--grace", str(min(self.grace, 86400))]
-        return [*command, "--timeout", str(max(self.start, 1.0)), *options]
-
-    def loader_command(self, loader: int) -> list[str]:
-        """What starts a data loader."""
-        command = [sys.executable, "-m", "persia", "feed", *self.feed]
-        if self.parts:
-            command += ["--parts", str(self.parts)]
-        count = self.loaders_max or self.loaders
-        return [*command, "--loader", f"{loader}/{count}"]
-
-    def command_lines(self) -> list[list[str]]:
-        """What would be started, for people: ports are chosen then."""
-        return [
-            *(self.server_command(i, 0, []) for i in range(self.servers)),
-            *(
-                self.worker_command(0, [])
-                for _ in range(self.embedding_workers)
-            ),
-            *(self.loader_command(i) for i in range(self.loaders)),
-            self.command,
-        ]
-
-    @contextlib.contextmanager
-    def security(self) -> Iterator[tuple[list[str], dict[str, str]]]:
-        """Options of the servers and environment of the command."""
-        if not self.tls:
-            yield [], {}
-            return
-        from persia.distributed.certs import write_certificates
-
-        with tempfile.TemporaryDirectory(prefix="persia-launch-") as name:
-            folder = Path(name)
-            write_certificates(folder, ["127.0.0.1", _NAME])
-            options = {
-                "--tls-ca": "ca.pem",
-                "--tls-cert": "server.pem",
-                "--tls-key": "server-key.pem",
-                "--token-file": "token",
-                "--admin-token-file": "admin-token",
-            }
-            variables = {
-                "PERSIA_TLS_CA": "ca.pem",
-                "PERSIA_TLS_CERT": "client.pem",
-                "PERSIA_TLS_KEY": "client-key.pem",
-                "PERSIA_TOKEN_FILE": "token",
-                "PERSIA_ADMIN_TOKEN_FILE": "admin-token",
-            }
-            flags = ["--mutual-tls"]
-            for option, file in options.items():
-                flags += [option, str(folder / file)]
-            files = {k: str(folder / v) for k, v in variables.items()}
-            yield flags, {"PERSIA_TLS_SERVER_NAME": _NAME} | files
 
 
 def run(cluster: Cluster) -> int:
@@ -366,24 +173,26 @@ class _Supervisor:
         self.deadline = 0.0  # when all must serve
         count = cluster.servers + cluster.embedding_workers
         self.held = [reserve(cluster.host) for _ in range(count)]
+        self.servers: list[Process] = []  # and embedding workers
         self.loaders: list[Process] = []
-        self.retired: set[int] = set()  # loaders that are not wanted, by pid
+        self.retired: set[int] = set()  # that are not wanted, by pid
         self.sending: set[str] = set()  # names of loaders
-        self.metrics: dict[str, int] = {}  # ports, by worker
-        self.environment: dict[str, str] = {}  # of loaders
-        self.autoscaler: Autoscaler | None = None
-        if cluster.loaders_max is not None:
-            self.autoscaler = Autoscaler(
-                cluster.loaders, cluster.loaders_max, *cluster.scale_after
-            )
+        self.addresses: dict[str, str] = {}  # of what serves, by name
+        self.metrics: dict[str, int] = {}  # ports, by name
+        self.environment: dict[str, str] = {}  # of workers and the command
+        self.secured: list[str] = []  # options of servers
+        self.driver: Driver | None = None
+        self.folder = tempfile.TemporaryDirectory(prefix="persia-launch-")
+        self.workers = Path(self.folder.name) / "workers"  # their list
         self.signals: collections.deque[int] = collections.deque()
         kinds = {
-            "ps": cluster.servers,
-            "worker": cluster.embedding_workers,
-            "loader": cluster.loaders_max or cluster.loaders,
+            "ps": cluster.most.get(SERVER, cluster.servers),
+            "worker": cluster.most.get(WORKER, cluster.embedding_workers),
+            "loader": cluster.most.get(LOADER, cluster.loaders),
         }
         names = [f"{k}{i}" for k, n in kinds.items() for i in range(n)]
-        self.printer = Printer(["job", *names])
+        scale = ["scale"] if SERVER in cluster.most else []
+        self.printer = Printer(["job", *names, *scale])
         self.selector = selectors.DefaultSelector()
         # A signal writes a byte into one end, which wakes the loop.
         receive, send = socket.socketpair()
@@ -412,18 +221,24 @@ class _Supervisor:
                 raise
             finally:
                 self._end_all()
+                self.folder.cleanup()
 
     def _run(self, options: list[str], environment: dict[str, str]) -> int:
-        servers: list[Process] = []
+        servers = self.servers
         job: Process | None = None
+        self.secured = options
         try:
             environment = self._environment_of_job() | environment
+            self.environment = environment
+            # Servers that move shards are clients of each other.
+            moves = SERVER in self.cluster.most
+            ours = environment if moves else os.environ
             ports = self._ports()
             for shard in range(self.cluster.servers):
                 command = self.cluster.server_command(
                     shard, ports[shard], options
                 )
-                servers.append(self._start(f"ps{shard}", command, os.environ))
+                servers.append(self._start(f"ps{shard}", command, ours))
             for i, port in enumerate(ports[self.cluster.servers :]):
                 command = self.cluster.worker_command(
                     port, _without_admin(options)
@@ -433,9 +248,9 @@ class _Supervisor:
             if self.cluster.wait:
                 self._watch(servers, self._all_serve)
             if not self._failed(servers):
-                self.environment = environment | self.cluster.loader_variables
                 for _ in range(self.cluster.loaders):
                     self._start_loader()
+                self.driver = self._make_driver()
                 job = self._start("job", self.cluster.command, environment)
                 self._watch(servers, functools.partial(self._done, job))
         except _Stopped as stopped:
@@ -456,7 +271,10 @@ class _Supervisor:
         self._end(job, servers)
         if failed is not None:
             return failed.status or 1
-        bad = next((s for s in servers if s.status), None)
+        bad = next(
+            (s for s in servers if s.status and s.pid not in self.retired),
+            None,
+        )
         if bad is not None:  # its checkpoint was not written, for example
             self.printer.tell(bad.story(bad.end()))
             return bad.status or 1
@@ -491,10 +309,15 @@ class _Supervisor:
         host = f"[{host}]" if ":" in host else host
         addresses = [f"{host}:{port}" for port in self._ports()]
         servers = ",".join(addresses[: self.cluster.servers])
-        workers = ",".join(addresses[self.cluster.servers :])
+        workers = addresses[self.cluster.servers :]
         ours = self.cluster.variables | {"PERSIA_SERVERS": servers}
-        if workers:
-            ours["PERSIA_WORKERS"] = workers
+        if workers and WORKER in self.cluster.most:
+            self.workers.write_text("\n".join(workers) + "\n")
+            ours["PERSIA_WORKERS"] = f"file:{self.workers}"
+        elif workers:
+            ours["PERSIA_WORKERS"] = ",".join(workers)
+        if self.cluster.scale_log is not None:
+            ours["PERSIA_SCALE_LOG"] = str(self.cluster.scale_log)
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -519,9 +342,9 @@ class _Supervisor:
         """Seconds until all must serve, or loads are asked for; None: both
         are done."""
         if self._all_serve():
-            if self.autoscaler is None:
+            if self.driver is None:
                 return None
-            return max(self.autoscaler.due - time.monotonic(), 0.0)
+            return max(self.driver.wakes - time.monotonic(), 0.0)
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise _Late([s for s in servers if s.name not in self.serving])
@@ -529,17 +352,23 @@ class _Supervisor:
 
     def _all_serve(self) -> bool:
         cluster = self.cluster
-        return len(self.serving) == cluster.servers + cluster.embedding_workers
+        return len(self.serving) >= cluster.servers + cluster.embedding_workers
 
     def _done(self, job: Process) -> bool:
         """A server that is stopped while it starts looks like one that has
         failed: what succeeds before waits for it."""
         return bool(job.status) or (job.status == 0 and self._all_serve())
 
-    @staticmethod
-    def _failed(servers: list[Process]) -> Process | None:
+    def _failed(self, servers: list[Process]) -> Process | None:
         """A server that ended, whatever its status: none should."""
-        return next((s for s in servers if s.status is not None), None)
+        return next(
+            (
+                s
+                for s in servers
+                if s.status is not None and s.pid not in self.retired
+            ),
+            None,
+        )
 
     def _failed_loader(self) -> Process | None:
         """A data loader that ended with an error; others may end."""
@@ -563,39 +392,104 @@ class _Supervisor:
             self.selector.register(pipe, selectors.EVENT_READ, process)
         return process
 
-    # ---- how many loaders there are
+    # ---- how many there are of each role
 
-    def _start_loader(self) -> None:
-        names = {p.name for p in self.loaders if p.status is None}
+    def _free(self, kind: str, some: Sequence[Process]) -> str:
+        """The first name of that kind that no running process has."""
+        names = {p.name for p in some if p.status is None}
         i = 0
-        while f"loader{i}" in names:
+        while f"{kind}{i}" in names:
             i += 1
-        self.sending.discard(f"loader{i}")
-        command = self.cluster.loader_command(i)
+        for known in (self.sending, self.serving):
+            known.discard(f"{kind}{i}")
+        self.metrics.pop(f"{kind}{i}", None)
+        return f"{kind}{i}"
+
+    def _start_loader(self) -> Process:
+        name = self._free("loader", self.loaders)
         self.loaders.append(
-            self._start(f"loader{i}", command, self.environment)
+            self._start(
+                name,
+                self.cluster.loader_command(int(name.removeprefix("loader"))),
+                self.environment | self.cluster.loader_variables,
+            )
+        )
+        return self.loaders[-1]
+
+    def _port(self) -> int:
+        """One more that is free."""
+        self.held.append(reserve(self.cluster.host))
+        return int(self.held[-1].getsockname()[1])
+
+    def _start_worker(self) -> Process:
+        options = _without_admin(self.secured)
+        command = self.cluster.worker_command(self._port(), options)
+        name = self._free("worker", self.servers)
+        self.servers.append(self._start(name, command, self.environment))
+        return self.servers[-1]
+
+    def _join_server(self) -> Process:
+        name = self._free("ps", self.servers)
+        command = self.cluster.join_command(
+            int(name.removeprefix("ps")),
+            self._port(),
+            self.environment["PERSIA_SERVERS"].partition(",")[0],
+            self.secured,
+        )
+        # It speaks with the others as a client of theirs.
+        self.servers.append(self._start(name, command, self.environment))
+        return self.servers[-1]
+
+    def _move_shards(self, addresses: Sequence[str], to: int) -> Process:
+        command = self.cluster.move_command(addresses, to)
+        return self._start("scale", command, self.environment)
+
+    def _make_driver(self) -> Driver | None:
+        """What changes the numbers; None: they stay."""
+        cluster = self.cluster
+        if not cluster.most:
+            return None
+        count, out = cluster.servers, cluster.scale_after[0]
+        servers, workers = self.servers[:count], self.servers[count:]
+        kinds: dict[str, Role] = {
+            SERVER: Role(servers, self._join_server, self.serving),
+            WORKER: Role(workers, self._start_worker, self.serving),
+            LOADER: Role(list(self.loaders), self._start_loader, self.sending),
+        }
+        roles = {name: kinds[name] for name in cluster.most}
+        for role in roles.values():
+            role.addresses = self.addresses
+        spec = {
+            name: Limits(len(role.processes), cluster.most[name], *after)
+            for name, role in roles.items()
+            for after in [cluster.scale_after]
+        }
+        if SERVER in spec:  # memory does not wait
+            spec[SERVER] = dataclasses.replace(
+                spec[SERVER], out=min(out, _MEMORY_AFTER)
+            )
+        return Driver(
+            Autoscaler(
+                *(spec, cluster.budget, cluster.scale_log, cluster.scale_dry)
+            ),
+            roles,
+            self._move_shards,
+            self.printer.tell,
+            self.retired,
+            cluster.start,
+            self.workers if WORKER in cluster.most else None,
         )
 
     def _scale(self) -> None:
-        """As the loads want it, until the data has ended."""
-        wanted = [p for p in self.loaders if p.pid not in self.retired]
-        if (
-            self.autoscaler is None
-            or not self._all_serve()
-            or any(p.status is not None for p in wanted)
-        ):
-            return
-        ports = list(self.metrics.values())
-        ready = all(p.name in self.sending for p in wanted)
-        for said in self.autoscaler.ask(ports, len(wanted), ready):
-            self.printer.tell(str(said))
-            if isinstance(said, str):
-                continue
-            for _ in range(said.before, said.after):
-                self._start_loader()
-            for process in wanted[said.after :]:
-                self.retired.add(process.pid)
-                process.signal(signal.SIGTERM)
+        """As the loads want it."""
+        if self.driver is not None and self._all_serve():
+            self.driver.step(
+                [
+                    self.metrics[p.name]
+                    for p in self.servers
+                    if p.status is None and p.name in self.metrics
+                ]
+            )
 
     # ---- the loop
 
@@ -640,8 +534,10 @@ class _Supervisor:
 
     def _note(self, process: Process, text: str) -> None:
         """Remembers which processes are ready."""
-        if _SERVING.search(text) and process.name.startswith(("ps", "worker")):
+        serves = _SERVING.search(text)
+        if serves and process.name.startswith(("ps", "worker")):
             self.serving.add(process.name)
+            self.addresses[process.name] = serves[1]
         if process.name.startswith("loader") and text.startswith("sending "):
             self.sending.add(process.name)
         if found := _METRICS.search(text):
@@ -682,12 +578,13 @@ class _Supervisor:
         """Ends the job, by this signal, and what it left, then servers."""
         began, grace = time.monotonic(), self.cluster.grace
         first, then = (began + share * grace for share in _SHARES)
-        clients = [*self.loaders, *([] if job is None else [job])]
+        mover = self.driver.mover if self.driver is not None else None
+        clients = [p for p in (*self.loaders, mover, job) if p is not None]
         if clients:
             self._stop(clients, number, first)
             self._end_orphans(first)
         workers = [p for p in servers if p.name[0] == "w"]
-        self._stop(workers, signal.SIGTERM, then)
+        self._stop(workers, signal.SIGINT, then)  # no one takes their batches
         self._stop(servers, signal.SIGTERM, began + grace)
 
     def _stop(

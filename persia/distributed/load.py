@@ -18,6 +18,11 @@ WINDOW = 30.0
 _TOLERANCE = 0.1  # HPA's
 _NS = 1e9
 _CPU = 0.8  # share of the processors that is the right size
+_FULL = 0.85  # share of the memory limit that is the right size
+_AHEAD = 60.0  # seconds of growth of the rows that must fit, too
+
+#: Roles, as in ``persia_load{role="..."}``.
+SERVER, WORKER, LOADER = "server", "embedding-worker", "loader"
 
 
 class LoadWindow:
@@ -44,15 +49,58 @@ class LoadWindow:
             seen.popleft()
         then, starved, blocked, used = seen[0]
         if now <= then:
-            return {"loader": 1.0, "embedding-worker": 1.0, "trainer": 1.0}
+            return {LOADER: 1.0, WORKER: 1.0, "trainer": 1.0}
         span = now - then
         e = min((stats["starved_ns"] - starved) / _NS / span, 1.0)
         b = min((stats["blocked_ns"] - blocked) / _NS / span, 1.0)
         return {
-            "loader": 1 + e - b,
-            "embedding-worker": (cpu - used) / span / _CPU,
+            LOADER: 1 + e - b,
+            WORKER: (cpu - used) / span / _CPU,
             "trainer": 1 + b - e,
         }
+
+
+class ServerWindow:
+    """The load of one server, and how fast its rows grow."""
+
+    def __init__(self) -> None:
+        self._seen: collections.deque[tuple[float, float, int]] = (
+            collections.deque()
+        )
+
+    def add(
+        self,
+        now: float,
+        cpu: float,
+        used: float,
+        limit: float,
+        rows: int,
+        made: int,
+    ) -> tuple[float, float]:
+        """Takes in counters; the load, and the bytes that its rows grow by in
+        a second. A shard that arrives is no growth.
+
+        Args:
+            now: seconds, of any clock that does not go back.
+            cpu: seconds of processors that it has used, by processor.
+            used: bytes of all tables.
+            limit: bytes that they may have; 0: there is no limit.
+            rows: of all tables.
+            made: rows that were made, without those that were evicted.
+        """
+        seen = self._seen
+        if seen and made < seen[-1][2]:  # a shard has left
+            seen.clear()
+        seen.append((now, cpu, made))
+        while len(seen) > 2 and seen[1][0] <= now - WINDOW:
+            seen.popleft()
+        then, before, had = seen[0]
+        span = now - then
+        if span <= 0:
+            return used / (_FULL * limit) if limit else 0.0, 0.0
+        growth = (made - had) / span * used / max(rows, 1)
+        soon = (used + growth * _AHEAD) / (_FULL * limit) if limit else 0.0
+        return max((cpu - before) / span / _CPU, soon), growth
 
 
 def wanted(count: int, load: float, low: int, high: int) -> int:
@@ -84,74 +132,105 @@ class Decision:
     after: int
     load: float
 
+    @property
+    def foreseen(self) -> float:
+        """The load of the role after it, if the work stays the same."""
+        return self.load * self.before / self.after
+
     def __str__(self) -> str:
         return (
             f"scale: {self.role}s {self.before} -> {self.after}: load "
-            f"{self.load:.2f}, 1 is the right size"
+            f"{self.load:.2f}, 1 is the right size; {self.foreseen:.2f} "
+            "foreseen"
         )
 
 
-class Scaler:
-    """Decides for one role, without a change that a short peak would undo.
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How many processes of a role there may be, and how long more or fewer
+    must have been wanted.
 
-    As HPA's windows of stabilization: out to the least number that was wanted
-    within ``out`` seconds, in to the greatest within ``into``.
-
-    Args:
-        role: its name.
-        low: at least so many processes.
-        high: at most so many.
-        out: seconds.
-        into: seconds.
+    Attributes:
+        least: at least so many.
+        most: at most so many.
+        out: seconds for which more must have been wanted.
+        into: seconds for which fewer must have been wanted.
     """
 
-    def __init__(
-        self,
-        role: str,
-        low: int,
-        high: int,
-        out: float = 60.0,
-        into: float = 600.0,
-    ) -> None:
-        self.role, self.low, self.high = role, low, high
-        self._out, self._into = out, into
-        self._wanted: collections.deque[tuple[float, int]] = (
-            collections.deque()
-        )
-        self._began: float | None = None
+    least: int
+    most: int
+    out: float = 60.0
+    into: float = 600.0
 
-    def decide(
-        self, now: float, count: int, loads: Sequence[float]
-    ) -> Decision | None:
-        """What is to change now, if anything.
 
-        Args:
-            now: seconds, of any clock that does not go back.
-            count: how many processes there are.
-            loads: of the role, as each embedding worker sees it.
-        """
-        if not loads:  # none answers, or a process starts: begin again
-            self._wanted.clear()
-            self._began = None
-            return None
-        if self._began is None:
-            self._began = now
-        load = sum(loads) / len(loads)
-        self._wanted.append((now, wanted(count, load, self.low, self.high)))
-        while self._wanted[0][0] < now - max(self._out, self._into):
-            self._wanted.popleft()
-        least = min(self._since(now - self._out))
-        most = max(self._since(now - self._into))
-        after = count
-        if least > count and now - self._began >= self._out:
-            after = least
-        elif most < count and now - self._began >= self._into:
-            after = most
-        if after == count:
-            return None
-        self._wanted.clear()
-        self._began = now
-        return Decision(self.role, count, after, load)
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """What was seen at once.
 
-    def _since(self, then: float) -> list[int]:
-        return [n for at, n in self._wanted if at >= then]
+    Attributes:
+        at: seconds, of any clock that does not go back.
+        loads: of roles; of one that did not answer there is none.
+    """
+
+    at: float
+    loads: Mapping[str, float]
+
+
+def plan(
+    looks: Sequence[Look],
+    counts: Mapping[str, int],
+    spec: Mapping[str, Limits],
+    budget: int | None = None,
+) -> Decision | None:
+    """The next change, or None: one at a time, without one that a short peak
+    would undo.
+
+    As with HPA's windows of stabilization a role grows to the least number
+    that was wanted within ``out`` seconds, and shrinks to the greatest within
+    ``into``. Servers go first, because one without memory ends the job; then
+    the role with the greatest load. What grows goes before what shrinks.
+
+    Args:
+        looks: since the last change, oldest first. The last one is of now.
+        counts: processes of each role. One that has none stays as it is.
+        spec: the roles that may change.
+        budget: processes of all these roles together, at most.
+    """
+    room = math.inf if budget is None else budget - sum(counts.values())
+    out: list[Decision] = []
+    into: list[Decision] = []
+    for role, limits in spec.items():
+        seen = _seen(looks, role)
+        if not seen or role not in counts:
+            continue
+        count, load = counts[role], seen[-1][1]
+        numbers = [
+            (at, wanted(count, one, limits.least, limits.most))
+            for at, one in seen
+        ]
+        spans = numbers[-1][0] - numbers[0][0]
+        least = min(_within(numbers, limits.out))
+        most = max(_within(numbers, limits.into))
+        after = int(min(least, count + room))
+        if after > count and spans >= limits.out:
+            out.append(Decision(role, count, after, load))
+        elif most < count and spans >= limits.into:
+            into.append(Decision(role, count, most, load))
+    out.sort(key=lambda d: (d.role != SERVER, -d.load))
+    into.sort(key=lambda d: d.load)
+    return next(iter([*out, *into]), None)
+
+
+def _seen(looks: Sequence[Look], role: str) -> list[tuple[float, float]]:
+    """The loads of a role, since it last did not answer."""
+    found: list[tuple[float, float]] = []
+    for look in reversed(looks):
+        if role not in look.loads:
+            break
+        found.append((look.at, look.loads[role]))
+    return found[::-1]
+
+
+def _within(numbers: Sequence[tuple[float, int]], seconds: float) -> list[int]:
+    then = numbers[-1][0] - seconds
+    return [n for at, n in numbers if at >= then]

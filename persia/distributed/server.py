@@ -65,7 +65,8 @@ class ServeConfig(Listening):
         None,
         description="Begin without a shard, as one more server of the job "
         "that has a server at this address, host:port; persia scale ps gives "
-        "it shards.",
+        "it shards. With `server_count` only a server whose number, of "
+        "`shard`, is not below it joins.",
     )
     shards: int | None = Field(
         None,
@@ -153,10 +154,10 @@ class ServeConfig(Listening):
                 f"`durable={self.durable}` needs a folder for its log: "
                 "`log=/var/lib/persia`"
             )
-        if self.join is not None and (self.restore or self.save_on_exit):
+        if self.join and self.server_count is None and self.restore:
             raise ValueError(
                 "a server that joins has no rows of its own: leave `restore` "
-                "and `save_on_exit` out"
+                "out"
             )
         if self.durable == "off" and self.log is not None:
             raise ValueError(
@@ -216,6 +217,30 @@ def find_shard(
             f"N, at most {manifests.SHARDS_MAX} (`shard=0/2`)"
         )
     return int(index), int(count)
+
+
+def find_join(
+    config: ServeConfig,
+    environment: Mapping[str, str] | None = None,
+    host: str | None = None,
+) -> str | None:
+    """The address of the server that a process joins; None: it has shards
+    from its start.
+
+    Args:
+        config: its ``join``, ``shard`` and ``server_count``.
+        environment, host: see :func:`find_shard`.
+    """
+    if config.join is None or config.server_count is None:
+        return config.join
+    index = config.shard.partition("/")[0]
+    if index == "auto":
+        index = _auto_index(
+            os.environ if environment is None else environment,
+            host or socket.gethostname(),
+        )
+    later = index.isdecimal() and int(index) >= config.server_count
+    return config.join if later else None
 
 
 def find_shards(

@@ -18,6 +18,7 @@ from persia.distributed.server import (
     SAVE_SECONDS,
     ServeConfig,
     Server,
+    find_join,
     find_shards,
     listen,
 )
@@ -42,10 +43,9 @@ def these(numbers: Sequence[int], shards: int) -> str:
     return f"{which} of {shards}"
 
 
-def find_count(config: ServeConfig) -> int:
+def find_count(config: ServeConfig, join: str) -> int:
     """How many shards the job has that a server joins."""
-    assert config.join is not None
-    asked = moves.channel(config.join, moves.towards(config), _ANSWER)
+    asked = moves.channel(join, moves.towards(config), _ANSWER)
     with contextlib.closing(asked):
         answer = patiently(lambda: asked.hello(config.namespace, 0), _ANSWER)
     return int(answer["shards"])
@@ -67,10 +67,11 @@ class Shards:
 
     def __init__(self, config: ServeConfig) -> None:
         self.config = config
+        self._join = find_join(config)
         numbers, self.count = (
             find_shards(config)
-            if config.join is None
-            else (range(0), self._joined() or find_count(config))
+            if self._join is None
+            else (range(0), self._joined() or find_count(config, self._join))
         )
         self._lock = threading.Lock()
         self.servers: list[Server] = []
@@ -188,7 +189,7 @@ class Shards:
         configuration names."""
         for server in self.servers:
             recovered = server.recover()
-            if self.config.restore is None or recovered:
+            if self.config.restore is None or self._join or recovered:
                 continue
             rows = server.restore()
             what = "none" if rows is None else f"{rows:,}"

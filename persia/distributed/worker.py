@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 import time
 from functools import partial
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 # Seconds after the grace in which requests in flight get their error.
 _CANCELLED = 0.1
 _LOOK = 1.0  # seconds
+_DRAIN = 0.7  # of the grace, in which trainers may take what is there
+_DRAIN_LOOK = 0.05  # seconds
 
 
 class WorkerConfig(Listening):
@@ -170,6 +173,11 @@ class Worker:
         """Its calls by method: their times, seconds, and bytes."""
         return self._core.calls()
 
+    def leave(self) -> int:
+        """No more batches of data loaders, which send them to others; how
+        many are here that trainers may still ask for."""
+        return self._core.leave()
+
     def stop(self, grace: float) -> None:
         """No more requests; those in flight have so many seconds. Then nothing
         waits for parameter servers any longer."""
@@ -186,7 +194,9 @@ class Worker:
 
 
 def serve_worker(config: WorkerConfig) -> None:
-    """Serves until SIGTERM or SIGINT; a second one ends it at once."""
+    """Serves until SIGTERM, after which trainers may take the batches that
+    are here, or SIGINT, after which they may not; a second one ends it at
+    once."""
     with Signals(config.grace) as signals:
         page = page_of(config, signals.health)
         with contextlib.closing(Worker(config)) as worker:
@@ -215,6 +225,8 @@ def _run(worker: Worker, signals: Signals) -> None:
         f"{address}",
         "batches that were in flight are offered again",
     )
+    if signals.number == signal.SIGTERM:
+        _drain(worker)
     worker.stop(signals.share(0.8 * config.grace))
     counts = worker.stats()
     left = counts["queued"] + counts["leased"]
@@ -222,6 +234,16 @@ def _run(worker: Worker, signals: Signals) -> None:
         f"{counts['trained']:,} batches were trained, "
         f"{counts['skipped']:,} skipped, {left:,} are left"
     )
+
+
+def _drain(worker: Worker) -> None:
+    """Waits until trainers have trained what is here: what is left then, its
+    loader sends to another worker."""
+    until = time.monotonic() + _DRAIN * worker.config.grace
+    if left := worker.leave():
+        say(f"leaving: trainers may take the {left:,} batches that are here")
+    while worker.leave() and time.monotonic() < until:
+        time.sleep(_DRAIN_LOOK)
 
 
 def _report_lost(worker: Worker) -> None:

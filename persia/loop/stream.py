@@ -25,6 +25,7 @@ from persia.distributed.addresses import (
     why_no_batch,
     why_workers_away,
 )
+from persia.distributed.listing import follow
 from persia.distributed.security import Security
 from persia.nn.collections import EmbeddingBagCollection
 from persia.nn.lookups import Collection
@@ -56,7 +57,9 @@ class Stream:
 
     Args:
         workers: addresses "host:port" of embedding workers, several with
-            commas between or as a list. Default: PERSIA_WORKERS.
+            commas between or as a list. Default: PERSIA_WORKERS. Lists that
+            begin with "file:" or "dns:" are read again while it trains, see
+            :func:`persia.distributed.addresses.resolve`.
         timeout: seconds after which it is an error that no worker can be
             reached. One that cannot is passed over as long as others can, and
             takes part again when it is back. The same holds for a batch of the
@@ -148,7 +151,14 @@ class Stream:
         cause = partial(why_workers_away, *asked)
         self._why = partial(why_no_batch, *asked)
         with saying_so(addresses, self.timeout, cause, "embedding workers"):
-            return _core.Rank(config)
+            rank = _core.Rank(config)
+        follow(
+            self,
+            self.workers,
+            self.security,
+            lambda _, found: rank.set_workers(config | {"addresses": found}),
+        )
+        return rank
 
 
 def open_pass(

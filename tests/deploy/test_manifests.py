@@ -253,6 +253,7 @@ def test_budgets_and_services_select_pods_of_one_role(folder: str) -> None:
 
 #: Who opens connections to whom, on which port.
 CALLS = {
+    ("ps", "ps", 8888),  # they move shards
     ("worker", "ps", 8888),
     ("trainer", "ps", 8888),
     ("loader", "worker", 8889),

@@ -2,63 +2,84 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from persia import _core
+from persia.distributed.autoscale import last_decisions
 from tests.ready import ended
 from tests.system.processes import environment, wait_until
 
 # Stand-ins print what the processes print; the load is in a file.
 DRIVER = """
-import sys
-from persia.distributed import autoscale
-from persia.distributed.launch import Cluster, run
+import pathlib, sys
+from persia.distributed import autoscale, driver
+from persia.distributed.commands import Cluster
+from persia.distributed.launch import run
 
 autoscale._PERIOD = 0.1
+driver._NOTICE = driver._PAUSE = 0.1
+driver._TRIES = 100
 
 class Fake(Cluster):
     def server_command(self, shard, port, options):
-        return [sys.executable, "-c", SERVER]
+        return [sys.executable, "-c", PAGE, FOLDER, "server",
+                f"serving shard 0 of 1 on 127.0.0.1:{port}"]
+
+    def join_command(self, server, port, join, options):
+        return [sys.executable, "-c", PAGE, FOLDER, "server",
+                f"serving no shard of 8 yet on 127.0.0.1:{port}"]
+
+    def move_command(self, addresses, to):
+        return [sys.executable, "-c", MOVE, FOLDER, str(len(addresses)),
+                str(to)]
 
     def worker_command(self, port, options):
-        return [sys.executable, "-c", WORKER, FOLDER]
+        return [sys.executable, "-c", PAGE, FOLDER, "embedding-worker",
+                "serving an embedding worker of 1 servers on "
+                f"127.0.0.1:{port}"]
 
     def loader_command(self, loader):
         return [sys.executable, "-c", LOADER, str(loader)]
 
-SERVER = '''
-import signal, sys, time
-signal.signal(signal.SIGTERM, lambda *args: sys.exit(0))
-print("serving shard 0 of 1 on 127.0.0.1:1")
-time.sleep(600)
+MOVE = '''
+import pathlib, sys
+folder = pathlib.Path(sys.argv[1])
+with (folder / "moves").open("a") as file:
+    file.write(f"{sys.argv[2]} to {sys.argv[3]}" + chr(10))
+sys.exit((folder / "fail").exists())
 '''
-WORKER = '''
+PAGE = '''
 import http.server, pathlib, signal, sys
-signal.signal(signal.SIGTERM, lambda *args: sys.exit(0))
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda *args: sys.exit(0))
+folder, role, serving = sys.argv[1:]
 
 class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        load = pathlib.Path(sys.argv[1], "load").read_text()
         self.send_response(200)
         self.end_headers()
-        line = 'persia_load{role="loader"} ' + load + chr(10)
-        self.wfile.write(line.encode())
+        for path in pathlib.Path(folder).glob("load-*"):
+            named = path.name.removeprefix("load-")
+            if (named == "server") == (role == "server"):
+                line = f'persia_load{{role="{named}"}} {path.read_text()}'
+                self.wfile.write((line + chr(10)).encode())
 
     def log_message(self, *args):
         pass
 
 server = http.server.HTTPServer(("127.0.0.1", 0), Answer)
 print(f"metrics on http://127.0.0.1:{server.server_port}/metrics")
-print("serving an embedding worker of 1 servers on 127.0.0.1:1")
+print(serving)
 server.serve_forever()
 '''
 LOADER = '''
@@ -67,7 +88,8 @@ print("sending as loader", sys.argv[1])
 time.sleep(600)
 '''
 JOB = '''
-import pathlib, sys, time
+import os, pathlib, sys, time
+pathlib.Path(sys.argv[1], "workers").write_text(os.environ["PERSIA_WORKERS"])
 while not pathlib.Path(sys.argv[1], "end").exists():
     time.sleep(0.05)
 '''
@@ -76,39 +98,92 @@ cluster = Fake(
     [sys.executable, "-c", JOB, FOLDER],
     embedding_workers=1,
     loaders=1,
-    loaders_max=3,
+    most={role: int(most) for role, most in map(
+        lambda word: word.split("="), sys.argv[2:])},
     parts=8,
     scale_after=(0.3, 0.3),
+    checkpoints=pathlib.Path(FOLDER),
+    scale_log=pathlib.Path(FOLDER, "decisions"),
 )
 sys.exit(run(cluster))
 """
 
 
-def test_loaders_follow_the_load(tmp_path: Path) -> None:
-    """Out to the most, in to the least; one that is ended is no failure."""
-    load, out = tmp_path / "load", tmp_path / "out"
-    load.write_text("2.0")
+@contextlib.contextmanager
+def launched(folder: Path, *most: str) -> Iterator[Callable[[], str]]:
+    """The stand-ins; gives what they print. They end in peace."""
+    out = folder / "out"
     with out.open("w") as file:
         process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, str(tmp_path)],
+            [sys.executable, "-c", DRIVER, str(folder), *most],
             stdout=file,
             stderr=subprocess.STDOUT,
             env=environment(),
         )
     try:
-        wait_until(lambda: "loaders 2 -> 3" in out.read_text())
-        wait_until(lambda: "sending as loader 2" in out.read_text())
-        load.write_text("0.0")
-        wait_until(lambda: "loaders 3 -> 1" in out.read_text())
-        load.write_text("2.0")
-        wait_until(lambda: out.read_text().count("as loader 1") == 2)
-        (tmp_path / "end").touch()
+        yield out.read_text
+        (folder / "end").touch()
         assert process.wait(60) == 0, out.read_text()
     finally:
         process.kill()
-    text = out.read_text()
-    assert text.count("sending as loader 0") == 1  # it was never ended
-    assert "failed" not in text and "exited" not in text
+    assert "exited" not in out.read_text()
+
+
+def test_loaders_follow_the_load(tmp_path: Path) -> None:
+    """Out to the most, in to the least; one that is ended is no failure."""
+    load = tmp_path / "load-loader"
+    load.write_text("2.0")
+    with launched(tmp_path, "loader=3") as out:
+        wait_until(lambda: "loaders 2 -> 3" in out())
+        wait_until(lambda: "sending as loader 2" in out())
+        load.write_text("0.0")
+        wait_until(lambda: "loaders 3 -> 1" in out())
+        load.write_text("2.0")
+        wait_until(lambda: out().count("as loader 1") == 2)
+    assert out().count("sending as loader 0") == 1  # it was never ended
+
+
+def test_embedding_workers_follow_the_load(tmp_path: Path) -> None:
+    """Their list has those that take batches, and no more."""
+    load, given = tmp_path / "load-embedding-worker", tmp_path / "workers"
+    load.write_text("2.0")
+    with launched(tmp_path, "embedding-worker=2") as out:
+        wait_until(lambda: given.exists() and given.read_text())
+        listed = Path(given.read_text().removeprefix("file:"))
+        first = listed.read_text().split()
+        assert len(first) == 1
+        wait_until(lambda: len(listed.read_text().split()) == 2)
+        load.write_text("0.1")
+        wait_until(lambda: listed.read_text().split() == first)
+        load.write_text("2.0")
+        wait_until(lambda: len(listed.read_text().split()) == 2)
+    assert out().count("embedding-workers 1 -> 2") == 2
+    assert not listed.exists()
+
+
+def test_servers_follow_the_load(tmp_path: Path) -> None:
+    """They join before shards move to them, and end after these have left; a
+    move that fails is made again."""
+    load, moves = tmp_path / "load-server", tmp_path / "moves"
+    (tmp_path / "fail").touch()
+    load.write_text("3.0")
+    with launched(tmp_path, "server=3"):
+        wait_until(lambda: moves.exists() and moves.read_text())
+        (tmp_path / "fail").unlink()
+        wait_until(lambda: moves.read_text().count("\n") > 1)
+        load.write_text("0.1")
+        wait_until(lambda: moves.read_text().endswith("3 to 1\n"))
+        load.write_text("2.0")
+        wait_until(lambda: moves.read_text().endswith("2 to 2\n"))
+    assert set(moves.read_text().splitlines()) == {
+        "3 to 3",
+        "3 to 1",
+        "2 to 2",
+    }
+    assert [
+        (d["before"], d["after"])
+        for d in last_decisions(tmp_path / "decisions", 3)
+    ] == [(1, 3), (3, 1), (1, 2)]
 
 
 @pytest.mark.parametrize(
@@ -116,6 +191,9 @@ def test_loaders_follow_the_load(tmp_path: Path) -> None:
     [
         ["--loaders", "1:3"],
         ["--loaders", "2", "--autoscale"],
+        ["--ps", "1:3", "--autoscale"],
+        ["--ps", "0"],
+        ["--ps", "1:3", "--shards", "2", "--autoscale", "--checkpoints", "x"],
         ["--loaders", "3:1", "--autoscale"],
         ["--loaders", "x"],
         ["--loaders", "1:3", "--autoscale", "--parts", "2"],

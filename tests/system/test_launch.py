@@ -24,12 +24,14 @@ from typer.testing import CliRunner
 
 from persia import _core, errors
 from persia.cli.app import app
-from persia.distributed.launch import Cluster, reserve
+from persia.distributed.commands import Cluster
+from persia.distributed.launch import reserve
 from tests.system.processes import MARK, environment, marked, wait_until
 
 DRIVER = """
 import sys
-from persia.distributed.launch import Cluster, run
+from persia.distributed.commands import Cluster
+from persia.distributed.launch import run
 
 class Fake(Cluster):
     def server_command(self, shard, port, options):

@@ -147,6 +147,35 @@ static void some_features_may_have_gradients(void **state)
     check_grads(*state, 1);
 }
 
+static void one_that_leaves_takes_no_more(void **state)
+{
+    world *w = *state;
+    wire_submit_reply reply;
+    wire_submit m;
+    uint64_t of;
+    uint32_t status;
+    hello(w, 1);
+    declare(w, "b");
+    send_batch(w, 1);
+    assert_int_equal(persia_embedding_worker_leave(w->s), 1);
+    for (uint64_t number = 1; number <= 2; number++) {
+        m = batch(w, number);
+        pending *c = START(w->s, SUBMIT, submit, &m);
+        assert_int_equal(wait_for(c), PERSIA_OK);
+        DECODE(c, submit_reply, &reply);
+        assert_int_equal(reply.status,
+                         number == 1 ? SUBMIT_QUEUED : SUBMIT_FULL);
+        assert_true(reply.leaving);
+        end_call(c);
+    }
+    const uint64_t lease = lease_of(w, 1, 1, &of);
+    assert_int_equal(persia_embedding_worker_leave(w->s), 1);
+    assert_int_equal(give_back(w, 1, lease, RETURN_TRAINED, KEYS, &status),
+                     PERSIA_OK);
+    assert_int_equal(status, RETURNED_DONE);
+    assert_int_equal(persia_embedding_worker_leave(w->s), 0);
+}
+
 static void a_loader_hears_what_is_done(void **state)
 {
     world *w = *state;
@@ -479,6 +508,7 @@ int main(void)
         TEST(gradients_are_applied_once),
         TEST(some_features_may_have_gradients),
         TEST(a_loader_hears_what_is_done),
+        TEST(one_that_leaves_takes_no_more),
         TEST(a_batch_is_offered_again),
         TEST(a_rank_that_the_job_has_no_longer_gives_its_batch_back),
         cmocka_unit_test(a_lease_ends_by_time),
