@@ -241,6 +241,27 @@ bug(restore_is_not_logged shard/logged.c
     int rc = persia_log_append(s->log, LOG_RESTORE, request, 1, &end);
 ]==])
 
+# What followed the checkpoint is in no rows.
+bug(loader_sends_no_more_after_a_load loader/resume.c
+[==[    if (m->lineage == s->lineage)
+        return;
+    s->lineage = m->lineage;
+]==]
+[==[    if (m->lineage == s->lineage ||
+        sim_bug("loader_sends_no_more_after_a_load"))
+        return;
+    s->lineage = m->lineage;
+]==])
+
+# Batches of the rows before are offered, and done.
+bug(worker_goes_on_after_a_load embedding_worker/lineage.c
+[==[    if (lineage != s->lineage)
+        lineage_begin_again(s, lineage, boot);
+]==]
+[==[    if (lineage != s->lineage && !sim_bug("worker_goes_on_after_a_load"))
+        lineage_begin_again(s, lineage, boot);
+]==])
+
 # ---- moves ----
 
 # Of the model (moves.c): a source that begins with the shard again.

@@ -7,6 +7,7 @@
 #include "loop/loop.h"
 #include "pool/pool.h"
 #include "rank/rank.h"
+#include "tests/sim/saves.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -32,10 +33,15 @@ static struct {
     process workers[WORKERS_MAX], ranks[RANKS_MAX], loader;
     loader_sender *sender; /* of the loader that has ended */
     int rows;            /* ... travel: ranks pool them */
-    int step;            /* the ranks train in step, and die together */
+    int step;            /* the ranks train in step */
+    int together;        /* ... or save together: they die together */
     int group;           /* batches of an update; its last one may have less */
+    int every;           /* ... of a rank between two times that ranks meet */
+    int loads;           /* ranks are to end, and to load when they begin */
+    int loaded;          /* they have */
+    int mixed;           /* one has seen rows of different restores */
     uint64_t healed;     /* when the last fault was; or 0 */
-    uint32_t met;        /* ranks of this life that have joined the steps */
+    uint32_t met;        /* meetings of this life, times ranks that came */
     uint64_t last;       /* step that one of them knows */
     uint32_t ended;      /* ... that have ended their pass */
     int done;
@@ -98,7 +104,7 @@ static void ranks_kill(uint64_t least)
 
 static void process_end(process *p, uint64_t least)
 {
-    if (four.step && p->slot < SLOT_WORKERS)
+    if (four.together && p->slot < SLOT_WORKERS)
         ranks_kill(least);
     else
         process_kill(p, least);
@@ -110,10 +116,11 @@ static _Noreturn void die(process *p, const char *what, int rc)
     sim_say("%s: %s: %s", what, persia_err_name(rc), persia_err_text());
     if (rc != PERSIA_EUNAVAILABLE && rc != PERSIA_ETIMEOUT &&
         rc != PERSIA_EINCOMPLETE && !(rc == PERSIA_ECLOSED && p->lives > 1) &&
-        !client_is_loss(rc) &&
+        !client_is_loss(rc) && !(w.saves && rc == PERSIA_EIO) &&
         !(w.moves && !w.finish && rc == PERSIA_EMISMATCH))
         sim_fail("%s: %s, which no fault explains", what,
                  persia_err_name(rc));
+    four.mixed |= rc == PERSIA_EINCOMPLETE;
     if (four.healed && sim_now() - four.healed > CALM)
         sim_fail("%s dies, and there was no fault for long", p->name);
     process_end(p, SIM_S);
@@ -170,7 +177,7 @@ static worker_client_config client_of_workers(int rank)
         .addresses = addresses, .addresses_n = four.workers_n,
         .name_space = "sim", .rank = rank < 0 ? 0 : (uint32_t)rank,
         .world = rank < 0 ? 0 : w.ranks_n, .timeout_ns = 60 * SIM_S,
-        .move_ns = 15 * SIM_S, .stream = rank < 0 ? 200 : 0, .job = 9,
+        .move_ns = 15 * SIM_S, .stream = rank < 0 ? STREAM_LOADER : 0, .job = 9,
         .message_limit = 4 << 20, .dtype = WIRE_FP32};
 }
 
@@ -184,7 +191,7 @@ uint32_t four_shared(int batch)
 static size_t ids_of(int batch, uint64_t *ids)
 {
     size_t n = 0;
-    for (uint32_t s = 0; s < w.servers_n; s++)
+    for (uint32_t s = 0; s < w.ranks[0].attempts[batch].servers_n; s++)
         ids[n++] = own_row(0, batch, s);
     for (uint32_t i = 0; i < SHARED; i++)
         if (four_shared(batch) >> i & 1)
@@ -212,7 +219,8 @@ static void flush_all(process *p, loader_sender *s)
         if (!rc)
             return;
         sim_say("flush tells: %s", persia_err_text());
-        if (rc != PERSIA_ELOST && i > four.batches)
+        if (rc == PERSIA_EREPLACED ||
+            (rc != PERSIA_ELOST && i > four.batches))
             die(p, "flush", rc);
     }
 }
@@ -259,7 +267,7 @@ typedef struct trainer {
     rank_taker *r;
     rank_taken *taken[AHEAD];
     uint64_t batch[AHEAD];
-    int n;
+    int n, trained;
     int pending; /* batches of the next update */
 } trainer;
 
@@ -281,6 +289,16 @@ static void open_rank(trainer *t, uint32_t i)
         die(t->p, "a rank", rc);
 }
 
+/* Waits for the other ranks of this life, as a barrier of theirs. */
+static void meet(void)
+{
+    const uint32_t all = (four.met / w.ranks_n + 1) * w.ranks_n;
+    four.met++;
+    sim_wake(&four.met);
+    while (four.met < all)
+        (void)sim_wait(&four.met, UINT64_MAX);
+}
+
 /* Joins the steps, with the others of this life. */
 static void join(trainer *t)
 {
@@ -290,10 +308,7 @@ static void join(trainer *t)
         die(t->p, "a join", rc);
     if (applied > four.last)
         four.last = applied;
-    four.met++;
-    sim_wake(&four.met);
-    while (four.met < w.ranks_n) /* an all-reduce */
-        (void)sim_wait(&four.met, UINT64_MAX);
+    meet(); /* an all-reduce */
     const uint32_t i = (uint32_t)(t->p - four.ranks);
     rc = persia_loop_sync(t->s, four.last, i, w.ranks_n);
     if (rc)
@@ -346,6 +361,65 @@ static void ask_ahead(trainer *t)
         if (rc_)                                                              \
             die((t)->p, what, rc_);                                           \
     } while (0)
+
+/* ---- checkpoints ---- */
+
+static int is_first(const trainer *t)
+{
+    return t->p == four.ranks;
+}
+
+static void load_newest(trainer *t)
+{
+    const saver of = {t->c, t->table};
+    const int chance = sim_chance(600);
+    if (!w.newest || !(four.mixed || w.unfinished || four.loads ||
+                       (chance && !four.healed)))
+        return;
+    four.loads = 0;
+    int rc = saves_load(&of, &four.loaded);
+    if (rc)
+        die(t->p, "a load", rc);
+    four.mixed = 0;
+}
+
+/* Before ranks train: rank 0 may load, for all. */
+static void begin(trainer *t)
+{
+    persia_client_set_loading(t->c, 1);
+    meet();
+    four.loaded = 0;
+    meet();
+    if (is_first(t))
+        load_newest(t);
+    meet();
+    int rc = four.loaded ? saves_greet(t->c, 1) : PERSIA_OK;
+    if (rc)
+        die(t->p, "a greeting", rc);
+    persia_client_set_loading(t->c, 0);
+}
+
+/* At the same places of all ranks: rank 0 may save, or all end.  1: each is at
+ * the end of its pass. */
+static int agree(trainer *t)
+{
+    const saver of = {t->c, t->table};
+    TRAIN(t, "flush", persia_loop_flush(t->s, 0));
+    meet();
+    const int over = four.ended == w.ranks_n;
+    if (is_first(t) && w.newest && four.loads) {
+        process_end(t->p, SIM_S);
+        for (;;)
+            (void)sim_wait(NULL, UINT64_MAX);
+    }
+    int rc = is_first(t) && sim_chance(500) ? saves_save(&of) : PERSIA_OK;
+    if (rc)
+        die(t->p, "a save", rc);
+    meet();
+    return over;
+}
+
+/* ---- the training loop of a rank ---- */
 
 static void free_places(void *owner)
 {
@@ -404,6 +478,8 @@ static int train_one(trainer *t)
         t->batch[i - 1] = t->batch[i];
     }
     t->n--;
+    if (w.saves && ++t->trained % four.every == 0)
+        (void)agree(t);
     return 1;
 }
 
@@ -413,6 +489,8 @@ static void *rank_main(void *arg)
     assert(t);
     t->p = arg;
     open_rank(t, (uint32_t)(t->p - four.ranks));
+    if (w.saves)
+        begin(t);
     declare(t);
     do
         ask_ahead(t);
@@ -424,9 +502,10 @@ static void *rank_main(void *arg)
         TRAIN(t, "leaving", persia_loop_leave(t->s, 1));
     TRAIN(t, "flush", persia_loop_flush(t->s, 0));
     four.ended++;
-    sim_wake(&four.ended);
-    while (four.step && four.ended < w.ranks_n)
-        (void)sim_wait(&four.ended, UINT64_MAX);
+    while (w.saves && !agree(t))
+        ;
+    if (four.together)
+        meet();
     sim_sleep(2 * SIM_S);
     process_end(t->p, SIM_S); /* a loader that begins again needs ranks */
     for (;;)
@@ -458,8 +537,13 @@ void four_begin(void)
     four.lease = sim_between(SIM_S, 30 * SIM_S);
     four.timeout = sim_between(2 * SIM_S, 20 * SIM_S);
     four.batches = 20 + (int)sim_random(BATCHES_MAX - 20);
+    four.every = four.group * (1 + (int)sim_random(8));
+    four.together = four.step || w.saves;
+    w.ranks[0].attempts_n = four.batches;
     for (int k = 0; k < four.batches; k++)
-        w.ranks[0].attempts[k].servers_n = w.servers_n;
+        w.ranks[0].attempts[k] = (attempt){.number = (uint64_t)k + 1,
+                                           .shared = four_shared(k),
+                                           .servers_n = w.servers_n};
     sim_say("four roles: %u workers, %d batches, staleness %llu%s, updates of "
             "%d, leases of %.1f s%s", four.workers_n, four.batches,
             (unsigned long long)four.staleness, four.step ? " in step" : "",
@@ -494,6 +578,22 @@ void four_kill_loader(void)
         process_kill(&four.loader, SIM_MS);
 }
 
+void four_stop_worker(void)
+{
+    sim_node *n = four.workers[sim_random(four.workers_n)].node;
+    sim_say("%s is stopped", sim_node_name(n));
+    sim_pause(n, sim_now() + sim_between(5 * SIM_S, 40 * SIM_S));
+    four.loads = 1;
+}
+
+void four_kill_all(void)
+{
+    process_kill(&four.loader, SIM_MS);
+    for (uint32_t i = 0; i < four.workers_n; i++)
+        process_kill(&four.workers[i], SIM_MS);
+    process_end(&four.ranks[0], SIM_MS);
+}
+
 sim_node *four_any(uint32_t k)
 {
     if (k < w.ranks_n)
@@ -505,6 +605,7 @@ sim_node *four_any(uint32_t k)
 void four_heal(void)
 {
     four.healed = sim_now();
+    four.loads = 0;
     for (uint32_t i = 0; i < four.workers_n; i++)
         restart(&four.workers[i]);
     for (uint32_t i = 0; i < w.ranks_n; i++)
@@ -517,11 +618,6 @@ void four_await_end(uint64_t until)
     while (!four.done)
         if (sim_wait(&four, until) && !four.done)
             sim_fail("the loader's batches are not done");
-}
-
-int four_batches(void)
-{
-    return four.batches;
 }
 
 uint64_t four_told(int killed)

@@ -5,6 +5,10 @@
  * own on each server and to shared rows.  A process that has an error dies and
  * is started again; the loader begins with batch 1 then, and servers know what
  * they have.
+ *
+ * With checkpoints ranks meet every few batches, and rank 0 saves while the
+ * others wait.  Ranks that begin may load, as `persia train --resume` does.
+ * Workers and the loader go on, and find out.
  */
 #ifndef PERSIA_TESTS_SIM_FOUR_H
 #define PERSIA_TESTS_SIM_FOUR_H
@@ -25,14 +29,17 @@ void four_begin(void);
 void four_kill_worker(void);
 void four_kill_rank(void);
 void four_kill_loader(void);
+/* A worker is stopped; ranks are to load meanwhile. */
+void four_stop_worker(void);
+/* Other servers begin: all are started again. */
+void four_kill_all(void);
 sim_node *four_any(uint32_t k);
 /* Starts what is down. */
 void four_heal(void);
 /* Waits until the loader's batches are done. */
 void four_await_end(uint64_t until);
-/* Batches of the loader; how many it counts as lost or failed.  killed: a
- * server was. */
-int four_batches(void);
+/* How many batches the loader counts as lost or failed.  killed: a server
+ * was. */
 uint64_t four_told(int killed);
 
 #endif

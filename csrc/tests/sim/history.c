@@ -28,7 +28,9 @@ static uint32_t saves_of_1000(void)
     static const char *const bugs[] = {
         "union_of_ledgers",       "cut_of_a_later_moment",
         "restore_is_taken_back",  "ledger_of_a_later_moment",
-        "ledger_is_not_restored", "restore_is_not_logged"};
+        "ledger_is_not_restored", "restore_is_not_logged",
+        "loader_sends_no_more_after_a_load",
+        "worker_goes_on_after_a_load"};
     for (size_t i = 0; i < sizeof bugs / sizeof *bugs; i++)
         if (sim_bug(bugs[i]))
             return 1000;
@@ -59,7 +61,7 @@ static void plan(void)
     w.policy = sim_chance(500) ? LOST_RAISE : LOST_CONTINUE;
     if (sim_chance(600))
         w.durable = sim_chance(500) ? LOG_PROCESS : LOG_DISK;
-    w.saves = !w.four && sim_chance(saves_of_1000());
+    w.saves = sim_chance(saves_of_1000());
     w.moves = !w.saves && sim_chance(moves_of_1000());
     w.log_limit = w.saves || w.moves ? sim_between(4096, 1 << 16) : 1 << 30;
     if (w.saves) {
@@ -305,6 +307,8 @@ static void fault_in_save(void)
     sim_sleep(sim_between(SIM_US, SIM_S));
     if (sim_chance(700)) {
         fault_kill_server();
+    } else if (w.four) {
+        four_kill_rank();
     } else if (w.ranks[0].life) {
         rank_kill(0);
         sim_at(sim_now() + sim_between(SIM_MS, 4 * SIM_S), restart_rank, NULL);
@@ -324,6 +328,12 @@ static void fault_stale_client(void)
         w.ranks[0].life->loads = 1;
 }
 
+static void fault_stale_worker(void)
+{
+    four_stop_worker();
+    fault_kill_server();
+}
+
 static void fault_reshard(void)
 {
     if (!w.newest)
@@ -331,7 +341,7 @@ static void fault_reshard(void)
     const uint32_t n = 1 + sim_random(SERVERS_MAX);
     sim_say("%u servers begin in the place of %u", n, w.servers_n);
     saves_reshard(n);
-    for (uint32_t i = 0; i < w.ranks_n; i++)
+    for (uint32_t i = 0; i < w.ranks_n && !w.four; i++)
         sim_at(sim_now() + sim_between(SIM_MS, 4 * SIM_S), restart_rank,
                (void *)(uintptr_t)i);
 }
@@ -349,7 +359,14 @@ static void one_fault(void)
         fault_slow,        fault_disk,      fault_reshard, fault_reshard,
         fault_in_save,     fault_in_save,   fault_stale_client,
         fault_stale_client};
-    if (w.saves)
+    static void (*const both[])(void) = {
+        fault_kill_server, four_kill_worker,   four_kill_rank,
+        four_kill_loader,  fault_pause,        fault_cut,
+        fault_slow,        fault_disk,         fault_reshard,
+        fault_in_save,     fault_stale_worker, fault_stale_worker};
+    if (w.saves && w.four)
+        both[sim_random(sizeof both / sizeof *both)]();
+    else if (w.saves)
         saves[sim_random(sizeof saves / sizeof *saves)]();
     else if (w.moves && sim_chance(600))
         fault_move();
@@ -456,15 +473,6 @@ static void check_told(const rank_role *r, const update_bits has)
                  r->index, (unsigned long long)n.lost);
 }
 
-/* The loader's batches, as updates of a rank. */
-static void list_batches(void)
-{
-    w.ranks_n = 1;
-    w.ranks[0].attempts_n = four_batches();
-    for (int k = 0; k < four_batches(); k++)
-        w.ranks[0].attempts[k].shared = four_shared(k);
-}
-
 /* What is not in the rows the loader knows of. */
 static void check_batches(const update_bits has)
 {
@@ -472,9 +480,11 @@ static void check_batches(const update_bits has)
     int killed = 0;
     for (uint32_t s = 0; s < w.servers_n; s++)
         killed |= w.servers[s].life > 1 && !w.durable;
-    const uint64_t told = four_told(killed);
+    /* What was in part of a checkpoint's rows servers have reported. */
+    const uint64_t told = four_told(killed || w.epoch) + w.ranks[0].told;
     for (int k = 0; k < w.ranks[0].attempts_n; k++) {
-        const int missing = has[0][k] != (1 << w.servers_n) - 1;
+        const uint32_t servers_n = w.ranks[0].attempts[k].servers_n;
+        const int missing = has[0][k] != (1 << servers_n) - 1;
         must += (uint64_t)missing;
         if (missing)
             sim_say("batch %d is missing", k + 1);
@@ -499,8 +509,6 @@ static void verdict(void)
     update_bits has;
     if (w.moves)
         moves_check_end();
-    if (w.four)
-        list_batches();
     if (counts_read("at the end", 1, read_new, NULL, has))
         sim_fail("the verdict reads no rows: %s", persia_err_text());
     if (w.four)
@@ -542,7 +550,10 @@ void history_run(void)
         rank_start(i);
     const net_faults f = weather();
     net_set_faults(&f);
-    const int faults = (int)sim_random(FAULTS_MAX);
+    const int both = w.four && w.saves;
+    const int faults = (int)sim_random(FAULTS_MAX) + (both ? FAULTS_MAX : 0);
+    for (int i = both ? (int)sim_random(150) : 0; i && !w.newest; i--)
+        sim_sleep(100 * SIM_MS); /* there is something to load */
     for (int i = 0; i < faults; i++) {
         sim_sleep(sim_between(SIM_MS, 8 * SIM_S));
         one_fault();

@@ -25,7 +25,8 @@ enum {
     SLOT_SERVERS = 1,
     SLOT_RANKS = 5,
     SLOT_COMMAND = 13,
-    STREAM = 100 /* of rank 0; the next ones follow */
+    STREAM = 100, /* of rank 0; the next ones follow */
+    STREAM_LOADER = 200
 };
 
 /* What became of one update, as its rank knows. */

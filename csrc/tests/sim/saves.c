@@ -3,6 +3,7 @@
 
 #include "ids/ids.h"
 #include "sched/sched.h"
+#include "tests/sim/four.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -127,8 +128,8 @@ static void read_checkpoint(const checkpoint *c, update_bits has)
 
 static int read_live(void *ctx, size_t n, const uint64_t *ids, float *out)
 {
-    rank_life *l = ctx;
-    return read_rows(l->c, l->table, 0, n, ids, out);
+    const saver *of = ctx;
+    return read_rows(of->c, of->table, 0, n, ids, out);
 }
 
 /* What a look at all rows has seen, and whether they are the same still. */
@@ -137,17 +138,20 @@ typedef struct view {
     int updates[RANKS_MAX], rows[SERVERS_MAX];
 } view;
 
-static int view_take(rank_life *l, view *v)
+static int view_take(const saver *of, view *v)
 {
     for (uint32_t i = 0; i < w.ranks_n; i++)
         v->updates[i] = w.ranks[i].attempts_n;
     for (uint32_t s = 0; s < w.servers_n; s++)
         v->rows[s] = w.servers[s].rows;
-    return counts_read("a look", 0, read_live, l, v->has);
+    saver at = *of;
+    return counts_read("a look", 0, read_live, &at, v->has);
 }
 
-/* The rows of `later` have what was seen, and of rank 0 nothing else. */
-static void view_compare(const view *v, const char *where, update_bits later)
+/* The rows of `later` have what was seen; same: and of rank 0 nothing else.
+ * With four roles workers may still bring what a rank left that died. */
+static void view_compare(const view *v, const char *where, update_bits later,
+                         int same)
 {
     for (uint32_t i = 0; i < w.ranks_n; i++)
         for (int k = 0; k < v->updates[i]; k++)
@@ -156,7 +160,7 @@ static void view_compare(const view *v, const char *where, update_bits later)
                 const int had = v->has[i][k] >> s & 1;
                 const int has = later[i][k] >> s & 1;
                 if (v->rows[at] == w.servers[at].rows &&
-                    (had > has || (i == 0 && had != has)))
+                    (had > has || (i == 0 && same && had != has)))
                     sim_fail("%s: batch %d of rank %u is %sthere", where, k, i,
                              has ? "" : "not ");
             }
@@ -165,14 +169,14 @@ static void view_compare(const view *v, const char *where, update_bits later)
 /* ---- saving ---- */
 
 /* All servers, until they have started, or are done. */
-static int snapshot_all(rank_life *l, uint32_t verb, const char *folder,
+static int snapshot_all(ps_client *client, uint32_t verb, const char *folder,
                         checkpoint *c, int until_done)
 {
     for (;;) {
         int all = 1;
         for (uint32_t i = 0; i < w.servers_n; i++) {
             int started = 0, done = 0;
-            const peer p = {.c = l->c, .shard = i};
+            const peer p = {.c = client, .shard = i};
             int rc = peer_snapshot(&p, verb, CHECKPOINTS, folder, "proof",
                                    &c->parts[i], &started, &done);
             if (rc)
@@ -187,10 +191,10 @@ static int snapshot_all(rank_life *l, uint32_t verb, const char *folder,
 
 /* They are asked to end what they write; a server that does not answer forgets
  * it. */
-static void end_all(rank_life *l, const char *folder, checkpoint *c)
+static void end_all(ps_client *client, const char *folder, checkpoint *c)
 {
     for (uint32_t i = 0; i < w.servers_n; i++) {
-        const peer p = {.c = l->c, .shard = i};
+        const peer p = {.c = client, .shard = i};
         int started, done = 0;
         const uint64_t until = sim_now() + 10 * SIM_S;
         while (!peer_snapshot(&p, SNAPSHOT_END, CHECKPOINTS, folder, "proof",
@@ -201,20 +205,26 @@ static void end_all(rank_life *l, const char *folder, checkpoint *c)
 }
 
 /* persia/checkpoint/shards.py: ShardRows.write(). */
-static int write_all(rank_life *l, const char *folder, checkpoint *c)
+static int write_all(ps_client *client, const char *folder, checkpoint *c)
 {
     storage_make(CHECKPOINTS, folder, "proof");
-    int rc = snapshot_all(l, SNAPSHOT_BEGIN, folder, c, 0);
+    int rc = snapshot_all(client, SNAPSHOT_BEGIN, folder, c, 0);
     if (!rc)
-        rc = snapshot_all(l, SNAPSHOT_STATUS, folder, c, 0);
+        rc = snapshot_all(client, SNAPSHOT_STATUS, folder, c, 0);
     if (!rc)
-        rc = snapshot_all(l, SNAPSHOT_STATUS, folder, c, 1);
-    end_all(l, folder, c);
+        rc = snapshot_all(client, SNAPSHOT_STATUS, folder, c, 1);
+    end_all(client, folder, c);
     storage_unprove(CHECKPOINTS, folder);
     /* Of a server that was started again, or for another save. */
     return rc == PERSIA_EARG ? persia_err_set(PERSIA_EUNAVAILABLE,
                                               "the save has failed")
                              : rc;
+}
+
+/* Updates of four roles have the names of their batches. */
+static uint64_t stream_of(int rank)
+{
+    return w.four ? STREAM_LOADER : STREAM + (uint64_t)rank;
 }
 
 /* Rows and ledger of a server are of one moment. */
@@ -225,8 +235,7 @@ static void check_ledger(const checkpoint *c, int rank, int k)
         return;
     for (uint32_t s = 0; s < c->servers_n; s++) {
         const int row = c->has[rank][k] >> s & 1;
-        const int there = part_has(&c->parts[s], STREAM + (uint64_t)rank,
-                                   a->number);
+        const int there = part_has(&c->parts[s], stream_of(rank), a->number);
         if (row && !there)
             sim_fail("the checkpoint: the ledger of server %u has not update "
                      "%llu of rank %d", s, (unsigned long long)a->number,
@@ -242,6 +251,22 @@ static void check_ledger(const checkpoint *c, int rank, int k)
     }
 }
 
+/* Batches that the ledger of a server has, and its rows have not, are those
+ * that it says to have passed over. */
+static void check_skipped(const checkpoint *c, uint32_t s)
+{
+    uint64_t missing = 0;
+    for (int k = 0; k < w.ranks[0].attempts_n; k++)
+        missing += !(c->has[0][k] >> s & 1) &&
+                   part_has(&c->parts[s], STREAM_LOADER,
+                            w.ranks[0].attempts[k].number);
+    const uint64_t skipped = part_skipped(&c->parts[s], STREAM_LOADER);
+    if (missing != skipped)
+        sim_fail("the checkpoint: server %u has passed over %llu batches, and "
+                 "its rows lack %llu of its ledger", s,
+                 (unsigned long long)skipped, (unsigned long long)missing);
+}
+
 static void publish(checkpoint *c, const char *folder, const view *before,
                     update_bits acked)
 {
@@ -253,13 +278,15 @@ static void publish(checkpoint *c, const char *folder, const view *before,
         if (c->parts[s].restore != c->parts[0].restore)
             sim_fail("a checkpoint has rows of different restores");
     read_checkpoint(c, c->has);
-    view_compare(before, "the checkpoint", c->has);
+    view_compare(before, "the checkpoint", c->has, !w.four);
     for (uint32_t i = 0; i < w.ranks_n; i++)
         for (int k = 0; k < before->updates[i]; k++) {
             if (acked[i][k])
                 saves_check("the checkpoint", (int)i, k, c->has[i][k]);
             check_ledger(c, (int)i, k);
         }
+    for (uint32_t s = 0; s < c->servers_n && w.four && !w.epoch; s++)
+        check_skipped(c, s);
     snprintf(name, sizeof name, "step-%u", ++step);
     storage_rename(CHECKPOINTS, folder, name);
     for (uint32_t s = 0; s < w.servers_n; s++)
@@ -268,7 +295,7 @@ static void publish(checkpoint *c, const char *folder, const view *before,
     sim_say("has saved %s", name);
 }
 
-int saves_save(rank_life *l)
+int saves_save(const saver *of)
 {
     static unsigned folders;
     char folder[FOLDER];
@@ -281,16 +308,16 @@ int saves_save(rank_life *l)
     snprintf(folder, sizeof folder, ".tmp-%u", ++folders);
     sim_say("saves into %s", folder);
     sim_wake(&w.newest);
-    int rc = persia_client_look(l->c);
+    int rc = persia_client_look(of->c);
     if (!rc)
-        rc = view_take(l, &before);
+        rc = view_take(of, &before);
     note_acked(acked);
-    const peer first = {.c = l->c};
+    const peer first = {.c = of->c};
     uint64_t lineage = 0;
     if (!rc)
         rc = peer_hello(&first, &lineage, &restore);
     if (!rc)
-        rc = write_all(l, folder, c);
+        rc = write_all(of->c, folder, c);
     for (uint32_t i = 0; i < w.servers_n; i++)
         c->parts[i].lineage = lineage;
     if (!rc)
@@ -303,7 +330,7 @@ int saves_save(rank_life *l)
 /* ---- loading ---- */
 
 /* persia/checkpoint/manifest.py: next_restore(). */
-static int next_restore(rank_life *l, uint64_t *out)
+static int next_restore(ps_client *client, uint64_t *out)
 {
     uint64_t highest = 0;
     for (uint32_t i = 0; i < w.newest->servers_n; i++)
@@ -311,7 +338,7 @@ static int next_restore(rank_life *l, uint64_t *out)
             highest = w.newest->parts[i].restore;
     for (uint32_t i = 0; i < w.servers_n; i++) {
         uint64_t lineage, restore;
-        const peer p = {.c = l->c, .shard = i};
+        const peer p = {.c = client, .shard = i};
         int rc = peer_hello(&p, &lineage, &restore);
         if (rc)
             return rc;
@@ -326,12 +353,12 @@ static int next_restore(rank_life *l, uint64_t *out)
 }
 
 /* One step of all servers; until_done: until each has done it. */
-static int restore_all(rank_life *l, uint32_t verb, const part *parts,
+static int restore_all(ps_client *client, uint32_t verb, const part *parts,
                        int until_done)
 {
     int first = PERSIA_OK;
     for (uint32_t i = 0; i < w.servers_n; i++) {
-        const peer p = {.c = l->c, .shard = i};
+        const peer p = {.c = client, .shard = i};
         int rc, done = 0;
         do
             rc = peer_restore(&p, verb, CHECKPOINTS, &parts[i], &done);
@@ -344,23 +371,23 @@ static int restore_all(rank_life *l, uint32_t verb, const part *parts,
     return PERSIA_OK;
 }
 
-static int greet(rank_life *l, int restored)
+int saves_greet(ps_client *c, int restored)
 {
     const uint64_t until = sim_now() + w.timeout;
     int rc;
-    while ((rc = persia_client_greet(l->c, restored)) == PERSIA_EUNAVAILABLE &&
+    while ((rc = persia_client_greet(c, restored)) == PERSIA_EUNAVAILABLE &&
            sim_now() < until)
         sim_sleep(100 * SIM_MS);
     return rc;
 }
 
 /* persia/checkpoint/saving.py: _stage(). */
-static int stage(rank_life *l, const checkpoint *c, part *parts)
+static int stage(ps_client *client, const checkpoint *c, part *parts)
 {
     uint64_t restore = 0, lineage = 0;
-    int rc = greet(l, 0);
+    int rc = saves_greet(client, 0);
     if (!rc)
-        rc = next_restore(l, &restore);
+        rc = next_restore(client, &restore);
     if (!rc)
         rc = persia_random_id(&lineage);
     for (uint32_t i = 0; i < w.servers_n; i++) {
@@ -369,12 +396,13 @@ static int stage(rank_life *l, const checkpoint *c, part *parts)
         parts[i].lineage = lineage | 1;
     }
     if (!rc)
-        rc = restore_all(l, RESTORE_PREPARE, parts, 1);
+        rc = restore_all(client, RESTORE_PREPARE, parts, 1);
     return rc;
 }
 
 /* ... _apply() and _go_on().  rows: of servers that have what was loaded. */
-static int commit(rank_life *l, const checkpoint *c, part *parts, int *rows)
+static int commit(ps_client *client, const checkpoint *c, part *parts,
+                  int *rows)
 {
     update_bits acked, has;
     memcpy(has, c->has, sizeof has);
@@ -383,9 +411,9 @@ static int commit(rank_life *l, const checkpoint *c, part *parts, int *rows)
     other_rows();
     for (uint32_t s = 0; s < w.servers_n; s++)
         rows[s] = w.servers[s].rows + 1;
-    int rc = restore_all(l, RESTORE_COMMIT, parts, 0);
+    int rc = restore_all(client, RESTORE_COMMIT, parts, 0);
     if (!rc)
-        rc = restore_all(l, RESTORE_COMMIT, parts, 1);
+        rc = restore_all(client, RESTORE_COMMIT, parts, 1);
     other_rows();
     if (rc) {
         note_unsure();
@@ -394,13 +422,13 @@ static int commit(rank_life *l, const checkpoint *c, part *parts, int *rows)
     w.unfinished = 0;
     note_loaded(has, acked);
     sim_say("has loaded %s", parts[0].folder);
-    rc = greet(l, 1);
+    rc = saves_greet(client, 1);
     if (!rc)
-        persia_client_set_t(l->c, parts[0].t);
+        persia_client_set_t(client, parts[0].t);
     return rc;
 }
 
-int saves_load(rank_life *l)
+int saves_load(const saver *of, int *loaded)
 {
     const checkpoint *c = w.newest;
     part *parts = calloc(SERVERS_MAX, sizeof *parts);
@@ -409,33 +437,31 @@ int saves_load(rank_life *l)
     assert(parts);
     sim_say("loads %s", c->parts[0].folder);
     sim_wake(&w.newest);
-    int rc = stage(l, c, parts);
-    persia_client_set_loading(l->c, 1);
+    int rc = stage(of->c, c, parts);
+    persia_client_set_loading(of->c, 1);
     if (!rc)
-        rc = commit(l, c, parts, rows);
+        rc = commit(of->c, c, parts, rows);
     if (rc) {
         char text[256];
         snprintf(text, sizeof text, "%s", persia_err_text());
-        (void)restore_all(l, RESTORE_ABORT, parts, 0);
+        (void)restore_all(of->c, RESTORE_ABORT, parts, 0);
         /* Of a server that was started again. */
         rc = persia_err_set(rc == PERSIA_EARG ? PERSIA_EUNAVAILABLE : rc, "%s",
                             text);
     }
-    persia_client_set_loading(l->c, 0);
+    persia_client_set_loading(of->c, 0);
     free(parts);
-    l->mixed = 0;
+    *loaded = !rc;
     if (rc)
         return rc;
-    l->next = persia_client_last_number(l->c) + 1;
-    l->first = l->of->attempts_n;
-    rc = view_take(l, &after);
+    rc = view_take(of, &after);
     if (!rc) {
         update_bits has;
         memcpy(has, c->has, sizeof has);
         memcpy(after.rows, rows, sizeof rows);
         for (uint32_t i = 1; i < w.ranks_n; i++)
             after.updates[i] = 0; /* they continue */
-        view_compare(&after, "what was loaded", has);
+        view_compare(&after, "what was loaded", has, 1);
     }
     return rc;
 }
@@ -446,7 +472,7 @@ int saves_load(rank_life *l)
 static void note_in_part(const checkpoint *c, int rank, uint32_t servers_n)
 {
     rank_role *r = &w.ranks[rank];
-    uint64_t must = 0, told = checkpoint_in_part(c, STREAM + (uint64_t)rank);
+    uint64_t must = 0, told = checkpoint_in_part(c, stream_of(rank));
     if (c->servers_n == servers_n)
         return;
     for (int k = 0; k < r->attempts_n; k++) {
@@ -470,6 +496,8 @@ void saves_reshard(uint32_t servers_n)
     for (uint32_t i = 0; i < w.ranks_n; i++)
         if (w.ranks[i].life)
             rank_kill((int)i);
+    if (w.four)
+        four_kill_all();
     for (uint32_t p = 0; p < processes_n(); p++)
         if (sim_node_alive(w.processes[p].node))
             host_kill(p);

@@ -2,7 +2,8 @@
  *
  * Rank 0 saves and loads as persia/checkpoint/saving.py does: nothing of its
  * own is in flight meanwhile.  The other ranks are other jobs at the same
- * servers, and stop for nothing.
+ * servers, and stop for nothing; with four roles they are of the same job, and
+ * wait.
  */
 #ifndef PERSIA_TESTS_SIM_SAVES_H
 #define PERSIA_TESTS_SIM_SAVES_H
@@ -17,10 +18,19 @@ struct checkpoint {
     uint8_t has[RANKS_MAX][UPDATES_MAX];
 };
 
+/* The store of who saves or loads. */
+typedef struct saver {
+    ps_client *c;
+    uint32_t table;
+} saver;
+
 /* 0, or an error of a call. */
-int saves_save(rank_life *l);
-/* The newest one, in the place of the rows that are there. */
-int saves_load(rank_life *l);
+int saves_save(const saver *of);
+/* The newest one, in the place of the rows that are there.  *loaded: they
+ * are, also where a later call fails. */
+int saves_load(const saver *of, int *loaded);
+/* Says Hello again to servers; restored: they have loaded rows. */
+int saves_greet(ps_client *c, int restored);
 /* What must be true of the updates that servers have at the end, or in a
  * checkpoint (`where`): has as in a checkpoint. */
 void saves_check(const char *where, int rank, int k, uint8_t has);

@@ -393,6 +393,12 @@ int part_has(const part *p, uint64_t stream, uint64_t number)
     return window_has(&has.w, number);
 }
 
+uint64_t part_skipped(const part *p, uint64_t stream)
+{
+    const wire_ledger *l = ledger_of(p, stream);
+    return l ? l->skipped : 0;
+}
+
 uint64_t checkpoint_in_part(const checkpoint *c, uint64_t stream)
 {
     return merge(c, stream, NULL);

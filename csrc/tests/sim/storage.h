@@ -58,6 +58,7 @@ int peer_restore(const peer *p, uint32_t verb, const char *root,
 int peer_hello(const peer *p, uint64_t *lineage, uint64_t *restore);
 
 int part_has(const part *p, uint64_t stream, uint64_t number);
+uint64_t part_skipped(const part *p, uint64_t stream);
 /* persia/checkpoint/manifest.py: part_of(); what updates are only in some of
  * the shards' rows, for another number of shards. */
 void part_of(const checkpoint *c, uint32_t shard, uint32_t shards, part *out);
