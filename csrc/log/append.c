@@ -104,9 +104,10 @@ static int segment_open(const updates_log *l, const char *spare,
     return l->disk->open(l->disk, name, 1, file);
 }
 
-/* Without the lock. */
+/* Without the lock.  again: there is an empty one of this name, which the one
+ * before it names. */
 static int segment_make(const updates_log *l, const char *spare,
-                        const char *name, int *file)
+                        const char *name, int again, int *file)
 {
     segment_head head;
     segment_head_make(l, l->end, &head);
@@ -119,11 +120,20 @@ static int segment_make(const updates_log *l, const char *spare,
         rc = l->disk->sync(l->disk, *file);
     if (!rc && l->config.level == LOG_DISK)
         rc = l->disk->sync_folder(l->disk);
-    if (rc) {
+    if (rc)
         l->disk->close(l->disk, *file);
+    if (rc && !again)
         (void)l->disk->remove(l->disk, name);
-    }
     return rc;
+}
+
+/* The segment that ends says so; where that is not written, it will not be
+ * noticed if the next one gets lost. */
+static void segment_name_next(const updates_log *l, const record_head *next)
+{
+    const wire_span span = {next, sizeof *next};
+    if (l->file >= 0)
+        (void)l->disk->write(l->disk, l->file, l->at, &span, 1);
 }
 
 int segment_begin_locked(updates_log *l)
@@ -140,13 +150,14 @@ int segment_begin_locked(updates_log *l)
         return rc;
     if (l->spares_n)
         spare_name(l->spares[--l->spares_n], spare);
+    const record_head next = record_head_next(l);
     pthread_mutex_unlock(&l->lock);
-    rc = segment_make(l, spare, name, &file);
+    rc = segment_make(l, spare, name, again, &file);
+    if (!rc && !again)
+        segment_name_next(l, &next);
     pthread_mutex_lock(&l->lock);
-    if (rc) {
-        l->segments_n -= (size_t)again; /* it was removed */
+    if (rc)
         return log_io_error("making", name, rc);
-    }
     while (l->syncing)
         persia_cond_wait(&l->change, &l->lock);
     if (!again)

@@ -116,6 +116,13 @@ int record_head_holds(const record_head *h, uint64_t id, uint64_t position)
            h->crc == record_crc(h);
 }
 
+record_head record_head_next(const updates_log *l)
+{
+    record_head h = {.id = l->id, .position = l->end, .synced = l->synced};
+    record_head_seal(&h);
+    return h;
+}
+
 void boot_of_machine(char out[BOOT_BYTES])
 {
     memset(out, 0, BOOT_BYTES);

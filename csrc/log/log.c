@@ -214,33 +214,36 @@ void persia_log_on_sync(updates_log *l, void (*fn)(void *ctx), void *ctx)
     l->on_sync_ctx = ctx;
 }
 
-/* Cuts off what lies behind the end in the last segment that is kept. */
-static int segment_resume(updates_log *l)
+/* Cuts off what lies behind the end in the last segment that is kept: its
+ * records, or that another segment follows. */
+static int segment_resume(updates_log *l, uint64_t first)
 {
     char name[SEGMENT_NAME];
-    const uint64_t first = l->firsts[l->segments_n - 1];
     segment_name(first, name);
     int rc = l->disk->open(l->disk, name, 0, &l->file);
     if (rc)
         return log_io_error("opening", name, rc);
     l->at = HEAD_BYTES + l->end - first;
     rc = l->disk->cut(l->disk, l->file, l->at);
-    return rc ? log_io_error("cutting the torn tail off", name, rc)
-              : PERSIA_OK;
+    if (rc)
+        return log_io_error("cutting the torn tail off", name, rc);
+    /* What was read is there; whether the disk has it is not known. */
+    if (l->config.level == LOG_DISK)
+        rc = l->disk->sync(l->disk, l->file);
+    return rc ? log_io_error("syncing", name, rc) : PERSIA_OK;
 }
 
-/* Removes segments behind the end, which have no record; or all. */
-static int segments_trim(updates_log *l, int all)
+/* Removes all segments but so many. */
+static int segments_trim(updates_log *l, size_t kept)
 {
-    while (l->segments_n &&
-           (all || l->firsts[l->segments_n - 1] >= l->end)) {
+    for (size_t i = kept; i < l->segments_n; i++) {
         char name[SEGMENT_NAME];
-        segment_name(l->firsts[l->segments_n - 1], name);
+        segment_name(l->firsts[i], name);
         int rc = l->disk->remove(l->disk, name);
         if (rc)
             return log_io_error("removing", name, rc);
-        l->segments_n--;
     }
+    l->segments_n = kept;
     return PERSIA_OK;
 }
 
@@ -249,15 +252,16 @@ int persia_log_begin(updates_log *l, const log_found *found)
     pthread_mutex_lock(&l->lock);
     l->end = found->end;
     l->cut = found->first;
+    size_t kept = 0; /* those behind the end have no record */
+    while (!found->behind && kept < l->segments_n && l->firsts[kept] < l->end)
+        kept++;
     int rc = turn_take_locked(l); /* at once: no other thread is there */
+    if (!rc && kept)
+        rc = segment_resume(l, l->firsts[kept - 1]);
     if (!rc)
-        rc = segments_trim(l, found->behind);
-    if (!rc)
-        rc = l->segments_n ? segment_resume(l) : segment_begin_locked(l);
-    /* What was read is there; whether the disk has it is not known. */
-    if (!rc && l->config.level == LOG_DISK && (rc = l->disk->sync(l->disk,
-                                                                   l->file)))
-        rc = log_io_error("syncing", "the last segment", rc);
+        rc = segments_trim(l, kept);
+    if (!rc && !kept)
+        rc = segment_begin_locked(l);
     l->synced = l->config.level == LOG_DISK ? l->end : 0;
     if (!rc)
         log_move_locked(l, LOG_OPEN);

@@ -25,13 +25,17 @@
  *
  * Segments that a cut made needless are used again, as spare-<position>: to
  * write where a file has pages costs a third.  Behind the last record lies a
- * head of zeros, and behind that whatever the segment had before.
+ * head of zeros, and behind that whatever the segment had before.  Where there
+ * is a next segment, the head says so: it has no body, and the position where
+ * that one begins.
  *
  * The end.  A record is valid if its checksums are and if it lies at the
  * position it names.  The first that is not is the torn tail of a crash, and
  * is cut off, unless a valid one behind it says that what was before had been
  * synced, or was written in the same boot of the machine: then the middle is
- * damaged (PERSIA_ECORRUPT, with file and offset).
+ * damaged (PERSIA_ECORRUPT, with file and offset).  The same decides whether a
+ * next segment that is not there is missing.  That records are missing at the
+ * end of the last one nothing shows.
  *
  * Any thread may append; one lock, held while a record is written.
  */

@@ -110,6 +110,8 @@ int segment_head_is_old(const segment_head *h, uint64_t first);
 void record_head_seal(record_head *h);
 /* Whether the bytes are the head of a record of the log at that position. */
 int record_head_holds(const record_head *h, uint64_t id, uint64_t position);
+/* Behind the last record of a segment: another one follows. */
+record_head record_head_next(const updates_log *l);
 /* The boot id of this machine; "" where it has none. */
 void boot_of_machine(char out[BOOT_BYTES]);
 

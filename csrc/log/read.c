@@ -26,6 +26,7 @@ typedef struct reading {
     uint64_t size;  /* bytes of the file */
     uint64_t at;    /* in it */
     int is_clean;   /* no record was begun at the end of those that hold */
+    int follows;    /* the segment before says that there is this one */
     segment_head head;
     char *body;     /* [room] aligned to UNIT */
     size_t room;
@@ -124,6 +125,12 @@ static int record_is_none(const record_head *h, size_t got)
     return got == 0 || (got == sizeof *h && !memcmp(h, &none, sizeof none));
 }
 
+/* What a segment tells of what was written before it, or in it, lasts. */
+static int read_is_of_boot(const reading *r)
+{
+    return *r->l->boot && !strcmp(r->head.boot, r->l->boot);
+}
+
 /* The record at r->at of the next position: *holds, with its head. */
 static int record_read(reading *r, record_head *h, size_t *n, int *holds)
 {
@@ -135,6 +142,11 @@ static int record_read(reading *r, record_head *h, size_t *n, int *holds)
         !record_head_holds(h, r->l->id, r->found->end) ||
         h->bytes > r->size - r->at - RECORD_BYTES)
         return rc;
+    if (!h->bytes) {
+        r->is_clean = 1;
+        r->follows = read_is_of_boot(r) || h->synced >= h->position;
+        return PERSIA_OK;
+    }
     rc = read_body_room(r, h->bytes);
     if (!rc)
         rc = read_at(r, r->at + RECORD_BYTES, r->body, h->bytes, &got);
@@ -182,7 +194,7 @@ static int record_give(reading *r, const record_head *h, size_t n,
 static int segment_shows(reading *r, uint64_t bad, int *shows)
 {
     char *look = malloc(LOOK_BYTES);
-    const int same_boot = *r->l->boot && !strcmp(r->head.boot, r->l->boot);
+    const int same_boot = read_is_of_boot(r);
     int rc = look ? PERSIA_OK
                   : persia_err_set(PERSIA_ENOMEM, "no memory for a log");
     for (uint64_t at = r->at; !rc && !*shows && at < r->size;
@@ -214,6 +226,16 @@ static int read_judge_segment(reading *r, uint64_t bad, int *shows)
     return PERSIA_OK;
 }
 
+static int read_misses(const reading *r)
+{
+    char next[SEGMENT_NAME];
+    segment_name(r->found->end, next);
+    return persia_err_set(PERSIA_ECORRUPT,
+                          "the log is damaged: %s is missing or has no head, "
+                          "and the segment before it says that it follows",
+                          next);
+}
+
 /* Something does not hold at r->at.  A tail that a crash tore, or damage: an
  * error, with this segment open. */
 static int read_judge_end(reading *r)
@@ -221,6 +243,8 @@ static int read_judge_end(reading *r)
     const uint64_t bad = r->found->end, at = r->at;
     const size_t segment = r->segment;
     int shows = 0, holds;
+    if (r->follows)
+        return read_misses(r);
     int rc = read_judge_segment(r, bad, &shows);
     r->found->torn = r->size > at && !r->is_clean ? r->size - at : 0;
     for (size_t no = segment + 1; no < r->l->segments_n && !rc && !shows;
@@ -248,6 +272,7 @@ static int records_read(reading *r, uint64_t from, int *ends)
 {
     int rc = PERSIA_OK, holds = 1;
     const size_t next = r->segment + 1;
+    r->follows = 0;
     while (!rc && holds) {
         record_head h;
         size_t n;

@@ -271,6 +271,82 @@ static void a_missing_segment_is_refused(void **state)
     world_free(&w);
 }
 
+/* The last one.  After another boot what was not synced may be gone. */
+static void a_missing_last_segment_is_refused(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        const enum log_level level = i & 1 ? LOG_DISK : LOG_PROCESS;
+        const int same_boot = i & 2;
+        world w;
+        log_found found;
+        uint64_t end;
+        fresh(&w, level, 100);
+        memory_file *last = memory_disk_file(w.disk,
+                                             memory_disk_count(w.disk) - 1);
+        assert_true(segment_parse(last->name, &end));
+        last->there = 0;
+        persia_log_close(w.log);
+        ok(persia_log_open(&w.disk->disk, &w.config, &w.log));
+        if (!same_boot)
+            snprintf(w.log->boot, sizeof w.log->boot, "another");
+        reader e = {&w, 0};
+        int rc = persia_log_read(w.log, 0, see, &e, NULL, &found);
+        assert_int_equal(rc, same_boot || level == LOG_DISK ? PERSIA_ECORRUPT
+                                                            : PERSIA_OK);
+        assert_int_equal(found.end, end);
+        if (!rc) {
+            assert_int_equal(found.torn, 0);
+            ok(persia_log_begin(w.log, &found));
+            w.n = e.next;
+            ok(append(&w));
+            resume(&w, 0, w.n);
+        }
+        world_free(&w);
+    }
+}
+
+static int remove_fails(log_disk *d, const char *name)
+{
+    (void)d;
+    (void)name;
+    return EIO;
+}
+
+/* A segment was made, and the disk took no record.  What the log goes on
+ * without is not missed, wherever a beginning ends. */
+static void a_segment_without_a_record_is_not_missed(void **state)
+{
+    (void)state;
+    world w;
+    log_found found;
+    size_t n;
+    int rc;
+    fresh(&w, LOG_PROCESS, 20);
+    do {
+        w.disk->room = EMPTY_BYTES + RECORD_BYTES;
+        const int before = memory_disk_count(w.disk);
+        rc = append(&w);
+        if (memory_disk_count(w.disk) > before)
+            break;
+        w.disk->room = UINT64_MAX;
+        if (rc)
+            ok(append(&w));
+    } while (1);
+    assert_int_equal(rc, PERSIA_EUNAVAILABLE);
+    w.disk->room = UINT64_MAX;
+    ok(reopen(&w, 0, &n, &found));
+    assert_int_equal(n, w.n);
+    int (*const remove)(log_disk *, const char *) = w.disk->disk.remove;
+    w.disk->disk.remove = remove_fails;
+    assert_int_equal(persia_log_begin(w.log, &found), PERSIA_EIO);
+    w.disk->disk.remove = remove;
+    resume(&w, 0, w.n);
+    ok(append(&w));
+    resume(&w, 0, w.n);
+    world_free(&w);
+}
+
 /* Power is lost: what was synced is there, all of it, and in order. */
 static void what_was_synced_survives_power(void **state)
 {
@@ -640,6 +716,8 @@ int main(void)
         cmocka_unit_test(a_torn_tail_is_cut_off),
         cmocka_unit_test(a_damaged_middle_is_refused),
         cmocka_unit_test(a_missing_segment_is_refused),
+        cmocka_unit_test(a_missing_last_segment_is_refused),
+        cmocka_unit_test(a_segment_without_a_record_is_not_missed),
         cmocka_unit_test(what_was_synced_survives_power),
         cmocka_unit_test(power_is_lost_while_a_segment_is_made),
         cmocka_unit_test(a_full_disk_changes_nothing),
