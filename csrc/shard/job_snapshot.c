@@ -112,6 +112,8 @@ static int job_snapshot_write_table(job *n, sched *threads, uint32_t no)
 int snapshot_write(job *n, sched *threads)
 {
     int rc = PERSIA_OK;
+    if (!strcmp(n->root, CKPT_LOG_ROOT))
+        logged_refusals(n->s);
     for (uint32_t i = 0; i < n->tables_n && !rc; i++) {
         rc = persia_interrupt_poll();
         if (!rc)

@@ -463,6 +463,21 @@ int ledger_refusal(ledger *l, const ledger_key *key, char *text, size_t room)
     return code;
 }
 
+int ledger_refusal_at(ledger *l, uint32_t i, ledger_key *key, err_kept *why)
+{
+    pthread_mutex_lock(&l->lock);
+    const refusal *r = &l->refused[(l->refused_n + i) % LEDGER_REFUSALS];
+    const stream *s = r->number ? ledger_find_locked(l, r->stream) : NULL;
+    if (s) {
+        *key = (ledger_key){.stream = r->stream, .number = r->number,
+                            .owner = s->owner};
+        why->code = r->code;
+        snprintf(why->text, sizeof why->text, "%s", r->text);
+    }
+    pthread_mutex_unlock(&l->lock);
+    return s != NULL;
+}
+
 ledger_waiter *ledger_end(ledger *l, const ledger_key *key)
 {
     ledger_waiter *waiters = NULL;

@@ -121,6 +121,9 @@ void ledger_refuse(ledger *l, const ledger_key *key, int code,
 /* Of an update that is in: PERSIA_OK where it was applied; else its code, and
  * its text in text[room]; PERSIA_ETIMEOUT where that was forgotten. */
 int ledger_refusal(ledger *l, const ledger_key *key, char *text, size_t room);
+/* The refusals that are kept, the oldest first: that of place `i` below
+ * LEDGER_REFUSALS, with its owner.  0: there is none. */
+int ledger_refusal_at(ledger *l, uint32_t i, ledger_key *key, err_kept *why);
 /* The copies that waited, in order. */
 ledger_waiter *ledger_end(ledger *l, const ledger_key *key);
 

@@ -223,6 +223,40 @@ int logged_push(shard *s, push_call *const *parts, uint32_t n,
     return rc;
 }
 
+static int logged_refusal_again(shard *s, const ledger_key *key,
+                                const err_kept *why)
+{
+    const wire_push m = {.caller = {.client = key->owner.client,
+                                    .incarnation = key->owner.incarnation},
+                         .stream = key->stream, .number = key->number,
+                         .parts = 1, .skips = 1};
+    wire_memory memory;
+    wire_span spans[2];
+    uint64_t end;
+    persia_wire_memory_init(&memory);
+    int rc = logged_encode(put_push, &m, &memory, &spans[0]);
+    if (!rc)
+        rc = logged_encode_why(why, &memory, &spans[1]);
+    if (!rc)
+        rc = persia_log_append(s->log, LOG_REFUSAL, spans, 2, &end);
+    persia_wire_memory_free(&memory);
+    return rc;
+}
+
+void logged_refusals(shard *s)
+{
+    ledger_key key;
+    err_kept why;
+    int rc = PERSIA_OK, any = 0;
+    for (uint32_t i = 0; i < LEDGER_REFUSALS && s->log && !rc; i++)
+        if (ledger_refusal_at(s->ledger, i, &key, &why)) {
+            rc = logged_refusal_again(s, &key, &why);
+            any = 1;
+        }
+    if (any)
+        (void)logged_wait(s);
+}
+
 /* ---- answers that wait -------------------------------------------------- */
 
 int late_make(shard *s, push_call *const *parts, uint32_t n,

@@ -25,6 +25,9 @@ struct shard;
  * alone does so without its ids; or NULL. *end: see persia_log_append(). */
 int logged_push(struct shard *s, struct push_call *const *parts, uint32_t n,
                 const err_kept *refused, uint64_t *end);
+/* The refusals that the ledger keeps, again: a cut has none, so they go behind
+ * it.  As well as may be: a log that takes nothing needs the cut the more. */
+void logged_refusals(struct shard *s);
 /* Why, as its record says. */
 int logged_refusal(const wire_span *raw, err_kept *out);
 int logged_rows(struct shard *s, const wire_rows *m);

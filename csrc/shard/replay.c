@@ -104,7 +104,8 @@ static int replay_parts(replaying *p, const wire_span *raw, size_t all,
     if (p->end.code && !replay_is_in(p->s, keys, n))
         return persia_err_again(&p->end);
     for (size_t i = 0; refused && i < n; i++)
-        ledger_refuse(p->s->ledger, &keys[i], refused->code, refused->text);
+        if (!ledger_is_older(p->s->ledger, keys[i].stream, keys[i].owner))
+            ledger_refuse(p->s->ledger, &keys[i], refused->code, refused->text);
     return PERSIA_OK;
 }
 

@@ -467,12 +467,18 @@ static int update_ready(void *ctx)
 static void update_after(void *ctx, int rc)
 {
     update *u = ctx;
-    (void)rc; /* also if a part of it was not: it is never applied again */
-    u->applied = 1;
+    err_kept failed;
+    const err_kept *why = u->refused ? u->refused : &failed;
+    persia_err_keep(&failed, rc);
+    u->applied = 1; /* also if a part of it was not: it never is again */
     u->updates = persia_tables_updates(u->s->p);
     persia_tables_note_t(u->s->p, u->t);
-    for (uint32_t i = 0; i < u->n; i++)
+    for (uint32_t i = 0; i < u->n; i++) {
         ledger_commit(u->s->ledger, &u->calls[i]->key);
+        if (why->code)
+            ledger_refuse(u->s->ledger, &u->calls[i]->key, why->code,
+                          why->text);
+    }
     if (u->step)
         wait_applied(u->s, u->step);
 }
@@ -613,9 +619,6 @@ static int updates_apply_parts(shard *s, push_call **calls, uint32_t n)
     }
     if (!u.applied)
         updates_parts_failed(s, u.step, calls[0]->m->group);
-    /* Before copies of it stop waiting for this answer. */
-    for (uint32_t i = 0; i < n && rc && u.applied; i++)
-        ledger_refuse(s->ledger, &calls[i]->key, why.code, why.text);
     if (!rc)
         atomic_fetch_add(&s->pushes, n);
     update_answer_all(&u, &why);

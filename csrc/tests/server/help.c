@@ -170,7 +170,7 @@ server server_with_lines(uint32_t shard, uint32_t shards, const char *folder,
 }
 
 server server_durable(log_disk *disk, enum log_level level, const char *boot,
-                      uint32_t shards)
+                      uint32_t shards, uint64_t from)
 {
     log_found found;
     service_config service = {.shards = shards};
@@ -183,7 +183,7 @@ server server_durable(log_disk *disk, enum log_level level, const char *boot,
     if (boot)
         snprintf(service.log->boot, sizeof service.log->boot, "%s", boot);
     server v = server_make(&service, NULL, 0);
-    if (persia_service_replay(v.s, 0, &found))
+    if (persia_service_replay(v.s, from, &found))
         fail_msg("%s", persia_err_text());
     persia_shard_ready(persia_service_shard(v.s));
     server_open_streams(&v);

@@ -64,10 +64,10 @@ server server_limited(uint32_t shard, uint32_t shards, const char *folder,
 /* The same with a file descriptor of its lines. */
 server server_with_lines(uint32_t shard, uint32_t shards, const char *folder,
                          uint64_t limit, int lines);
-/* Shard 0 with a log on this disk, which is replayed first.  boot: of the
- * machine; NULL: this one's. */
+/* Shard 0 with a log on this disk, which is replayed first, from a position
+ * on.  boot: of the machine; NULL: this one's. */
 server server_durable(log_disk *disk, enum log_level level, const char *boot,
-                      uint32_t shards);
+                      uint32_t shards, uint64_t from);
 void server_stop(server *v);
 wire_caller caller_of(const server *v);
 

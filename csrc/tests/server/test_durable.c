@@ -7,7 +7,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
 
+#include "ckpt/ckpt.h"
 #include "tests/log/disk.h"
 
 enum { TABLES = 3, DIM = 4, IDS = 60, BATCH = 20 };
@@ -24,6 +28,7 @@ typedef struct world {
     uint32_t no[TABLES];
     uint64_t number[4]; /* of each stream */
     uint64_t step, t, groups;
+    uint64_t from; /* a cut was taken there; 0: none */
 } world;
 
 static const uint32_t optimizers[TABLES] = {OPTIM_ADAGRAD, OPTIM_ADAM,
@@ -51,7 +56,8 @@ static void start(world *w)
     char boot[16];
     w->boots += w->level == LOG_DISK;
     snprintf(boot, sizeof boot, "boot %d", w->boots);
-    w->v = server_durable(&w->disk->disk, w->level, boot, w->shards);
+    w->v = server_durable(&w->disk->disk, w->level, boot, w->shards,
+                          w->from);
     tables_declare(w);
 }
 
@@ -303,6 +309,60 @@ static void a_refusal_outlives_the_process(void **state)
     world_free(&w);
 }
 
+/* Its rows are written beside its log; where that continues them. */
+static uint64_t cut_of(const server *v, const char *folder)
+{
+    wire_snapshot m = {.caller = caller_of(v), .verb = SNAPSHOT_BEGIN,
+                       .root = CKPT_LOG_ROOT, .folder = "rows",
+                       .proof = "secret"};
+    wire_snapshot_reply reply;
+    char path[64];
+    snprintf(path, sizeof path, "%s/rows", folder);
+    assert_int_equal(persia_ckpt_root_set_log(v->root, folder), PERSIA_OK);
+    assert_int_equal(mkdir(path, 0700), 0);
+    snprintf(path, sizeof path, "%s/rows/.proof", folder);
+    FILE *f = fopen(path, "w");
+    assert_true(f && fputs(m.proof, f) >= 0 && fclose(f) == 0);
+    do {
+        result r = CALL(v, SNAPSHOT, snapshot, &m);
+        DECODE(&r, snapshot_reply, &reply);
+        result_free(&r);
+        m.verb = SNAPSHOT_STATUS;
+        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+    } while (!reply.done);
+    return reply.log;
+}
+
+/* The same, if a cut of the rows lies between. */
+static void a_refusal_outlives_a_cut(void **state)
+{
+    (void)state;
+    world w = {.disk = memory_disk_make(), .level = LOG_PROCESS, .shards = 2};
+    char folder[] = "/tmp/persia-cut-XXXXXX", command[64];
+    float grads[DIM] = {NAN};
+    const optim_hyper hyper = hyper_of(0);
+    uint64_t id = 0;
+    while (hash_shard(id_hash(id), 2) != 0)
+        id++;
+    assert_non_null(mkdtemp(folder));
+    start(&w);
+    wire_push_table table = push_table(w.no[0], DIM, 1, &id, grads, &hyper);
+    wire_push m = push_of(&w.v, STREAM, 1, &table, 1);
+    m.t = 1;
+    assert_int_equal(push_code(&w.v, &m), PERSIA_ENONFINITE);
+    w.from = cut_of(&w.v, folder);
+    grads[0] = 1; /* it is not looked at again */
+    for (int i = 0; i < 2; i++) {
+        server_stop(&w.v);
+        start(&w);
+        m.caller = caller_of(&w.v);
+        assert_int_equal(push_code(&w.v, &m), PERSIA_ENONFINITE);
+    }
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    assert_int_equal(system(command), 0);
+    world_free(&w);
+}
+
 /* Updates and row writes are refused, nothing changes, lookups work; then it
  * is as if they had never been sent. */
 static void a_full_disk_refuses_and_changes_nothing(void **state)
@@ -410,6 +470,7 @@ int main(void)
         cmocka_unit_test(a_machine_without_power_has_its_rows_again),
         cmocka_unit_test(an_update_is_never_applied_twice),
         cmocka_unit_test(a_refusal_outlives_the_process),
+        cmocka_unit_test(a_refusal_outlives_a_cut),
         cmocka_unit_test(a_full_disk_refuses_and_changes_nothing),
         cmocka_unit_test(a_failed_sync_acknowledges_nothing),
         cmocka_unit_test(erased_stays_erased),
