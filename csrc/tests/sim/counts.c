@@ -17,11 +17,19 @@ void counts_config(table_config *out)
     out->init_a = 0;
 }
 
+/* Ids are at servers by ranges of their hashes. */
+uint32_t place_of(const attempt *a, uint64_t id)
+{
+    const uint64_t hash = id_hash(id);
+    return w.four ? hash_shard(hash, 2) + hash_shard(hash, 3)
+                  : hash_shard(hash, a->servers_n);
+}
+
 uint64_t own_row(int rank, int update, uint32_t server)
 {
-    const uint32_t servers_n = w.ranks[rank].attempts[update].servers_n;
+    const attempt *a = &w.ranks[rank].attempts[update];
     uint64_t id = (uint64_t)(rank + 1) << 40 | (uint64_t)update << 16;
-    while (hash_shard(id_hash(id), servers_n) != server)
+    while (place_of(a, id) != server)
         id++;
     return id;
 }
@@ -55,8 +63,7 @@ static const float *check_own(const char *where, const int *updates,
             }
             for (uint64_t id = 1; id <= SHARED; id++)
                 if (a->shared >> (id - 1) & 1)
-                    expected[id] += has[i][k] >> hash_shard(id_hash(id),
-                                                            a->servers_n) & 1;
+                    expected[id] += has[i][k] >> place_of(a, id) & 1;
         }
     }
     return got;

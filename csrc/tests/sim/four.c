@@ -14,7 +14,7 @@
 #include <stdlib.h>
 
 #define CALM (90 * SIM_S) /* all leases and timeouts are over */
-enum { AHEAD = 3, GROUP_MAX = 4, IDS_MAX = SERVERS_MAX + SHARED };
+enum { AHEAD = 3, GROUP_MAX = 4, IDS_MAX = GROUPS + SHARED };
 
 /* A process that is started again when it is down. */
 typedef struct process {
@@ -40,6 +40,7 @@ static struct {
     int loads;           /* ranks are to end, and to load when they begin */
     int loaded;          /* they have */
     int mixed;           /* one has seen rows of different restores */
+    int over;            /* a pass has ended */
     uint64_t healed;     /* when the last fault was; or 0 */
     uint32_t met;        /* meetings of this life, times ranks that came */
     uint64_t last;       /* step that one of them knows */
@@ -191,8 +192,8 @@ uint32_t four_shared(int batch)
 static size_t ids_of(int batch, uint64_t *ids)
 {
     size_t n = 0;
-    for (uint32_t s = 0; s < w.ranks[0].attempts[batch].servers_n; s++)
-        ids[n++] = own_row(0, batch, s);
+    for (uint32_t i = 0; i < GROUPS; i++)
+        ids[n++] = own_row(0, batch, i);
     for (uint32_t i = 0; i < SHARED; i++)
         if (four_shared(batch) >> i & 1)
             ids[n++] = i + 1;
@@ -269,6 +270,7 @@ typedef struct trainer {
     uint64_t batch[AHEAD];
     int n, trained;
     int pending; /* batches of the next update */
+    int late;    /* it began after a pass had ended */
 } trainer;
 
 static void open_rank(trainer *t, uint32_t i)
@@ -470,7 +472,9 @@ static int train_one(trainer *t)
                                   .grad = minus, .stride = DIM},
                          .owner = places, .release = free_places};
     TRAIN(t, "a gradient", persia_loop_add_grad(t->s, &g));
-    if (++t->pending == four.group)
+    /* One that begins after it waits in the next epoch, for which it gets
+     * what is sent again of this one; it must not wait for more. */
+    if (++t->pending == (t->late ? 1 : four.group))
         update(t);
     persia_taken_put(taken);
     for (int i = 1; i < t->n; i++) {
@@ -488,6 +492,7 @@ static void *rank_main(void *arg)
     trainer *t = calloc(1, sizeof *t);
     assert(t);
     t->p = arg;
+    t->late = four.over;
     open_rank(t, (uint32_t)(t->p - four.ranks));
     if (w.saves)
         begin(t);
@@ -501,6 +506,7 @@ static void *rank_main(void *arg)
     if (four.step)
         TRAIN(t, "leaving", persia_loop_leave(t->s, 1));
     TRAIN(t, "flush", persia_loop_flush(t->s, 0));
+    four.over = 1;
     four.ended++;
     while (w.saves && !agree(t))
         ;
@@ -543,7 +549,7 @@ void four_begin(void)
     for (int k = 0; k < four.batches; k++)
         w.ranks[0].attempts[k] = (attempt){.number = (uint64_t)k + 1,
                                            .shared = four_shared(k),
-                                           .servers_n = w.servers_n};
+                                           .servers_n = GROUPS};
     sim_say("four roles: %u workers, %d batches, staleness %llu%s, updates of "
             "%d, leases of %.1f s%s", four.workers_n, four.batches,
             (unsigned long long)four.staleness, four.step ? " in step" : "",

@@ -179,6 +179,7 @@ void host_kill(uint32_t no)
     net_killed(p->node);
     p->boots += w.durable == LOG_DISK;
     p->has = 0;
+    w.emptied |= !w.durable;
     for (uint32_t i = 0; i < w.servers_n; i++) {
         p->homes[i].log = NULL;
         p->homes[i].cutter = NULL;

@@ -3,6 +3,10 @@
  * The workload counts.  Each update adds 1 to a row of its own on each server,
  * and to some rows that all updates share.  So the rows say which updates each
  * server has, and how often.
+ *
+ * A batch of four roles comes again, also to another number of servers.  It
+ * has an own row in each group of ids that are at one server whatever their
+ * number is: here, each group counts as a server.
  */
 #ifndef PERSIA_TESTS_SIM_ROLES_H
 #define PERSIA_TESTS_SIM_ROLES_H
@@ -20,6 +24,7 @@ enum {
     RANKS_MAX = 3,
     UPDATES_MAX = 400, /* of a rank */
     SHARED = 8,        /* rows of all: ids 1 .. SHARED */
+    GROUPS = 4,
     FLIGHT_MAX = 5,    /* updates of a rank at once */
     DIM = 2,
     SLOT_SERVERS = 1,
@@ -35,7 +40,8 @@ typedef struct attempt {
     uint64_t number;
     uint32_t shared;     /* bit k: it adds to row k + 1 */
     int ended, acked;    /* acked: the rank knows that it is applied */
-    uint32_t servers_n, epoch; /* when it began, and: */
+    uint32_t servers_n, epoch; /* when it began (GROUPS, 0 of four roles), and:
+                                */
     int server_rows[SERVERS_MAX];
     int blind[SERVERS_MAX]; /* a lookup that had to see it did not */
     uint8_t gone;        /* bit s: rows of server s without it were loaded,
@@ -134,6 +140,7 @@ typedef struct world {
     int restores;        /* servers that have no rows begin with: */
     checkpoint *newest;  /* or NULL */
     int unfinished;      /* a load may have reached some servers alone */
+    int emptied;         /* a server without a log was killed */
     uint32_t epoch;      /* counts numbers of servers */
     uint64_t log_limit;
     int durable;         /* enum log_level of the servers' logs; 0: none.  With
@@ -153,6 +160,8 @@ uint32_t processes_given(void);
 /* What the process of a server keeps of it; its node. */
 home *home_of(uint32_t server);
 sim_node *node_of(uint32_t server);
+/* The server of its time that an id is at; of four roles: its group. */
+uint32_t place_of(const attempt *a, uint64_t id);
 /* The id of an update's own row at a server of its time. */
 uint64_t own_row(int rank, int update, uint32_t server);
 /* Reads the first value of rows: 0, or an error. */

@@ -231,6 +231,11 @@ static uint64_t stream_of(int rank)
 static void check_ledger(const checkpoint *c, int rank, int k)
 {
     const attempt *a = &w.ranks[rank].attempts[k];
+    for (uint32_t i = 0; w.four && i < GROUPS; i++)
+        if (c->has[rank][k] >> i & 1 &&
+            !part_has(&c->parts[server_of(rank, k, i)], STREAM_LOADER,
+                      a->number))
+            sim_fail("the checkpoint: a ledger has not batch %d", k + 1);
     if (a->servers_n != c->servers_n || a->epoch != w.epoch)
         return;
     for (uint32_t s = 0; s < c->servers_n; s++) {
@@ -252,12 +257,16 @@ static void check_ledger(const checkpoint *c, int rank, int k)
 }
 
 /* Batches that the ledger of a server has, and its rows have not, are those
- * that it says to have passed over. */
+ * that it says to have passed over.  One without a log may be told that what
+ * it has lost is through. */
 static void check_skipped(const checkpoint *c, uint32_t s)
 {
     uint64_t missing = 0;
+    uint32_t group = 0; /* one of the server's */
+    while (server_of(0, 0, group) != s)
+        group++;
     for (int k = 0; k < w.ranks[0].attempts_n; k++)
-        missing += !(c->has[0][k] >> s & 1) &&
+        missing += !(c->has[0][k] >> group & 1) &&
                    part_has(&c->parts[s], STREAM_LOADER,
                             w.ranks[0].attempts[k].number);
     const uint64_t skipped = part_skipped(&c->parts[s], STREAM_LOADER);
@@ -285,7 +294,8 @@ static void publish(checkpoint *c, const char *folder, const view *before,
                 saves_check("the checkpoint", (int)i, k, c->has[i][k]);
             check_ledger(c, (int)i, k);
         }
-    for (uint32_t s = 0; s < c->servers_n && w.four && !w.epoch; s++)
+    for (uint32_t s = 0; s < c->servers_n && w.four && w.durable && !w.epoch;
+         s++)
         check_skipped(c, s);
     snprintf(name, sizeof name, "step-%u", ++step);
     storage_rename(CHECKPOINTS, folder, name);
@@ -498,9 +508,11 @@ void saves_reshard(uint32_t servers_n)
             rank_kill((int)i);
     if (w.four)
         four_kill_all();
+    const int emptied = w.emptied;
     for (uint32_t p = 0; p < processes_n(); p++)
         if (sim_node_alive(w.processes[p].node))
             host_kill(p);
+    w.emptied = emptied; /* these have rows when they begin */
     memcpy(has, c->has, sizeof has);
     note_acked(acked);
     for (uint32_t i = 0; i < w.ranks_n; i++)
