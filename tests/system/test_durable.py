@@ -444,6 +444,28 @@ def test_damage_is_named_and_may_be_left_behind(tmp_path: Path) -> None:
         client.store.close()
 
 
+def test_a_missing_last_file_is_named(tmp_path: Path) -> None:
+    with durable(tmp_path, "process", "--log-limit", "256KiB") as where:
+        client = Counting(where.server.address)
+        log = tmp_path / "log" / "default-0-of-1"
+        while len(list(log.glob("log-*"))) < 3:
+            client.step()
+        client.store.flush()
+        where.kill()
+        client.store.close()
+        last = max(log.glob("log-*"))
+        aside = last.rename(tmp_path / last.name)
+        text = run("log", "verify", str(tmp_path / "log"))
+        assert text.returncode == 1
+        refused = run("serve", "ps", *where.flags)
+        assert refused.returncode == 1
+        for stderr in (text.stderr, refused.stderr):
+            assert "error[CorruptFile]" in stderr
+            assert last.name in stderr
+        aside.rename(last)
+        where.server = where._start()
+
+
 def test_a_full_disk_is_waited_for(tmp_path: Path) -> None:
     """Files of the server may not grow any more, then they may."""
     with durable(tmp_path, "process") as where:
