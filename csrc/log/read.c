@@ -125,7 +125,7 @@ static int record_is_none(const record_head *h, size_t got)
     return got == 0 || (got == sizeof *h && !memcmp(h, &none, sizeof none));
 }
 
-/* What a segment tells of what was written before it, or in it, lasts. */
+/* It was made since the machine was started: no power cut followed. */
 static int read_is_of_boot(const reading *r)
 {
     return *r->l->boot && !strcmp(r->head.boot, r->l->boot);

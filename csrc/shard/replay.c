@@ -103,9 +103,10 @@ static int replay_parts(replaying *p, const wire_span *raw, size_t all,
     push_apply(p->s, parts, (uint32_t)n);
     if (p->end.code && !replay_is_in(p->s, keys, n))
         return persia_err_again(&p->end);
+    ledger *l = p->s->ledger;
     for (size_t i = 0; refused && i < n; i++)
-        if (!ledger_is_older(p->s->ledger, keys[i].stream, keys[i].owner))
-            ledger_refuse(p->s->ledger, &keys[i], refused->code, refused->text);
+        if (!ledger_is_older(l, keys[i].stream, keys[i].owner))
+            ledger_refuse(l, &keys[i], refused->code, refused->text);
     return PERSIA_OK;
 }
 

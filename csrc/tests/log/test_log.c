@@ -313,8 +313,8 @@ static int remove_fails(log_disk *d, const char *name)
     return EIO;
 }
 
-/* A segment was made, and the disk took no record.  What the log goes on
- * without is not missed, wherever a beginning ends. */
+/* A segment was made, and the disk took no record.  A log that continues
+ * without it does not miss it, wherever a beginning ends. */
 static void a_segment_without_a_record_is_not_missed(void **state)
 {
     (void)state;

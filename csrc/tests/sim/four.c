@@ -42,7 +42,7 @@ static struct {
     int mixed;           /* one has seen rows of different restores */
     int over;            /* a pass has ended */
     uint64_t healed;     /* when the last fault was; or 0 */
-    uint32_t met;        /* meetings of this life, times ranks that came */
+    uint32_t met;        /* arrivals of ranks at meetings of this life */
     uint64_t last;       /* step that one of them knows */
     uint32_t ended;      /* ... that have ended their pass */
     int done;
@@ -178,7 +178,8 @@ static worker_client_config client_of_workers(int rank)
         .addresses = addresses, .addresses_n = four.workers_n,
         .name_space = "sim", .rank = rank < 0 ? 0 : (uint32_t)rank,
         .world = rank < 0 ? 0 : w.ranks_n, .timeout_ns = 60 * SIM_S,
-        .move_ns = 15 * SIM_S, .stream = rank < 0 ? STREAM_LOADER : 0, .job = 9,
+        .move_ns = 15 * SIM_S, .job = 9,
+        .stream = rank < 0 ? STREAM_LOADER : 0,
         .message_limit = 4 << 20, .dtype = WIRE_FP32};
 }
 

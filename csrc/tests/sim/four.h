@@ -8,7 +8,7 @@
  *
  * With checkpoints ranks meet every few batches, and rank 0 saves while the
  * others wait.  Ranks that begin may load, as `persia train --resume` does.
- * Workers and the loader go on, and find out.
+ * Workers and the loader find out.
  */
 #ifndef PERSIA_TESTS_SIM_FOUR_H
 #define PERSIA_TESTS_SIM_FOUR_H

@@ -488,8 +488,8 @@ static void check_batches(const update_bits has)
         if (missing)
             sim_say("batch %d is missing", k + 1);
     }
-    /* What a worker counts that passes over what a server has lost is gone with
-     * it, and a checkpoint has what it passed over. */
+    /* A worker passes over what a server has lost.  Its count of that is gone
+     * with it; in a checkpoint the ledger has these batches. */
     if (told < must && !(w.saves && w.emptied))
         sim_fail("%llu batches are not in the rows, and the loader counts "
                  "%llu", (unsigned long long)must, (unsigned long long)told);

@@ -4,7 +4,7 @@
  * and to some rows that all updates share.  So the rows say which updates each
  * server has, and how often.
  *
- * A batch of four roles comes again, also to another number of servers.  It
+ * A batch of four roles is sent again, also to another number of servers.  It
  * has an own row in each group of ids that are at one server whatever their
  * number is: here, each group counts as a server.
  */

@@ -257,8 +257,8 @@ static void check_ledger(const checkpoint *c, int rank, int k)
 }
 
 /* Batches that the ledger of a server has, and its rows have not, are those
- * that it says to have passed over.  One without a log may be told that what
- * it has lost is through. */
+ * that it says to have passed over.  To one without a log clients may say that
+ * what it has lost is through. */
 static void check_skipped(const checkpoint *c, uint32_t s)
 {
     uint64_t missing = 0;
