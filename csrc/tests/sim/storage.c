@@ -52,6 +52,7 @@ void storage_remove(uint64_t pid)
 
 void storage_begin(void)
 {
+    storage_remove((uint64_t)getpid()); /* of one that was killed */
     storage_path((uint64_t)getpid(), storage.path);
     folder_make(storage.path);
 }
