@@ -228,7 +228,7 @@ int link_ask(const worker_client *c, worker_link *l, uint64_t stream,
 
 static int link_may_be_away(int rc)
 {
-    return rc == PERSIA_EUNAVAILABLE || rc == PERSIA_ETIMEOUT;
+    return persia_retry(RETRY_CALL, rc) == RETRY_LATER;
 }
 
 int link_is_away(const worker_link *l)
@@ -282,7 +282,7 @@ int link_retry(const worker_client *c, worker_link *l, int rc, uint64_t until)
 {
     err_kept stale;
     const int late = persia_clock_ns() >= until;
-    if (rc == PERSIA_ESTALE) {
+    if (persia_retry(RETRY_CALL, rc) == RETRY_GREET) {
         persia_err_keep(&stale, rc);
         rc = link_hello(c, l, HELLO_NS);
         if (!rc)

@@ -195,9 +195,7 @@ static int sender_place(loader_sender *s, wire_submit *m, size_t *at)
 /* Whether a call may go better later, or at another worker. */
 static int sender_may_pass(int rc)
 {
-    return rc == PERSIA_EUNAVAILABLE || rc == PERSIA_ETIMEOUT ||
-           rc == PERSIA_ESTALE || rc == PERSIA_EINTR || rc == PERSIA_ENOMEM ||
-           rc == PERSIA_EREPLACED;
+    return persia_retry(RETRY_SUBMIT, rc) != RETRY_NEVER;
 }
 
 /* The pinned one, once more: to the worker at `to`, or another one.  Whether
