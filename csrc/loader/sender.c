@@ -326,7 +326,7 @@ static int sender_beat_as(loader_sender *s, worker_link *l, int leaves,
     }
     link_answer_free(&answer);
     if (rc == PERSIA_ESTALE)
-        (void)link_hello(&s->c, l, SENDER_BEAT_NS);
+        (void)link_hello(&s->c, l);
     else if (rc)
         (void)link_failed(&s->c, l, rc);
     return rc;
@@ -356,7 +356,7 @@ static void sender_tick(void *owner)
         worker_link *l = &s->c.links[i];
         if (!link_is_away(l)) /* before it begins it only learns of a load */
             (void)(begun ? sender_beat(s, l, 0)
-                         : link_hello(&s->c, l, SENDER_BEAT_NS));
+                         : link_hello(&s->c, l));
     }
     sender_tend(s);
     pthread_mutex_lock(&s->lock);
