@@ -61,6 +61,13 @@ const char **py_texts(PyObject *list, size_t *n);
 /* As a dict; with `named`, enums are names and flags are bools.  Returns NULL
  * with an exception set. */
 PyObject *py_of_spec(const spec_list *list, const void *m, int named);
+/* The same of counters, all uint64_t, of a struct without a generated list. */
+#define PY_COUNT(type, member)                                                \
+    { .name = #member, .kind = SPEC_U64, .offset = offsetof(type, member) }
+PyObject *py_of_counts(const spec_field *fields, size_t n, const void *m);
+/* Adds a new reference, which it takes over; -1 with an exception set, also of
+ * a value that is NULL. */
+int py_dict_add(PyObject *dict, const char *key, PyObject *value);
 /* The reverse, of a tuple that begins with all fields in order and has `more`
  * items behind them.  Returns -1 with an exception set. */
 int py_to_spec_in_order(const spec_list *list, PyObject *args, size_t more,

@@ -539,15 +539,15 @@ static PyObject *rank_next(PyObject *self, PyObject *unused)
 
 static PyObject *rank_counts_of(PyObject *self, PyObject *unused)
 {
+    static const spec_field fields[] = {
+        PY_COUNT(rank_counts, late), PY_COUNT(rank_counts, failed),
+        PY_COUNT(rank_counts, given_up), PY_COUNT(rank_counts, away),
+        PY_COUNT(rank_counts, silent), PY_COUNT(rank_counts, epochs),
+    };
     rank_counts c;
     (void)unused;
     persia_rank_get_counts(((rank_object *)self)->rank, &c);
-    return Py_BuildValue("{sKsKsKsKsKsK}", "late", (unsigned long long)c.late,
-                         "failed", (unsigned long long)c.failed, "given_up",
-                         (unsigned long long)c.given_up, "away",
-                         (unsigned long long)c.away, "silent",
-                         (unsigned long long)c.silent, "epochs",
-                         (unsigned long long)c.epochs);
+    return py_of_counts(fields, sizeof fields / sizeof fields[0], &c);
 }
 
 static PyObject *rank_cancel(PyObject *self, PyObject *unused)
