@@ -269,7 +269,7 @@ static PyObject *py_shard_stats(PyObject *module, PyObject *args)
         py_peer peer = {.call = ask_shard,
                         .ctx = &of,
                         .caller = persia_client_caller(c, of.shard)};
-        out = py_peer_stats(&peer);
+        out = py_peer_stats(&peer, NULL);
     } else {
         PyErr_Format(PyExc_IndexError, "there is no shard %u", of.shard);
     }

@@ -218,10 +218,11 @@ static PyObject *stats_to_dict(const wire_stats_reply *r)
     return out;
 }
 
-PyObject *py_peer_stats(const py_peer *p)
+PyObject *py_peer_stats(const py_peer *p, PyObject *unused)
 {
     wire_stats stats = {.caller = p->caller};
     shard_reply reply;
+    (void)unused;
     const wire_stats_reply *r = py_peer_ask(p, WIRE_STATS, &stats, &reply);
     PyObject *out = r ? stats_to_dict(r) : NULL;
     persia_shard_release(&reply);

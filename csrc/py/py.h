@@ -50,6 +50,7 @@ void py_free_object(PyObject *self);
 PyObject *py_closed(const char *what);
 /* Seconds, from 0, as nanoseconds. */
 int py_seconds(double seconds, uint64_t *out);
+int py_seconds_of(PyObject *seconds, uint64_t *out);
 /* to: [room], of a text and its 0. */
 int py_name(const char *text, char *to, size_t room);
 /* The texts of a list; they last as long as the list, the array is the
@@ -98,6 +99,11 @@ int py_client_config(PyObject *dict, struct client_config *out,
  * set. */
 struct rpc_security;
 int py_security(PyObject *dict, struct rpc_security *out);
+/* The arguments of start(): where to listen, and to whom.  `beside` and `room`
+ * may be NULL: there are no such arguments. */
+struct rpc_server_config;
+int py_listen(PyObject *args, PyObject *kwargs, struct rpc_server_config *out,
+              PyObject **beside, unsigned *room);
 
 /* Of each method by its name: calls by their time, seconds, bytes of requests
  * and of replies; empty where it does not listen (times.c). */

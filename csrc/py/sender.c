@@ -243,8 +243,7 @@ static PyObject *sender_end(PyObject *self, PyObject *unused)
 static PyObject *sender_flush(PyObject *self, PyObject *arg)
 {
     uint64_t timeout;
-    const double seconds = PyFloat_AsDouble(arg);
-    if (PyErr_Occurred() || py_seconds(seconds, &timeout))
+    if (py_seconds_of(arg, &timeout))
         return NULL;
     return sender_call(self, persia_sender_flush, timeout);
 }
