@@ -327,6 +327,7 @@ def small_machines() -> dict[str, str]:
                 "INCOMPLETE": (0.9, 1.2),
             },
             set(),
+            head=8.0,
         ),
         "sync": machine(
             "What a shard does with the steps of a job",
