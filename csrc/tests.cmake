@@ -56,7 +56,7 @@ if(PERSIA_TESTS)
         target_link_options(test_embedding_worker_again PRIVATE -Wl,--wrap=${call})
     endforeach()
     # Memory runs out: tests/fault.h.
-    foreach(test shard_oom loop_oom)
+    foreach(test shard_oom loop_oom embedding_worker_oom)
         foreach(call malloc calloc realloc aligned_alloc mmap mremap)
             target_link_options(test_${test} PRIVATE -Wl,--wrap=${call})
         endforeach()

@@ -88,7 +88,7 @@ def save(rows: ShardRows, root: Path, like: Path, **more: Any) -> Path:
         tables, parts = rows.write(temporary, lambda: None, NEVER)
         document = json.loads((like / "manifest.json").read_text())
         document |= manifests.to_manifest(tables, parts) | more
-        return local.publish(temporary, document, None)
+        return files.publish(local, temporary, document, None)
 
 
 def load(

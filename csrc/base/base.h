@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "base/deadline.h"
+#include "base/retry.h"
 #include "base/system.h"
 #include "base/window.h"
 

@@ -160,16 +160,6 @@ int persia_pause_poll(uint64_t ns)
     return system_pause_until(persia_clock_ns() + ns, 1);
 }
 
-uint64_t persia_backoff_ns(unsigned tries, uint64_t most, uint64_t client)
-{
-    const uint64_t first = 10000000;
-    assert(tries && most >= 2);
-    const unsigned doubled = tries - 1 < 16 ? tries - 1 : 16;
-    const uint64_t pause = first << doubled < most ? first << doubled : most;
-    const uint64_t chance = (persia_clock_ns() ^ client) * 0x9E3779B97F4A7C15u;
-    return pause / 2 + (chance >> 24) % (pause / 2);
-}
-
 /* ---- threads ---- */
 
 void persia_turn_init(persia_turn *t)

@@ -60,12 +60,6 @@ PERSIA_API int persia_cond_wait_poll(pthread_cond_t *c, pthread_mutex_t *lock,
 /* Sleeps for so long; the second as persia_cond_wait_poll(): PERSIA_EINTR. */
 PERSIA_API void persia_pause(uint64_t ns);
 PERSIA_API int persia_pause_poll(uint64_t ns);
-/* How long to wait before a request is sent again that has been sent `tries`
- * times, from 1 on: 10 ms, doubled each time, at most `most` ns.  Half of it
- * is chance, by this number of the client and the time, so that many clients
- * do not ask at once. */
-PERSIA_API uint64_t persia_backoff_ns(unsigned tries, uint64_t most,
-                                      uint64_t client);
 
 /* One thread at a time, as with a mutex; but one that waits for its turn polls
  * as above.  For what is held over the network, on threads of the user. */

@@ -149,9 +149,8 @@ HOT static int sum_part(const push_part *part, size_t rows, uint32_t dim,
             out->places[out->n] = (uint32_t)row;
             place[row] = (uint32_t)++out->n;
         }
-        floats_add(out->grads + (size_t)(place[row] - 1) * dim,
-                   part->grad + (part->bag ? part->bag[i] : i) * part->stride,
-                   part->scale ? part->scale[i] : 1, first, dim);
+        push_part_sum(part, i, out->grads + (size_t)(place[row] - 1) * dim,
+                      first, dim);
     }
     return PERSIA_OK;
 }

@@ -278,7 +278,7 @@ static enum request_event request_judge(const fan *f, request *q,
         request_fail(q, rc);
         persia_shard_release(&q->reply);
     }
-    if (rc == PERSIA_ESTALE && !f->fresh) {
+    if (persia_retry(RETRY_REQUEST, rc) == RETRY_GREET && !f->fresh) {
         rc = server_repair(r, q->to, q->caller.boot, *deadline);
         if (!rc && q->repairs++ < REPAIRS) {
             q->rc = PERSIA_OK;
@@ -295,7 +295,8 @@ static enum request_event request_judge(const fan *f, request *q,
     }
     if (rc == PERSIA_ETIMEOUT)
         request_explain(q, *deadline);
-    return rc == PERSIA_EUNAVAILABLE && request_pause(f, q, deadline)
+    return persia_retry(RETRY_REQUEST, rc) == RETRY_LATER &&
+                   request_pause(f, q, deadline)
                ? REQUEST_PAUSE
                : REQUEST_END;
 }

@@ -693,7 +693,8 @@ int persia_client_look(ps_client *r)
     for (unsigned tries = 1;; tries++) {
         err_kept why;
         int rc = servers_look(r, 1, deadline);
-        if (rc != PERSIA_EUNAVAILABLE || atomic_load(&r->ends))
+        if (persia_retry(RETRY_REQUEST, rc) != RETRY_LATER ||
+            atomic_load(&r->ends))
             return rc;
         persia_err_keep(&why, rc);
         const uint64_t pause = persia_backoff_ns(tries, PAUSE_MAX_NS,

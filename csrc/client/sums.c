@@ -142,8 +142,7 @@ int sums_index(sums *m, index_pool *pool, mem_buffer *lists)
 
 INLINE_HOT void sums_grad_fetch(const push_part *part, size_t i, uint32_t dim)
 {
-    const float *grad =
-        part->grad + (part->bag ? part->bag[i] : i) * part->stride;
+    const float *grad = push_part_grad(part, i);
     for (uint32_t j = 0; j < dim; j += 16)
         __builtin_prefetch(grad + j);
 }
@@ -165,10 +164,8 @@ INLINE_HOT uint32_t sum_run(const push_part *part, const index_chunk *c,
             sums_grad_fetch(part, c->first + c->order[k + ahead], dim);
         if (row >= part->bags)
             return k;
-        floats_add(out + (size_t)place * dim,
-                   part->grad + row * part->stride,
-                   part->scale ? part->scale[i] : 1,
-                   (c->place[k] & INDEX_FIRST) != 0, dim);
+        push_part_sum(part, i, out + (size_t)place * dim,
+                      (c->place[k] & INDEX_FIRST) != 0, dim);
     }
     return to;
 }
@@ -200,8 +197,7 @@ static int sums_refuse_nonfinite(const sums *m, uint32_t job, uint32_t cell,
             size_t at = c->first + c->order[k];
             size_t row = part->bag ? part->bag[at] : at;
             uint64_t id = x->ids[base[0] + (c->place[k] & ~INDEX_FIRST)];
-            if (!persia_floats_finite(part->grad + row * part->stride,
-                                      t->dim) ||
+            if (!persia_floats_finite(push_part_grad(part, at), t->dim) ||
                 (part->scale && !isfinite(part->scale[at])))
                 return persia_err_set(
                     PERSIA_ENONFINITE,

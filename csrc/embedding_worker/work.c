@@ -50,8 +50,7 @@ void work_declare(void *ctx)
  * the cause. */
 static int work_may_pass(int rc)
 {
-    return rc == PERSIA_EUNAVAILABLE || rc == PERSIA_ETIMEOUT ||
-           rc == PERSIA_ENOMEM || rc == PERSIA_EINCOMPLETE;
+    return persia_retry(RETRY_OFFER, rc) != RETRY_NEVER;
 }
 
 /* ---- lookups ---- */

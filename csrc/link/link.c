@@ -187,12 +187,11 @@ static int say_hello(const worker_client *c, worker_link *l, uint64_t stream,
     return rc;
 }
 
-static int greet_link(const worker_client *c, worker_link *l, int again,
-                      uint64_t timeout_ns)
+static int greet_link(const worker_client *c, worker_link *l, int again)
 {
     wire_hello_reply reply;
     link_answer answer;
-    int rc = say_hello(c, l, 0, again, timeout_ns, &answer, &reply);
+    int rc = say_hello(c, l, 0, again, HELLO_NS, &answer, &reply);
     if (!rc && c->meet)
         rc = c->meet(c->owner, l, &reply);
     if (!rc) {
@@ -206,15 +205,14 @@ static int greet_link(const worker_client *c, worker_link *l, int again,
     return rc;
 }
 
-int link_hello(const worker_client *c, worker_link *l, uint64_t timeout_ns)
+int link_hello(const worker_client *c, worker_link *l)
 {
-    return greet_link(c, l, 0, timeout_ns);
+    return greet_link(c, l, 0);
 }
 
-int link_hello_again(const worker_client *c, worker_link *l,
-                     uint64_t timeout_ns)
+int link_hello_again(const worker_client *c, worker_link *l)
 {
-    return greet_link(c, l, 1, timeout_ns);
+    return greet_link(c, l, 1);
 }
 
 int link_ask(const worker_client *c, worker_link *l, uint64_t stream,
@@ -228,7 +226,7 @@ int link_ask(const worker_client *c, worker_link *l, uint64_t stream,
 
 static int link_may_be_away(int rc)
 {
-    return rc == PERSIA_EUNAVAILABLE || rc == PERSIA_ETIMEOUT;
+    return persia_retry(RETRY_CALL, rc) == RETRY_LATER;
 }
 
 int link_is_away(const worker_link *l)
@@ -272,7 +270,7 @@ int link_failed(const worker_client *c, worker_link *l, int rc)
     persia_err_keep(&error, rc);
     const uint64_t now = persia_clock_ns();
     uint64_t there = 0;
-    if (link_may_be_away(link_hello(c, l, HELLO_NS)))
+    if (link_may_be_away(link_hello(c, l)))
         (void)atomic_compare_exchange_strong(&l->away, &there, now);
     (void)persia_err_again(&error);
     return link_is_away(l);
@@ -282,9 +280,9 @@ int link_retry(const worker_client *c, worker_link *l, int rc, uint64_t until)
 {
     err_kept stale;
     const int late = persia_clock_ns() >= until;
-    if (rc == PERSIA_ESTALE) {
+    if (persia_retry(RETRY_CALL, rc) == RETRY_GREET) {
         persia_err_keep(&stale, rc);
-        rc = link_hello(c, l, HELLO_NS);
+        rc = link_hello(c, l);
         if (!rc)
             return late ? persia_err_again(&stale) : rc;
     }
@@ -303,7 +301,7 @@ static uint64_t link_tick(void *client)
     persia_interrupt_watch(&c->stop);
     for (size_t i = 0; i < c->links_n; i++)
         if (link_is_away(&c->links[i]) && !atomic_load(&c->links[i].unlisted))
-            (void)link_hello(c, &c->links[i], HELLO_NS);
+            (void)link_hello(c, &c->links[i]);
     if (c->tick)
         c->tick(c->owner);
     persia_interrupt_watch(NULL);
@@ -405,7 +403,7 @@ static int link_greet(worker_client *c, size_t *left, err_kept *error)
     *left = 0;
     for (size_t i = 0; i < c->links_n; i++) {
         worker_link *l = &c->links[i];
-        int rc = link_is_away(l) ? link_hello(c, l, HELLO_NS) : PERSIA_OK;
+        int rc = link_is_away(l) ? link_hello(c, l) : PERSIA_OK;
         if (link_may_be_away(rc)) {
             persia_err_keep(error, PERSIA_EUNAVAILABLE);
             ++*left;

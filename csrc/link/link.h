@@ -133,11 +133,10 @@ void link_answer_free(link_answer *a);
  * message that refers to the caller's memory is waited for to its end. */
 int link_call(const worker_client *c, worker_link *l, uint32_t method,
               wire_out *o, int copies, uint64_t timeout_ns, link_answer *out);
-/* Says Hello (again); then it is not away. */
-int link_hello(const worker_client *c, worker_link *l, uint64_t timeout_ns);
+/* Says Hello (again), for 5 s at most; then it is not away. */
+int link_hello(const worker_client *c, worker_link *l);
 /* Says it once more: what it holds. */
-int link_hello_again(const worker_client *c, worker_link *l,
-                     uint64_t timeout_ns);
+int link_hello_again(const worker_client *c, worker_link *l);
 /* What its Hello says of a stream of batches; 0: of none.  Only numbers and
  * the ledger are kept. */
 int link_ask(const worker_client *c, worker_link *l, uint64_t stream,

@@ -150,7 +150,7 @@ static int resume_learn_once(loader_sender *s, uint64_t stream, int *known)
         wire_hello_reply reply;
         worker_link *l = &s->c.links[i];
         if (link_is_away(l) && (link_is_any_there(&s->c) ||
-                                link_hello(&s->c, l, SENDER_BEAT_NS)))
+                                link_hello(&s->c, l)))
             continue;
         const int rc = link_ask(&s->c, l, stream, &reply);
         if (rc && !link_failed(&s->c, l, rc))

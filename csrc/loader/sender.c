@@ -195,9 +195,7 @@ static int sender_place(loader_sender *s, wire_submit *m, size_t *at)
 /* Whether a call may go better later, or at another worker. */
 static int sender_may_pass(int rc)
 {
-    return rc == PERSIA_EUNAVAILABLE || rc == PERSIA_ETIMEOUT ||
-           rc == PERSIA_ESTALE || rc == PERSIA_EINTR || rc == PERSIA_ENOMEM ||
-           rc == PERSIA_EREPLACED;
+    return persia_retry(RETRY_SUBMIT, rc) != RETRY_NEVER;
 }
 
 /* The pinned one, once more: to the worker at `to`, or another one.  Whether
@@ -328,7 +326,7 @@ static int sender_beat_as(loader_sender *s, worker_link *l, int leaves,
     }
     link_answer_free(&answer);
     if (rc == PERSIA_ESTALE)
-        (void)link_hello(&s->c, l, SENDER_BEAT_NS);
+        (void)link_hello(&s->c, l);
     else if (rc)
         (void)link_failed(&s->c, l, rc);
     return rc;
@@ -358,7 +356,7 @@ static void sender_tick(void *owner)
         worker_link *l = &s->c.links[i];
         if (!link_is_away(l)) /* before it begins it only learns of a load */
             (void)(begun ? sender_beat(s, l, 0)
-                         : link_hello(&s->c, l, SENDER_BEAT_NS));
+                         : link_hello(&s->c, l));
     }
     sender_tend(s);
     pthread_mutex_lock(&s->lock);

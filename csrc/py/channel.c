@@ -61,12 +61,16 @@ static PyObject *channel_end(PyObject *self, PyObject *result)
     return result;
 }
 
-static PyObject *channel_hello(PyObject *self, PyObject *args)
+static PyObject *channel_ask(PyObject *self, PyObject *args,
+                             PyObject *(*ask)(const py_peer *, PyObject *))
 {
     py_peer p;
-    return channel_begin(self, &p)
-               ? NULL
-               : channel_end(self, py_peer_hello(&p, args));
+    return channel_begin(self, &p) ? NULL : channel_end(self, ask(&p, args));
+}
+
+static PyObject *channel_hello(PyObject *self, PyObject *args)
+{
+    return channel_ask(self, args, py_peer_hello);
 }
 
 static PyObject *channel_declare(PyObject *self, PyObject *args,
@@ -80,33 +84,22 @@ static PyObject *channel_declare(PyObject *self, PyObject *args,
 
 static PyObject *channel_stats(PyObject *self, PyObject *unused)
 {
-    py_peer p;
-    (void)unused;
-    return channel_begin(self, &p) ? NULL
-                                   : channel_end(self, py_peer_stats(&p));
+    return channel_ask(self, unused, py_peer_stats);
 }
 
 static PyObject *channel_snapshot(PyObject *self, PyObject *args)
 {
-    py_peer p;
-    return channel_begin(self, &p)
-               ? NULL
-               : channel_end(self, py_peer_snapshot(&p, args));
+    return channel_ask(self, args, py_peer_snapshot);
 }
 
 static PyObject *channel_restore(PyObject *self, PyObject *args)
 {
-    py_peer p;
-    return channel_begin(self, &p)
-               ? NULL
-               : channel_end(self, py_peer_restore(&p, args));
+    return channel_ask(self, args, py_peer_restore);
 }
 
 static PyObject *channel_move(PyObject *self, PyObject *args)
 {
-    py_peer p;
-    return channel_begin(self, &p) ? NULL
-                                   : channel_end(self, py_peer_move(&p, args));
+    return channel_ask(self, args, py_peer_move);
 }
 
 static PyObject *channel_address(PyObject *self, void *unused)

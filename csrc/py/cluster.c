@@ -183,31 +183,21 @@ static PyObject *py_held(PyObject *module, PyObject *arg)
 
 static PyObject *py_counts(PyObject *module, PyObject *arg)
 {
+    static const spec_field fields[] = {
+        PY_COUNT(client_counts, pulls), PY_COUNT(client_counts, pushes),
+        PY_COUNT(client_counts, ids), PY_COUNT(client_counts, distinct),
+        PY_COUNT(client_counts, bytes_out), PY_COUNT(client_counts, bytes_in),
+        PY_COUNT(client_counts, retries), PY_COUNT(client_counts, duplicates),
+        PY_COUNT(client_counts, reconnects), PY_COUNT(client_counts, lost),
+        PY_COUNT(client_counts, stale),
+    };
     (void)module;
     unsigned long long handle = PyLong_AsUnsignedLongLong(arg);
     client_counts n;
     if (PyErr_Occurred())
         return NULL;
     WITH_STORE(handle, persia_client_get_counts(c, &n));
-    PyObject *out = PyDict_New();
-    const struct {
-        const char *name;
-        uint64_t value;
-    } counts[] = {
-        {"pulls", n.pulls},           {"pushes", n.pushes},
-        {"ids", n.ids},               {"distinct", n.distinct},
-        {"bytes_out", n.bytes_out},   {"bytes_in", n.bytes_in},
-        {"retries", n.retries},       {"duplicates", n.duplicates},
-        {"reconnects", n.reconnects}, {"lost", n.lost},
-        {"stale", n.stale},
-    };
-    for (size_t i = 0; out && i < sizeof counts / sizeof counts[0]; i++) {
-        PyObject *value = PyLong_FromUnsignedLongLong(counts[i].value);
-        if (!value || PyDict_SetItemString(out, counts[i].name, value))
-            Py_CLEAR(out);
-        Py_XDECREF(value);
-    }
-    return out;
+    return py_of_counts(fields, sizeof fields / sizeof fields[0], &n);
 }
 
 static PyObject *py_inherit(PyObject *module, PyObject *args)
@@ -279,7 +269,7 @@ static PyObject *py_shard_stats(PyObject *module, PyObject *args)
         py_peer peer = {.call = ask_shard,
                         .ctx = &of,
                         .caller = persia_client_caller(c, of.shard)};
-        out = py_peer_stats(&peer);
+        out = py_peer_stats(&peer, NULL);
     } else {
         PyErr_Format(PyExc_IndexError, "there is no shard %u", of.shard);
     }

@@ -50,6 +50,18 @@ PyObject *py_of_spec(const spec_list *list, const void *m, int named)
     return out;
 }
 
+PyObject *py_of_counts(const spec_field *fields, size_t n, const void *m)
+{
+    return py_of_spec(&(spec_list){fields, n}, m, 0);
+}
+
+int py_dict_add(PyObject *dict, const char *key, PyObject *value)
+{
+    int rc = value ? PyDict_SetItemString(dict, key, value) : -1;
+    Py_XDECREF(value);
+    return rc;
+}
+
 /* ---- and back ----------------------------------------------------------- */
 
 static int lists_read_name(const spec_field *f, PyObject *value, char *member)

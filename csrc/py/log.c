@@ -38,16 +38,21 @@ int py_log_open(PyObject *options, const char *name_space, uint32_t shard,
 
 PyObject *py_log_found(const log_found *f)
 {
-    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K}", "first",
-                         (unsigned long long)f->first, "end",
-                         (unsigned long long)f->end, "records",
-                         (unsigned long long)f->records, "segments",
-                         (unsigned long long)f->segments, "torn",
-                         (unsigned long long)f->torn);
+    static const spec_field fields[] = {
+        PY_COUNT(log_found, first), PY_COUNT(log_found, end),
+        PY_COUNT(log_found, records), PY_COUNT(log_found, segments),
+        PY_COUNT(log_found, torn),
+    };
+    return py_of_counts(fields, sizeof fields / sizeof fields[0], f);
 }
 
 PyObject *py_log_counts(updates_log *l)
 {
+    static const spec_field fields[] = {
+        PY_COUNT(log_counts, end), PY_COUNT(log_counts, synced),
+        PY_COUNT(log_counts, cut), PY_COUNT(log_counts, records),
+        PY_COUNT(log_counts, bytes), PY_COUNT(log_counts, refused),
+    };
     log_counts n;
     int wants_cut;
     /* The log's lock is held while the disk writes. */
@@ -55,14 +60,12 @@ PyObject *py_log_counts(updates_log *l)
     n = persia_log_count(l);
     wants_cut = persia_log_wants_cut(l);
     Py_END_ALLOW_THREADS
-    return Py_BuildValue(
-        "{s:K,s:K,s:K,s:K,s:K,s:K,s:O,s:O}", "end", (unsigned long long)n.end,
-        "synced", (unsigned long long)n.synced, "cut",
-        (unsigned long long)n.cut, "records", (unsigned long long)n.records,
-        "bytes", (unsigned long long)n.bytes, "refused",
-        (unsigned long long)n.refused, "failed",
-        n.failed ? Py_True : Py_False, "wants_cut",
-        wants_cut ? Py_True : Py_False);
+    PyObject *out =
+        py_of_counts(fields, sizeof fields / sizeof fields[0], &n);
+    if (out && (py_dict_add(out, "failed", PyBool_FromLong(n.failed)) ||
+                py_dict_add(out, "wants_cut", PyBool_FromLong(wants_cut))))
+        Py_CLEAR(out);
+    return out;
 }
 
 /* ---- reading ------------------------------------------------------------ */

@@ -33,6 +33,12 @@ int py_seconds(double seconds, uint64_t *out)
     return 0;
 }
 
+int py_seconds_of(PyObject *seconds, uint64_t *out)
+{
+    const double value = PyFloat_AsDouble(seconds);
+    return PyErr_Occurred() ? -1 : py_seconds(value, out);
+}
+
 int py_name(const char *text, char *to, size_t room)
 {
     const size_t n = strlen(text);

@@ -21,13 +21,6 @@ static const void *py_peer_ask(const py_peer *p, uint32_t method,
     return rc ? py_raise(rc) : reply->message;
 }
 
-static int peer_add(PyObject *dict, const char *key, PyObject *value)
-{
-    int rc = value ? PyDict_SetItemString(dict, key, value) : -1;
-    Py_XDECREF(value);
-    return rc;
-}
-
 /* ---- ledgers and files -------------------------------------------------- */
 
 static PyObject *peer_ledger_to_tuple(const wire_ledger *l)
@@ -170,10 +163,10 @@ PyObject *py_peer_hello(const py_peer *p, PyObject *args)
     if (!r)
         return NULL;
     PyObject *out = py_of_spec(&persia_wire_hello_reply_list, r, 1);
-    if (out && (peer_add(out, "ledger", peer_ledger_to_tuple(&r->ledger)) ||
-                peer_add(out, "tables",
+    if (out && (py_dict_add(out, "ledger", peer_ledger_to_tuple(&r->ledger)) ||
+                py_dict_add(out, "tables",
                          specs_to_list(r->tables, r->tables_n)) ||
-                peer_add(out, "here", peer_here_to_list(r))))
+                py_dict_add(out, "here", peer_here_to_list(r))))
         Py_CLEAR(out);
     persia_shard_release(&reply);
     return out;
@@ -220,15 +213,16 @@ static PyObject *stats_to_dict(const wire_stats_reply *r)
     PyObject *out = py_of_spec(&persia_wire_stats_reply_list, r, 1);
     if (!out)
         Py_XDECREF(tables);
-    else if (peer_add(out, "tables", tables))
+    else if (py_dict_add(out, "tables", tables))
         Py_CLEAR(out);
     return out;
 }
 
-PyObject *py_peer_stats(const py_peer *p)
+PyObject *py_peer_stats(const py_peer *p, PyObject *unused)
 {
     wire_stats stats = {.caller = p->caller};
     shard_reply reply;
+    (void)unused;
     const wire_stats_reply *r = py_peer_ask(p, WIRE_STATS, &stats, &reply);
     PyObject *out = r ? stats_to_dict(r) : NULL;
     persia_shard_release(&reply);
@@ -274,7 +268,8 @@ PyObject *py_peer_move(const py_peer *p, PyObject *args)
     shard_reply reply;
     const wire_move_reply *r = py_peer_ask(p, WIRE_MOVE, &m, &reply);
     PyObject *out = r ? py_of_spec(&persia_wire_move_reply_list, r, 1) : NULL;
-    if (out && peer_add(out, "here", py_numbers_to_list(r->here, r->here_n)))
+    if (out &&
+        py_dict_add(out, "here", py_numbers_to_list(r->here, r->here_n)))
         Py_CLEAR(out);
     persia_shard_release(&reply);
     if (served)
@@ -288,9 +283,11 @@ static PyObject *snapshot_to_dict(const wire_snapshot_reply *r)
 {
     PyObject *out = py_of_spec(&persia_wire_snapshot_reply_list, r, 1);
     if (!out ||
-        peer_add(out, "pushes", py_numbers_to_list(r->pushes, r->pushes_n)) ||
-        peer_add(out, "ledgers", ledgers_to_list(r->ledgers, r->ledgers_n)) ||
-        peer_add(out, "files", files_to_list(r->files, r->files_n)))
+        py_dict_add(out, "pushes",
+                    py_numbers_to_list(r->pushes, r->pushes_n)) ||
+        py_dict_add(out, "ledgers",
+                    ledgers_to_list(r->ledgers, r->ledgers_n)) ||
+        py_dict_add(out, "files", files_to_list(r->files, r->files_n)))
         Py_CLEAR(out);
     return out;
 }

@@ -112,24 +112,29 @@ static PyObject *prefetch_histogram(const uint64_t *count)
 
 static PyObject *py_stats(PyObject *module, PyObject *arg)
 {
+    static const spec_field fields[] = {
+        PY_COUNT(loop_prefetch_stats, batches),
+        PY_COUNT(loop_prefetch_stats, prefetched),
+        PY_COUNT(loop_prefetch_stats, not_prefetched),
+        PY_COUNT(loop_prefetch_stats, waited),
+        PY_COUNT(loop_prefetch_stats, waited_ns),
+        PY_COUNT(loop_prefetch_stats, abandoned),
+        PY_COUNT(loop_prefetch_stats, skipped),
+        PY_COUNT(loop_prefetch_stats, read),
+        PY_COUNT(loop_prefetch_stats, dropped),
+    };
     (void)module;
     unsigned long long handle = PyLong_AsUnsignedLongLong(arg);
     if (PyErr_Occurred())
         return NULL;
     loop_prefetch_stats t;
     WITH_STORE(handle, persia_loop_get_prefetch_stats(s, &t));
-    PyObject *staleness = prefetch_histogram(t.staleness);
-    if (!staleness)
-        return NULL;
-    return Py_BuildValue(
-        "{sKsKsKsKsKsKsKsKsKsN}", "batches", (unsigned long long)t.batches,
-        "prefetched", (unsigned long long)t.prefetched, "not_prefetched",
-        (unsigned long long)t.not_prefetched, "waited",
-        (unsigned long long)t.waited, "waited_ns",
-        (unsigned long long)t.waited_ns, "abandoned",
-        (unsigned long long)t.abandoned, "skipped",
-        (unsigned long long)t.skipped, "read", (unsigned long long)t.read,
-        "dropped", (unsigned long long)t.dropped, "staleness", staleness);
+    PyObject *out =
+        py_of_counts(fields, sizeof fields / sizeof fields[0], &t);
+    if (out &&
+        py_dict_add(out, "staleness", prefetch_histogram(t.staleness)))
+        Py_CLEAR(out);
+    return out;
 }
 
 static PyObject *py_flush(PyObject *module, PyObject *arg)

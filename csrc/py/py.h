@@ -50,6 +50,7 @@ void py_free_object(PyObject *self);
 PyObject *py_closed(const char *what);
 /* Seconds, from 0, as nanoseconds. */
 int py_seconds(double seconds, uint64_t *out);
+int py_seconds_of(PyObject *seconds, uint64_t *out);
 /* to: [room], of a text and its 0. */
 int py_name(const char *text, char *to, size_t room);
 /* The texts of a list; they last as long as the list, the array is the
@@ -61,6 +62,13 @@ const char **py_texts(PyObject *list, size_t *n);
 /* As a dict; with `named`, enums are names and flags are bools.  Returns NULL
  * with an exception set. */
 PyObject *py_of_spec(const spec_list *list, const void *m, int named);
+/* The same of counters, all uint64_t, of a struct without a generated list. */
+#define PY_COUNT(type, member)                                                \
+    { .name = #member, .kind = SPEC_U64, .offset = offsetof(type, member) }
+PyObject *py_of_counts(const spec_field *fields, size_t n, const void *m);
+/* Adds a new reference, which it takes over; -1 with an exception set, also of
+ * a value that is NULL. */
+int py_dict_add(PyObject *dict, const char *key, PyObject *value);
 /* The reverse, of a tuple that begins with all fields in order and has `more`
  * items behind them.  Returns -1 with an exception set. */
 int py_to_spec_in_order(const spec_list *list, PyObject *args, size_t more,
@@ -91,6 +99,11 @@ int py_client_config(PyObject *dict, struct client_config *out,
  * set. */
 struct rpc_security;
 int py_security(PyObject *dict, struct rpc_security *out);
+/* The arguments of start(): where to listen, and to whom.  `beside` and `room`
+ * may be NULL: there are no such arguments. */
+struct rpc_server_config;
+int py_listen(PyObject *args, PyObject *kwargs, struct rpc_server_config *out,
+              PyObject **beside, unsigned *room);
 
 /* Of each method by its name: calls by their time, seconds, bytes of requests
  * and of replies; empty where it does not listen (times.c). */

@@ -83,23 +83,14 @@ static PyObject *service_new(PyTypeObject *type, PyObject *args,
 static PyObject *service_start(PyObject *self, PyObject *args,
                                PyObject *kwargs)
 {
-    static char *words[] = {"address",     "threads",       "calls",
-                            "connections", "message_limit", "security",
-                            NULL};
     service_object *s = (service_object *)self;
     rpc_server_config config = {.methods = &persia_worker_methods,
                                 .handler = persia_embedding_worker_handle,
                                 .ctx = s->service};
-    unsigned long long message;
-    PyObject *security;
     if (!s->service || s->rpc)
         return py_closed("the worker");
-    if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "sIIIKO", words, &config.address, &config.threads,
-            &config.calls_max, &config.connections_max, &message, &security) ||
-        py_security(security, &config.security))
+    if (py_listen(args, kwargs, &config, NULL, NULL))
         return NULL;
-    config.message_limit = message;
     int rc = persia_rpc_server_start(&config, &s->rpc);
     if (rc) {
         s->rpc = NULL;
@@ -113,8 +104,7 @@ static PyObject *service_stop(PyObject *self, PyObject *arg)
 {
     service_object *s = (service_object *)self;
     uint64_t grace;
-    double seconds = PyFloat_AsDouble(arg);
-    if (PyErr_Occurred() || py_seconds(seconds, &grace))
+    if (py_seconds_of(arg, &grace))
         return NULL;
     rpc_server *rpc = s->rpc;
     s->rpc = NULL;
@@ -539,15 +529,15 @@ static PyObject *rank_next(PyObject *self, PyObject *unused)
 
 static PyObject *rank_counts_of(PyObject *self, PyObject *unused)
 {
+    static const spec_field fields[] = {
+        PY_COUNT(rank_counts, late), PY_COUNT(rank_counts, failed),
+        PY_COUNT(rank_counts, given_up), PY_COUNT(rank_counts, away),
+        PY_COUNT(rank_counts, silent), PY_COUNT(rank_counts, epochs),
+    };
     rank_counts c;
     (void)unused;
     persia_rank_get_counts(((rank_object *)self)->rank, &c);
-    return Py_BuildValue("{sKsKsKsKsKsK}", "late", (unsigned long long)c.late,
-                         "failed", (unsigned long long)c.failed, "given_up",
-                         (unsigned long long)c.given_up, "away",
-                         (unsigned long long)c.away, "silent",
-                         (unsigned long long)c.silent, "epochs",
-                         (unsigned long long)c.epochs);
+    return py_of_counts(fields, sizeof fields / sizeof fields[0], &c);
 }
 
 static PyObject *rank_cancel(PyObject *self, PyObject *unused)

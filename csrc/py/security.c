@@ -1,4 +1,4 @@
-/* security.c: TLS and tokens from Python. */
+/* security.c: TLS and tokens from Python, and where a server listens. */
 #include "py/py.h"
 #include "rpc/rpc.h"
 
@@ -36,4 +36,26 @@ int py_security(PyObject *dict, struct rpc_security *out)
                    security_flag(dict, "insecure", &out->insecure)
                ? -1
                : 0;
+}
+
+int py_listen(PyObject *args, PyObject *kwargs, struct rpc_server_config *out,
+              PyObject **beside, unsigned *room)
+{
+    static char *words[] = {"address",     "threads",       "calls",
+                            "connections", "message_limit", "security",
+                            "beside",      "room",          NULL};
+    static char *few[] = {"address",     "threads",       "calls",
+                          "connections", "message_limit", "security",
+                          NULL};
+    unsigned long long message;
+    PyObject *security;
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, beside ? "sIIIKO|OI" : "sIIIKO",
+            beside ? words : few, &out->address, &out->threads,
+            &out->calls_max, &out->connections_max, &message, &security,
+            beside, room) ||
+        py_security(security, &out->security))
+        return -1;
+    out->message_limit = message;
+    return 0;
 }

@@ -243,8 +243,7 @@ static PyObject *sender_end(PyObject *self, PyObject *unused)
 static PyObject *sender_flush(PyObject *self, PyObject *arg)
 {
     uint64_t timeout;
-    const double seconds = PyFloat_AsDouble(arg);
-    if (PyErr_Occurred() || py_seconds(seconds, &timeout))
+    if (py_seconds_of(arg, &timeout))
         return NULL;
     return sender_call(self, persia_sender_flush, timeout);
 }
@@ -277,6 +276,14 @@ static PyObject *sender_claim(PyObject *self, PyObject *arg)
 
 static PyObject *sender_counts_of(PyObject *self, PyObject *unused)
 {
+    static const spec_field fields[] = {
+        PY_COUNT(sender_counts, stream), PY_COUNT(sender_counts, position),
+        PY_COUNT(sender_counts, sent), PY_COUNT(sender_counts, done),
+        PY_COUNT(sender_counts, passed), PY_COUNT(sender_counts, moved),
+        PY_COUNT(sender_counts, failed), PY_COUNT(sender_counts, lost),
+        PY_COUNT(sender_counts, away), PY_COUNT(sender_counts, sending_ns),
+        PY_COUNT(sender_counts, lineage),
+    };
     sender_object *s = (sender_object *)self;
     sender_counts c;
     (void)unused;
@@ -287,16 +294,7 @@ static PyObject *sender_counts_of(PyObject *self, PyObject *unused)
     persia_sender_get_counts(s->sender, &c);
     Py_END_ALLOW_THREADS
     s->busy--;
-    return Py_BuildValue(
-        "{sKsKsKsKsKsKsKsKsKsKsK}", "stream", (unsigned long long)c.stream,
-        "position", (unsigned long long)c.position, "sent",
-        (unsigned long long)c.sent, "done", (unsigned long long)c.done,
-        "passed", (unsigned long long)c.passed, "moved",
-        (unsigned long long)c.moved, "failed", (unsigned long long)c.failed,
-        "lost", (unsigned long long)c.lost,
-        "away", (unsigned long long)c.away, "sending_ns",
-        (unsigned long long)c.sending_ns, "lineage",
-        (unsigned long long)c.lineage);
+    return py_of_counts(fields, sizeof fields / sizeof fields[0], &c);
 }
 
 static PyObject *sender_close(PyObject *self, PyObject *arg)

@@ -220,21 +220,13 @@ static int server_host(server_object *s, uint32_t calls)
 static PyObject *server_start(PyObject *self, PyObject *args,
                               PyObject *kwargs)
 {
-    static char *words[] = {"address",     "threads",       "calls",
-                            "connections", "message_limit", "security",
-                            "beside",      "room",          NULL};
     server_object *s = server_open(self);
     rpc_server_config config = {.methods = &persia_shard_methods,
                                 .handler = persia_host_handle,
                                 .denied = persia_host_denied};
-    unsigned long long message;
-    PyObject *security, *beside = Py_None;
+    PyObject *beside = Py_None;
     unsigned room = 0;
-    if (!s || !PyArg_ParseTupleAndKeywords(
-                  args, kwargs, "sIIIKO|OI", words, &config.address,
-                  &config.threads, &config.calls_max, &config.connections_max,
-                  &message, &security, &beside, &room) ||
-        py_security(security, &config.security))
+    if (!s || py_listen(args, kwargs, &config, &beside, &room))
         return NULL;
     if (s->rpc) {
         PyErr_SetString(PyExc_RuntimeError, "the server listens already");
@@ -248,7 +240,6 @@ static PyObject *server_start(PyObject *self, PyObject *args,
     int rc = server_host(s, config.calls_max);
     s->calls = config.calls_max;
     config.calls_max *= room > s->all_n ? room : (uint32_t)s->all_n;
-    config.message_limit = message;
     config.ctx = s->host;
     config.s = persia_tables_sched(s->served->p);
     if (!rc)
@@ -328,9 +319,8 @@ static void server_end(server_object *s, rpc_server *rpc, uint64_t grace)
 static PyObject *server_stop(PyObject *self, PyObject *arg)
 {
     server_object *s = server_open(self);
-    double seconds = PyFloat_AsDouble(arg);
     uint64_t grace;
-    if (!s || PyErr_Occurred() || py_seconds(seconds, &grace))
+    if (!s || py_seconds_of(arg, &grace))
         return NULL;
     rpc_server *rpc = s->rpc;
     s->rpc = NULL;
@@ -468,9 +458,8 @@ static PyObject *server_checkpoints(PyObject *self, PyObject *arg)
 static PyObject *server_channel(PyObject *self, PyObject *arg)
 {
     server_object *s = server_open(self);
-    double seconds = PyFloat_AsDouble(arg);
     uint64_t timeout;
-    if (!s || PyErr_Occurred() || py_seconds(seconds, &timeout))
+    if (!s || py_seconds_of(arg, &timeout))
         return NULL;
     return py_channel_to(s->served, timeout);
 }

@@ -16,7 +16,6 @@
 
 #define AGAIN_NS ((uint64_t)10000000)
 #define MISSING_NS ((uint64_t)50000000)
-#define HELLO_NS ((uint64_t)5 * 1000000000)
 #define RPC_NS ((uint64_t)30 * 1000000000)
 
 /* ---- life ---- */
@@ -84,7 +83,7 @@ static void rank_tick(void *owner)
     pthread_mutex_unlock(&r->lock);
     for (size_t i = 0; i < r->c.links_n && !takes; i++)
         if (!link_is_away(&r->c.links[i]))
-            (void)link_hello_again(&r->c, &r->c.links[i], HELLO_NS);
+            (void)link_hello_again(&r->c, &r->c.links[i]);
 }
 
 int persia_rank_open(const worker_client_config *config, rank_taker **out)

@@ -33,8 +33,8 @@ static const unsigned moves[JOB_STATES] = {
 static void job_move_locked(job *n, enum job_state to)
 {
     assert(moves[n->state] >> to & 1);
-    if (n->state == JOB_REPLACING)
-        atomic_store(&n->s->replacing, 0);
+    if (n->state == JOB_REPLACING && to != JOB_DONE)
+        restore_stop(n->s);
     n->state = to;
     if (to != JOB_FAILED && to != JOB_DROPPED)
         return;

@@ -158,6 +158,8 @@ int restore_commit(job *n);
  * stages, and restore_commit() follows. */
 int restore_refuse_rows(job *n);
 int restore_replace(job *n, sched *threads);
+/* Neither follows: the job fails, or is dropped. */
+void restore_stop(shard *s);
 void restore_free(job *n);
 
 #endif

@@ -1,6 +1,7 @@
 /* job_restore.c: other rows in the place of those that are there. */
 #include "shard/private.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -193,12 +194,25 @@ int restore_stage(job *n, sched *threads)
 
 /* ---- in place ----------------------------------------------------------- */
 
-static void job_restore_count_emptied(shard *s)
+enum { NEVER = ROWS_STATES };
+
+static const unsigned char next[ROWS_STATES][ROWS_EVENTS] = {
+    [ROWS_WHOLE] = {ROWS_REPLACING, ROWS_WHOLE, NEVER, NEVER},
+    [ROWS_REPLACING] = {NEVER, ROWS_WHOLE, ROWS_INCOMPLETE, ROWS_INCOMPLETE},
+    [ROWS_INCOMPLETE] = {ROWS_REPLACING, ROWS_WHOLE, ROWS_INCOMPLETE, NEVER},
+};
+
+/* The only place that changes the state of a shard's rows. */
+static void job_restore_rows_event(shard *s, enum rows_event event)
 {
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < TABLES_MAX; i++)
-        n += s->is_emptied[i];
-    atomic_store(&s->emptied_n, n);
+    const enum rows_state to = next[atomic_load(&s->rows)][event];
+    assert((int)to != NEVER);
+    atomic_store(&s->rows, (int)to);
+}
+
+void restore_stop(shard *s)
+{
+    job_restore_rows_event(s, ROWS_STOP);
 }
 
 /* Between two updates. */
@@ -209,8 +223,7 @@ static int job_restore_refuse_rows(void *ctx)
     for (uint32_t i = 0; i < n->tables_n; i++)
         if (table_of(n, i))
             s->is_emptied[i] = 1;
-    atomic_store(&s->replacing, 1);
-    job_restore_count_emptied(s);
+    job_restore_rows_event(s, ROWS_EMPTY);
     return PERSIA_OK;
 }
 
@@ -222,10 +235,14 @@ int restore_refuse_rows(job *n)
 /* Of the tables that have been exchanged.  Between two updates. */
 static void job_restore_rows_are_there(const job *n)
 {
+    shard *s = n->s;
+    int lacks = 0;
     for (uint32_t i = 0; i < n->tables_n; i++)
         if (n->staged[i])
-            n->s->is_emptied[i] = 0;
-    job_restore_count_emptied(n->s);
+            s->is_emptied[i] = 0;
+    for (uint32_t i = 0; i < TABLES_MAX; i++)
+        lacks |= s->is_emptied[i];
+    job_restore_rows_event(s, lacks ? ROWS_LACK : ROWS_FILL);
 }
 
 int restore_replace(job *n, sched *threads)

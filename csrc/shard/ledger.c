@@ -316,6 +316,25 @@ int ledger_is_older(ledger *l, uint64_t name, ledger_owner owner)
 
 /* ---- updates ------------------------------------------------------------ */
 
+enum { NEVER = FLIGHT_STATES };
+
+static const unsigned char next[FLIGHT_STATES][FLIGHT_EVENTS] = {
+    [FLIGHT_NONE] = {FLIGHT_BEGUN, NEVER, NEVER, NEVER},
+    [FLIGHT_BEGUN] = {NEVER, FLIGHT_COMMITTED, NEVER, FLIGHT_NONE},
+    [FLIGHT_COMMITTED] = {NEVER, NEVER, FLIGHT_REFUSED, FLIGHT_NONE},
+    [FLIGHT_REFUSED] = {NEVER, NEVER, NEVER, FLIGHT_NONE},
+};
+
+/* The only place that changes the state of an update in flight; f NULL: the
+ * update is in none. */
+static void flight_event(ledger_flight *f, enum flight_event event)
+{
+    const enum flight_state to = f ? next[f->state][event] : FLIGHT_NONE;
+    assert((int)to != NEVER);
+    if (f)
+        f->state = to;
+}
+
 static ledger_flight **flight_locked(ledger *l, const ledger_key *key)
 {
     ledger_flight **at = &l->flights;
@@ -394,6 +413,7 @@ enum ledger_state ledger_begin(ledger *l, const ledger_key *key,
                              .number = key->number,
                              .owner = key->owner};
         f->last = &f->first;
+        flight_event(f, FLIGHT_BEGIN);
         l->flights = f;
     }
     pthread_mutex_unlock(&l->lock);
@@ -413,6 +433,7 @@ void ledger_commit(ledger *l, const ledger_key *key)
     pthread_mutex_lock(&l->lock);
     /* It is there: streams with an update in flight do not expire. */
     stream *s = ledger_find_locked(l, key->stream);
+    flight_event(*flight_locked(l, key), FLIGHT_COMMIT);
     if (s) {
         gaps_settle(s->gaps, &s->set.w, key->settled);
         numbers_settle(&s->set, key->settled);
@@ -425,6 +446,7 @@ void ledger_refuse(ledger *l, const ledger_key *key, int code,
                    const char *text)
 {
     pthread_mutex_lock(&l->lock);
+    flight_event(*flight_locked(l, key), FLIGHT_REFUSE);
     refusal *r = &l->refused[l->refused_n++ % LEDGER_REFUSALS];
     stream *s = r->number ? ledger_find_locked(l, r->stream) : NULL;
     if (s && r->number > s->forgotten)
@@ -486,6 +508,7 @@ ledger_waiter *ledger_end(ledger *l, const ledger_key *key)
     if (f) {
         waiters = f->first;
         *at = f->next;
+        flight_event(f, FLIGHT_END);
     }
     pthread_mutex_unlock(&l->lock);
     return waiters;

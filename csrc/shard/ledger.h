@@ -64,10 +64,35 @@ typedef struct ledger_waiter {
     struct ledger_waiter *next;
 } ledger_waiter;
 
+/* What became of an update in flight.  The events, and the state that each
+ * leads to (a blank: it cannot occur there):
+ *
+ *             BEGIN  COMMIT     REFUSE   END
+ *  NONE       BEGUN
+ *  BEGUN             COMMITTED           NONE
+ *  COMMITTED                    REFUSED  NONE
+ *  REFUSED                               NONE
+ */
+enum flight_state {
+    FLIGHT_NONE,      /* it is not the ledger's */
+    FLIGHT_BEGUN,     /* copies of it wait */
+    FLIGHT_COMMITTED, /* the ledger has its number: it is not applied again */
+    FLIGHT_REFUSED,   /* ..., and the error that copies get */
+    FLIGHT_STATES
+};
+enum flight_event {
+    FLIGHT_BEGIN, /* the functions of these names */
+    FLIGHT_COMMIT,
+    FLIGHT_REFUSE,
+    FLIGHT_END,
+    FLIGHT_EVENTS
+};
+
 /* An update in flight: memory of the caller's, from ledger_begin() to
  * ledger_end(). */
 typedef struct ledger_flight {
     struct ledger_flight *next;
+    enum flight_state state; /* the caller may read it */
     uint64_t stream, number;
     ledger_owner owner;
     ledger_waiter *first, **last;
@@ -113,7 +138,8 @@ enum ledger_state ledger_begin(ledger *l, const ledger_key *key,
                                ledger_flight *flight, ledger_waiter *waiter);
 /* For the copy that is in flight: never LEDGER_BUSY. */
 enum ledger_state ledger_check(ledger *l, const ledger_key *key);
-/* After a ledger_check() that said LEDGER_NEW. */
+/* After a ledger_check() that said LEDGER_NEW.  An update of a log that is
+ * replayed is not in flight. */
 void ledger_commit(ledger *l, const ledger_key *key);
 /* After ledger_commit(): the update was refused. */
 void ledger_refuse(ledger *l, const ledger_key *key, int code,

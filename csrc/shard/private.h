@@ -100,11 +100,10 @@ typedef struct push_call {
     const void *raw;
     size_t raw_n;
     ledger_key key;
-    ledger_flight flight;
+    ledger_flight flight; /* the ledger's, unless it is FLIGHT_NONE */
     /* Why it is not applied, of this part alone: */
     enum ledger_state state; /* other than LEDGER_NEW */
     int stale;               /* its sender knows other rows */
-    int in_flight;           /* `flight` is the ledger's */
     struct push_call *kept; /* itself, or NULL: it lies on the stack */
 } push_call;
 
@@ -114,6 +113,29 @@ typedef struct group group;
 typedef struct shard_copy shard_copy;
 
 /* ---- the shard ---------------------------------------------------------- */
+
+/* Whether a shard has its rows.  A restore in place empties its tables before
+ * it reads their rows.  The events, and the state that each leads to (a blank:
+ * it cannot occur there):
+ *
+ *              EMPTY      FILL     LACK        STOP
+ *  WHOLE       REPLACING  WHOLE
+ *  REPLACING              WHOLE    INCOMPLETE  INCOMPLETE
+ *  INCOMPLETE  REPLACING  WHOLE    INCOMPLETE
+ */
+enum rows_state {
+    ROWS_WHOLE,
+    ROWS_REPLACING,  /* a job is about to fill tables that are empty */
+    ROWS_INCOMPLETE, /* there are such tables, and no job fills them */
+    ROWS_STATES
+};
+enum rows_event {
+    ROWS_EMPTY, /* a restore has emptied its tables */
+    ROWS_FILL,  /* the rows of a restore are in use, and no table lacks its */
+    ROWS_LACK,  /* they are, and another table lacks its rows still */
+    ROWS_STOP,  /* a restore that has emptied tables fails, or is dropped */
+    ROWS_EVENTS
+};
 
 struct shard {
     tables *p;
@@ -164,8 +186,7 @@ struct shard {
     /* Tables that a restore in place has emptied and not filled; written under
      * the gate, held exclusively. */
     uint8_t is_emptied[TABLES_MAX];
-    _Atomic(uint32_t) emptied_n;
-    _Atomic(int) replacing; /* a job is about to fill them */
+    _Atomic(int) rows; /* enum rows_state; changes with jobs.lock held */
     jobs jobs;
 };
 

@@ -150,9 +150,10 @@ int is_stale(const shard *s, const wire_caller *caller)
 
 int check_whole(const shard *s)
 {
-    if (!atomic_load(&s->emptied_n))
+    const enum rows_state rows = atomic_load(&s->rows);
+    if (rows == ROWS_WHOLE)
         return PERSIA_OK;
-    if (atomic_load(&s->replacing))
+    if (rows == ROWS_REPLACING)
         return persia_err_set(PERSIA_EUNAVAILABLE,
                               "the rows of the server are being replaced by "
                               "those of a checkpoint");

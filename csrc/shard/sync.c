@@ -7,6 +7,23 @@
 
 #include "wire/wire.h"
 
+enum { NEVER = SYNC_STATES };
+
+static const unsigned char next[SYNC_STATES][SYNC_EVENTS] = {
+    [SYNC_IDLE] = {SYNC_COLLECTING, NEVER, NEVER, SYNC_IDLE},
+    [SYNC_COLLECTING] = {NEVER, SYNC_APPLYING, SYNC_IDLE, NEVER},
+    [SYNC_APPLYING] = {SYNC_AHEAD, NEVER, NEVER, SYNC_IDLE},
+    [SYNC_AHEAD] = {NEVER, NEVER, SYNC_APPLYING, SYNC_COLLECTING},
+};
+
+/* The only place that changes the state of the steps. */
+static void sync_event(sync_steps *s, enum sync_event event)
+{
+    const enum sync_state to = next[s->state][event];
+    assert((int)to != NEVER);
+    s->state = to;
+}
+
 void sync_init(sync_steps *s)
 {
     memset(s, 0, sizeof *s);
@@ -74,6 +91,7 @@ static int sync_collect(sync_steps *s, uint64_t step, uint32_t rank,
         return persia_err_set(PERSIA_ENOMEM,
                               "no memory for the %u parts of a step", parts);
     memset(s->passed, 0, parts);
+    sync_event(s, SYNC_COLLECT);
     s->pending = step;
     s->parts = parts;
     return PERSIA_OK;
@@ -117,7 +135,7 @@ void **sync_infer_missed(sync_steps *s, uint64_t step, uint32_t rank,
 
 int sync_complete(const sync_steps *s)
 {
-    if (!s->pending || s->applying)
+    if (s->state != SYNC_COLLECTING)
         return 0;
     for (uint32_t i = 0; i < s->parts; i++)
         if (!s->part[i] && !s->left[i] && !s->passed[i])
@@ -133,7 +151,8 @@ void **sync_take(sync_steps *s, int apply, uint32_t *n)
         if (all[i])
             all[(*n)++] = all[i];
     assert(*n == s->n);
-    assert(!apply || (s->pending && !s->applying));
+    if (s->pending || apply)
+        sync_event(s, apply ? SYNC_TAKE : SYNC_DROP);
     if (apply)
         s->applying = s->pending;
     s->part = NULL;
@@ -144,7 +163,7 @@ void **sync_take(sync_steps *s, int apply, uint32_t *n)
 
 void sync_applied(sync_steps *s, uint64_t step)
 {
-    s->applying = 0;
+    sync_failed(s);
     s->has_applied = 1;
     if (step > s->step)
         s->step = step;
@@ -152,6 +171,7 @@ void sync_applied(sync_steps *s, uint64_t step)
 
 void sync_failed(sync_steps *s)
 {
+    sync_event(s, SYNC_END);
     s->applying = 0;
 }
 

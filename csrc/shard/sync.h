@@ -15,7 +15,33 @@
 
 enum { SYNC_RANKS = 4096 };
 
+/* What a shard does with the steps of a job.  The events, and the state that
+ * each leads to (a blank: it cannot occur there):
+ *
+ *              COLLECT     TAKE      DROP      END
+ *  IDLE        COLLECTING                      IDLE
+ *  COLLECTING              APPLYING  IDLE
+ *  APPLYING    AHEAD                           IDLE
+ *  AHEAD                             APPLYING  COLLECTING
+ */
+enum sync_state {
+    SYNC_IDLE,
+    SYNC_COLLECTING, /* parts of the pending step */
+    SYNC_APPLYING,   /* a step that was whole */
+    SYNC_AHEAD,      /* ..., and parts of the next one are collected */
+    SYNC_STATES
+};
+enum sync_event {
+    SYNC_COLLECT, /* the first part of a step */
+    SYNC_TAKE,    /* the step is whole */
+    SYNC_DROP,    /* it will not be: it is late, or void */
+    SYNC_END,     /* the step that was taken is applied, or failed; a log that
+                     is replayed applies steps that nothing has collected */
+    SYNC_EVENTS
+};
+
 typedef struct sync_steps {
+    enum sync_state state;
     uint64_t step;     /* applied last */
     uint64_t missed;   /* the last one that other shards have applied, or this
                           one in an earlier life, and that this life will not:

@@ -489,8 +489,9 @@ static void updates_part_answer(shard *s, push_call *c, int rc,
 {
     const int stale = c->stale;
     const enum ledger_state state = c->state;
-    ledger_waiter *copies =
-        c->in_flight ? ledger_end(s->ledger, &c->key) : NULL;
+    ledger_waiter *copies = c->flight.state == FLIGHT_NONE
+                                ? NULL
+                                : ledger_end(s->ledger, &c->key);
     for (push_call *one = c; one;) {
         if (stale)
             push_reply_status(s, one, PUSH_STALE_LINEAGE);
@@ -649,8 +650,7 @@ static void updates_apply_and_go_on(shard *s, push_call *c)
 static void updates_apply_or_answer(shard *s, push_call *c,
                                     enum ledger_state state)
 {
-    c->in_flight = state == LEDGER_NEW;
-    if (c->in_flight)
+    if (state == LEDGER_NEW)
         updates_apply_and_go_on(s, c);
     else
         push_reply_state(s, c, state);

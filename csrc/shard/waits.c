@@ -87,7 +87,6 @@ int wait_begin_locked(shard *s, void **parts, uint32_t n)
     for (uint32_t i = 0; i < n && !rc; i++) {
         push_call *c = parts[i];
         c->state = ledger_begin(s->ledger, &c->key, &c->flight, NULL);
-        c->in_flight = c->state == LEDGER_NEW;
         if (c->state == LEDGER_BUSY)
             rc = persia_err_set(
                 PERSIA_EARG,
@@ -97,7 +96,7 @@ int wait_begin_locked(shard *s, void **parts, uint32_t n)
                 (unsigned long long)c->key.number, c->m->part);
         for (uint32_t k = 0; rc && k < i; k++) {
             c = parts[k];
-            if (c->in_flight)
+            if (c->flight.state != FLIGHT_NONE)
                 c->waiter.next = ledger_end(s->ledger, &c->key);
         }
     }

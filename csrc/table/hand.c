@@ -109,7 +109,11 @@ static void hand_fetch(const table *t, const stripe *s, uint32_t turn)
         __builtin_prefetch(stripe_row(t, s, (uint32_t)slot) + ROW_CLOCK);
 }
 
-int hand_evict_locked(table *t, stripe *s, uint32_t clock, uint32_t spare)
+/* Takes the next victim out, which frees its slot; none that was touched at
+ * `spare`.  Looks at EVICT_WINDOW slots for each call of a push at most, where
+ * earlier calls may have left some.  PERSIA_ECAPACITY: there was none. */
+static int hand_evict_locked(table *t, stripe *s, uint32_t clock,
+                             uint32_t spare)
 {
     hand *h = &s->hand;
 
@@ -132,8 +136,10 @@ int hand_evict_locked(table *t, stripe *s, uint32_t clock, uint32_t spare)
     }
 }
 
-uint32_t hand_expire_locked(table *t, stripe *s, uint32_t clock,
-                            uint32_t spare)
+/* Takes out the expired rows of a window at every HAND_EXPIRE-th call; how
+ * many. */
+static uint32_t hand_expire_locked(table *t, stripe *s, uint32_t clock,
+                                   uint32_t spare)
 {
     sweep w;
     float score[EVICT_WINDOW];
@@ -149,6 +155,83 @@ uint32_t hand_expire_locked(table *t, stripe *s, uint32_t clock,
         gone++;
     }
     return gone;
+}
+
+/* Whether a stripe has its part of the capacity, of more rows than that. */
+static int hand_has_its_part(const table *t, const stripe *s)
+{
+    const uint64_t capacity = t->config.capacity;
+
+    if (t->expected <= capacity || !t->evict.policy)
+        return 0;
+    return s->rows >= (uint64_t)((double)capacity * (double)s->expected /
+                                 (double)t->expected);
+}
+
+/* Whether a slot is free, or one more may be opened: then it is counted. */
+static int hand_opens_slot(const stripe *s, const stripe_room *room)
+{
+    size_t opens = atomic_load_explicit(room->opens, memory_order_relaxed);
+
+    if (s->free_head != ROW_NONE)
+        return 1;
+    while (opens && *room->slots)
+        if (atomic_compare_exchange_weak_explicit(room->opens, &opens,
+                                                  opens - 1,
+                                                  memory_order_relaxed,
+                                                  memory_order_relaxed))
+            return 1;
+    return 0;
+}
+
+/* Counts one row more below the capacity; 0 where there is no place. */
+static int hand_counts_below(table *t, stripe *s, const stripe_room *room)
+{
+    const uint64_t capacity = t->config.capacity;
+    uint64_t rows = atomic_load_explicit(&t->rows, memory_order_relaxed);
+
+    if (rows >= capacity || hand_has_its_part(t, s) ||
+        (t->evict.policy && !hand_opens_slot(s, room)))
+        return 0;
+    while (rows < capacity)
+        if (atomic_compare_exchange_weak_explicit(&t->rows, &rows, rows + 1,
+                                                  memory_order_relaxed,
+                                                  memory_order_relaxed))
+            return 1;
+    if (t->evict.policy && s->free_head == ROW_NONE)
+        atomic_fetch_add_explicit(room->opens, 1, memory_order_relaxed);
+    return 0;
+}
+
+int hand_place_locked(table *t, stripe *s, uint32_t clock, uint32_t spare,
+                      const stripe_room *room, uint32_t *evicted)
+{
+    int rc;
+
+    *evicted = 0;
+    if (t->evict.expires && !t->filling) {
+        *evicted = hand_expire_locked(t, s, clock, spare);
+        atomic_fetch_sub_explicit(&t->rows, *evicted, memory_order_relaxed);
+    }
+    if (!table_capacity(t)) {
+        s->uncounted++;
+        return PERSIA_OK;
+    }
+    if (hand_counts_below(t, s, room))
+        return PERSIA_OK;
+    if (!t->evict.policy)
+        return PERSIA_ECAPACITY;
+    rc = hand_evict_locked(t, s, clock, spare);
+    *evicted += !rc;
+    return rc;
+}
+
+void hand_unplace_locked(table *t, stripe *s)
+{
+    if (table_capacity(t))
+        atomic_fetch_sub_explicit(&t->rows, 1, memory_order_relaxed);
+    else
+        s->uncounted--;
 }
 
 void hand_touch_locked(const table *t, const stripe *s, size_t n,

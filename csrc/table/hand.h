@@ -1,9 +1,11 @@
-/* hand.h: the hand that moves over a stripe's slots and evicts (private).
+/* hand.h: the place of a new row, and the hand that moves over a stripe's
+ * slots and evicts (private).
  *
- * Of the rows of a window of slots one in HAND_PART is evicted, those with the
- * highest scores: they are listed, and removed one by one as rows need a
- * place.
- * One that was touched meanwhile stays.
+ * While the table is below its capacity, and its memory has room for a slot
+ * more, no row is evicted.  Else one is.  Of the rows of a window of slots one
+ * in HAND_PART is evicted, those with the highest scores: they are listed, and
+ * removed one by one as rows need a place.  One that was touched meanwhile
+ * stays.  The score is the policy's (evict/).
  */
 #ifndef PERSIA_TABLE_HAND_H
 #define PERSIA_TABLE_HAND_H
@@ -18,6 +20,7 @@ enum {
 };
 
 struct stripe;
+struct stripe_room;
 
 /* A row to evict, if this still is its clock. */
 typedef struct victim {
@@ -36,15 +39,15 @@ typedef struct hand {
     victim list[HAND_LIST];
 } hand;
 
-/* Takes the next row out, which frees its slot; none that was touched at
- * `spare`.  Looks at EVICT_WINDOW slots for each call of a push at most, where
- * earlier calls may have left some.  PERSIA_ECAPACITY: there was none. */
-int hand_evict_locked(table *t, struct stripe *s, uint32_t clock,
-                      uint32_t spare);
-/* Of a table whose rows expire: called before each new row.  Takes out the
- * expired ones of a window at every HAND_EXPIRE-th; how many. */
-uint32_t hand_expire_locked(table *t, struct stripe *s, uint32_t clock,
-                            uint32_t spare);
+/* Counts one row more.  Its slot is a free one, one of the room's, or that of
+ * a row that it evicts: none that was touched at `spare`.  *evicted: the rows
+ * that are gone, with those that have expired.  PERSIA_ECAPACITY: there is no
+ * place. */
+int hand_place_locked(table *t, struct stripe *s, uint32_t clock,
+                      uint32_t spare, const struct stripe_room *room,
+                      uint32_t *evicted);
+/* The row that was counted last is not made. */
+void hand_unplace_locked(table *t, struct stripe *s);
 /* Fields of the rows that are touched, n <= EVICT_WINDOW; age: pushes since
  * they were last. */
 void hand_touch_locked(const table *t, const struct stripe *s, size_t n,

@@ -177,84 +177,6 @@ static uint32_t stripe_slot_take(const table *t, stripe *s,
     return slot;
 }
 
-/* Whether a stripe has its part of the capacity, of more rows than that. */
-static int stripe_has_its_part(const table *t, const stripe *s)
-{
-    const uint64_t capacity = t->config.capacity;
-
-    if (t->expected <= capacity || !t->evict.policy)
-        return 0;
-    return s->rows >= (uint64_t)((double)capacity * (double)s->expected /
-                                 (double)t->expected);
-}
-
-/* Whether a slot is free, or one more may be opened: then it is counted. */
-static int room_take(const stripe *s, const stripe_room *room)
-{
-    size_t opens = atomic_load_explicit(room->opens, memory_order_relaxed);
-
-    if (s->free_head != ROW_NONE)
-        return 1;
-    while (opens && *room->slots)
-        if (atomic_compare_exchange_weak_explicit(room->opens, &opens,
-                                                  opens - 1,
-                                                  memory_order_relaxed,
-                                                  memory_order_relaxed))
-            return 1;
-    return 0;
-}
-
-/* Counts one row more below the capacity; 0 where there is no place. */
-static int row_count_below(table *t, stripe *s, const stripe_room *room)
-{
-    const uint64_t capacity = t->config.capacity;
-    uint64_t rows = atomic_load_explicit(&t->rows, memory_order_relaxed);
-
-    if (rows >= capacity || stripe_has_its_part(t, s) ||
-        (t->evict.policy && !room_take(s, room)))
-        return 0;
-    while (rows < capacity)
-        if (atomic_compare_exchange_weak_explicit(&t->rows, &rows, rows + 1,
-                                                  memory_order_relaxed,
-                                                  memory_order_relaxed))
-            return 1;
-    if (t->evict.policy && s->free_head == ROW_NONE)
-        atomic_fetch_add_explicit(room->opens, 1, memory_order_relaxed);
-    return 0;
-}
-
-/* Counts one row more, where there is no place in that of an evicted one. */
-static int row_count(table *t, stripe *s, uint32_t clock, uint32_t spare,
-                     const stripe_room *room, uint32_t *evicted)
-{
-    int rc;
-
-    if (t->evict.expires && !t->filling) {
-        *evicted = hand_expire_locked(t, s, clock, spare);
-        atomic_fetch_sub_explicit(&t->rows, *evicted, memory_order_relaxed);
-    }
-    if (!table_capacity(t)) {
-        s->uncounted++;
-        return PERSIA_OK;
-    }
-    if (row_count_below(t, s, room))
-        return PERSIA_OK;
-    if (!t->evict.policy)
-        return PERSIA_ECAPACITY;
-    rc = hand_evict_locked(t, s, clock, spare);
-    *evicted += !rc;
-    return rc;
-}
-
-/* The row that was counted last is not made. */
-static void row_uncount(table *t, stripe *s)
-{
-    if (table_capacity(t))
-        atomic_fetch_sub_explicit(&t->rows, 1, memory_order_relaxed);
-    else
-        s->uncounted--;
-}
-
 void stripe_count_locked(table *t, stripe *s)
 {
     if (s->uncounted)
@@ -269,16 +191,14 @@ int stripe_add_locked(table *t, stripe *s, uint64_t hash, uint64_t id,
 {
     float vector[4096];
     char *row;
-    int rc;
+    int rc = hand_place_locked(t, s, clock, spare, room, evicted);
 
-    *evicted = 0;
-    rc = row_count(t, s, clock, spare, room, evicted);
     if (rc)
         return rc;
     *slot =
         stripe_slot_take(t, s, room); /* the one just evicted, if one was */
     if (*slot == ROW_NONE) {
-        row_uncount(t, s);
+        hand_unplace_locked(t, s);
         return PERSIA_ECAPACITY;
     }
     row = stripe_row(t, s, *slot);

@@ -24,6 +24,7 @@
 #include "mem/mem.h"
 #include "optim/optim.h"
 #include "sched/sched.h"
+#include "simd/simd.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -94,6 +95,28 @@ typedef struct push_part {
     struct batch_index *index;
     uint32_t job;
 } push_part;
+
+INLINE_HOT const float *push_part_grad(const push_part *part, size_t i)
+{
+    return part->grad + (part->bag ? part->bag[i] : i) * part->stride;
+}
+
+/* How the gradients of equal ids become one: each is multiplied by its scale
+ * and added in fp32, one after the other, by parts and within a part in the
+ * order of its ids.  `first` begins the sum.  So the bits are the same
+ * wherever they are summed:
+ *
+ *   table/push_change.c  in the process (the second of an id and those behind
+ *                        it in a pass of their own)
+ *   client/sums.c        before they are sent, by the index of a batch
+ *   batch/taken.c        of rows that an embedding worker has sent
+ */
+INLINE_HOT void push_part_sum(const push_part *part, size_t i, float *sum,
+                              int first, uint32_t dim)
+{
+    floats_add(sum, push_part_grad(part, i), part->scale ? part->scale[i] : 1,
+               first, dim);
+}
 
 /* One push to one table: the parts are summed per id in their order, then
  * applied once.  `draw` is the key of its draws: which ids are admitted, and

@@ -12,6 +12,7 @@
 static atomic_uint fault_attempts; /* since fault_begin() */
 static atomic_uint fault_at;       /* the attempt that fails; 0: none does */
 static atomic_int fault_for_good;  /* and all later ones */
+static _Thread_local int fault_spares; /* this thread's attempts succeed */
 
 static void fault_begin(unsigned at, int good)
 {
@@ -28,7 +29,7 @@ static int fault_end(void)
 
 static int fault_fails(void)
 {
-    const unsigned at = atomic_load(&fault_at);
+    const unsigned at = fault_spares ? 0 : atomic_load(&fault_at);
     const unsigned n = at ? atomic_fetch_add(&fault_attempts, 1) + 1 : 0;
 
     if (!at || !(n == at || (n > at && atomic_load(&fault_for_good))))

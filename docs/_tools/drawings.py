@@ -318,6 +318,41 @@ def small_machines() -> dict[str, str]:
             },
             set(),
         ),
+        "rows": machine(
+            "Whether a shard has its rows",
+            table("csrc/shard/private.h", "EMPTY"),
+            {
+                "WHOLE": (0, 0),
+                "REPLACING": (1.8, 0),
+                "INCOMPLETE": (0.9, 1.2),
+            },
+            set(),
+            head=8.0,
+        ),
+        "sync": machine(
+            "What a shard does with the steps of a job",
+            table("csrc/shard/sync.h", "COLLECT"),
+            {
+                "IDLE": (0, 0.6),
+                "COLLECTING": (1.4, 0),
+                "APPLYING": (1.4, 1.2),
+                "AHEAD": (2.8, 0.6),
+            },
+            set(),
+        ),
+        "flight": machine(
+            "The states of an update in flight at a shard",
+            table("csrc/shard/ledger.h", "BEGIN"),
+            {
+                "NONE": (0, 0),
+                "BEGUN": (1.2, 0),
+                "COMMITTED": (2.5, 0),
+                "REFUSED": (3.9, 0),
+            },
+            set(),
+            {"NONE"},
+            note="The event end leads from every state to NONE.",
+        ),
     }
 
 

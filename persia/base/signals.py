@@ -1,4 +1,8 @@
-"""How a process ends at SIGTERM and Ctrl-C."""
+"""How a process ends at SIGTERM and Ctrl-C.
+
+:class:`Ending` is the rule of all processes, :class:`Signals` that of those
+that serve, :func:`end_at_once` that of short commands.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn, Self
 
+from persia.base.health import Health
+from persia.base.logs import say
 from persia.errors import flagged
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
@@ -172,6 +178,69 @@ class Ending:
             f"{flagged(self.what)}\n"
         )
         os._exit(status)
+
+
+class _Stopped(BaseException):
+    """A signal arrived before anything was served."""
+
+
+class Signals(Ending):
+    """SIGTERM and SIGINT of what serves: the first is noted, another one is
+    fatal, and so is the end of the grace. Before :meth:`keep` the first one
+    ends the block, and the process says what was not served.
+
+    Args:
+        grace: seconds from the first signal.
+        unserved: what is not served, if a signal arrives before.
+
+    Attributes:
+        health: of the process.
+    """
+
+    def __init__(
+        self, grace: float, unserved: str = "nothing was served"
+    ) -> None:
+        super().__init__(grace, _stop)
+        self.status = 0
+        self.health = Health()
+        self._unserved = unserved
+
+    def __exit__(self, *error: object) -> bool:
+        super().__exit__()
+        stopped = any(isinstance(e, _Stopped) for e in error)
+        if stopped:
+            say(f"stopping: {self._unserved}")
+        return stopped
+
+    def keep(self) -> None:
+        """From now on a signal ends :meth:`serve`."""
+        self.first = _nothing
+
+    def serve(self, line: str, undone: str) -> None:
+        """The process serves, until the first signal.
+
+        Args:
+            line: what is served, and where.
+            undone: what is not done if the grace is over.
+        """
+        self.health.serves()
+        say(line)
+        self.wait()
+        self.health.ends()
+        self.what = undone
+        say("stopping")
+
+    def share(self, grace: float) -> float:
+        """So many seconds of the grace, if as many are left."""
+        return min(grace, self.left)
+
+
+def _stop(number: int) -> None:
+    raise _Stopped
+
+
+def _nothing(number: int) -> None:
+    pass
 
 
 def end_at_once() -> None:

@@ -77,12 +77,20 @@ class Root(Checked, Protocol):
         interrupted saves have left is removed, and at the end the folder.
         """
 
-    def publish(
-        self, temporary: Path, document: dict[str, Any], keep: int | None
-    ) -> Path | str:
-        """Makes a checkpoint of the folder and the entries of its manifest,
-        and removes all but the newest ``keep`` of the same training; its
-        folder.
+    def put(
+        self, temporary: Path, name: str, document: dict[str, Any]
+    ) -> None:
+        """Makes a checkpoint of a folder of `writing` and the entries of its
+        manifest, in place of one that has the name. Who reads finds either of
+        them, whole.
+        """
+
+    def point(self, name: str) -> None:
+        """Makes a checkpoint the latest."""
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Removes checkpoints, each in one step; what cannot be removed is no
+        error where others may still read it.
         """
 
     def keep_only(self, name: str) -> None:
@@ -178,6 +186,30 @@ def _latest(root: Root, listed: str) -> str:
             f"{root}/{LATEST} names no step: it holds {name[:40]!r}"
         )
     return name
+
+
+def publish(
+    root: Root, temporary: Path, document: dict[str, Any], keep: int | None
+) -> Path | str:
+    """Makes a checkpoint of a folder of `writing`: it is whole, then it is
+    the latest, and then older ones go. A crash leaves what was the latest.
+
+    Args:
+        root: where to.
+        temporary: the folder, with the files of the rows and of the dense
+            part.
+        document: the entries of its manifest, which is written last.
+        keep: so many of the same training stay; None: all.
+
+    Returns:
+        Its folder.
+    """
+    name = f"step-{document['step']}"
+    root.put(temporary, name, document)
+    root.point(name)
+    if keep is not None:
+        root.remove(outdated(root, name, document.get("training", ""), keep))
+    return root.at(name)
 
 
 def outdated(root: Root, newest: str, training: str, keep: int) -> list[str]:
@@ -362,13 +394,12 @@ class LocalRoot:
             else:
                 entry.rename(there)
 
-    def publish(
-        self, temporary: Path, document: dict[str, Any], keep: int | None
-    ) -> Path:
+    def put(
+        self, temporary: Path, name: str, document: dict[str, Any]
+    ) -> None:
         text = encode_manifest(document)
         write_file(temporary / MANIFEST, lambda file: file.write(text))
         sync_folder(temporary)
-        name = f"step-{document['step']}"
         there = self.path / name
         if there.exists() and not (there / MANIFEST).is_file():
             raise StorageError(
@@ -376,23 +407,20 @@ class LocalRoot:
                 "save into another folder"
             )
         self.replace(temporary, name)
+
+    def point(self, name: str) -> None:
         latest = self.path / f"{TEMPORARY}{LATEST}"
         latest.unlink(missing_ok=True)
         write_file(latest, lambda file: file.write(f"{name}\n".encode()))
         latest.rename(self.path / LATEST)
         sync_folder(self.path)
-        if keep is not None:
-            training = document.get("training", "")
-            self._remove(outdated(self, name, training, keep))
-        return self.path / name
 
     def keep_only(self, name: str) -> None:
         with self._locked():
             every = (f"step-{step}" for step in self.steps())
-            self._remove(other for other in every if other != name)
+            self.remove(other for other in every if other != name)
 
-    def _remove(self, names: Iterable[str]) -> None:
-        """A folder vanishes in one step."""
+    def remove(self, names: Iterable[str]) -> None:
         for name in names:
             away = self.path / f"{TEMPORARY}old-{secrets.token_hex(8)}"
             (self.path / name).rename(away)

@@ -40,7 +40,6 @@ from persia.checkpoint.files import (
     TEMPORARY,
     Found,
     LocalRoot,
-    outdated,
     refuse_inside,
 )
 from persia.checkpoint.manifest import MANIFEST, File, encode_manifest
@@ -267,11 +266,9 @@ class RemoteRoot(RemoteFolder):
     def above(self, found: Found | None) -> Path:
         return self._staging().absolute().parent
 
-    def publish(
-        self, temporary: Path, document: dict[str, Any], keep: int | None
-    ) -> Url:
-        name = f"step-{document['step']}"
-        folder = f"{self._path}/{name}"
+    def put(
+        self, temporary: Path, name: str, document: dict[str, Any]
+    ) -> None:
         prefix = f"{document['id'][:8]}-"
 
         def renamed(file: dict[str, Any]) -> dict[str, Any]:
@@ -293,18 +290,20 @@ class RemoteRoot(RemoteFolder):
         with self._calls("written"):
             self._upload(temporary, name, names, prefix)
             self._write(f"{name}/{MANIFEST}", text)
-            self._write(LATEST, f"{name}\n".encode())
         with self._removing():
-            self._remove_others(folder, prefix)
-            if keep is not None:
-                training = document.get("training", "")
-                self._remove(outdated(self, name, training, keep))
-        return self.at(name)
+            self._remove_others(f"{self._path}/{name}", prefix)
+
+    def point(self, name: str) -> None:
+        with self._calls("written"):
+            self._write(LATEST, f"{name}\n".encode())
+
+    def remove(self, names: Iterable[str]) -> None:
+        with self._removing():
+            self._remove(names)
 
     def keep_only(self, name: str) -> None:
         every = [f"step-{step}" for step in self.steps()]
-        with self._removing():
-            self._remove(other for other in every if other != name)
+        self.remove(other for other in every if other != name)
 
     def _remove_others(self, folder: str, prefix: str) -> None:
         """Files of the checkpoint that was replaced."""

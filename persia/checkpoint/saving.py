@@ -242,7 +242,7 @@ def save_into(
             if step is None:
                 step = max(part.updates for part in parts)
             document |= {"step": step} | manifests.to_manifest(tables, parts)
-            folder = root.publish(temporary, document, keep)
+            folder = files.publish(root, temporary, document, keep)
     except PersiaError:
         raise
     except OSError as error:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from persia import _core
 from persia.base.logs import say
 from persia.base.patience import patiently
+from persia.base.signals import Signals
 from persia.distributed import moves
 from persia.distributed.places import Gone, Places, Prepared, joined
 from persia.distributed.server import (
@@ -22,7 +23,7 @@ from persia.distributed.server import (
     find_shards,
     listen,
 )
-from persia.distributed.serving import Signals, page_of, warn_of
+from persia.distributed.serving import page_of, warn_of
 from persia.errors import Closed
 
 if TYPE_CHECKING:

@@ -21,9 +21,10 @@ from persia import _core
 from persia.base.environment import variable
 from persia.base.logs import say
 from persia.base.patience import saying_so, watching
+from persia.base.signals import Signals
 from persia.distributed.addresses import WIRE_DTYPES, resolve, why_away
 from persia.distributed.security import Security
-from persia.distributed.serving import Listening, Signals, page_of, warn_of
+from persia.distributed.serving import Listening, page_of, warn_of
 from persia.errors import InvalidArgument, PersiaError
 
 if TYPE_CHECKING:

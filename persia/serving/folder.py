@@ -344,7 +344,7 @@ class LocalVersions(files.LocalRoot, Versions):
         name = str(document["name"])
         self.replace(temporary, name)
         self.point(name)
-        self._remove(self._outdated(name, keep))
+        self.remove(self._outdated(name, keep))
         return self.path / name
 
     def use(self, name: str) -> None:

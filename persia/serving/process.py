@@ -14,7 +14,8 @@ import torch
 from persia.base.cpus import processors
 from persia.base.logs import say
 from persia.base.requirements import install
-from persia.distributed.serving import Signals, page_of
+from persia.base.signals import Signals
+from persia.distributed.serving import page_of
 from persia.errors import InvalidArgument, StorageError, Unavailable
 from persia.serving.batcher import Batcher
 from persia.serving.config import ModelConfig

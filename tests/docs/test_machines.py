@@ -35,6 +35,9 @@ MACHINES = [
     ("rank/private.h", "ENTER", "rank/order.c", "next", "TAKING_"),
     ("rank/private.h", "HOLD", "rank/passes.c", "next", "HELD_"),
     ("rpc/stalls.h", "READ", "rpc/stalls.c", "next", "SLOT_"),
+    ("shard/private.h", "EMPTY", "shard/job_restore.c", "next", "ROWS_"),
+    ("shard/sync.h", "COLLECT", "shard/sync.c", "next", "SYNC_"),
+    ("shard/ledger.h", "BEGIN", "shard/ledger.c", "next", "FLIGHT_"),
 ]
 
 

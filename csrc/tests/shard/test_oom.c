@@ -20,6 +20,7 @@
 enum { DIM = 4, STREAM = 7, OLD = 40, N = 60, CALLS = 16 };
 
 static char base[64]; /* a folder */
+static int with_log;  /* worlds have one, in a folder of it */
 
 typedef struct answered {
     int n, code;
@@ -30,6 +31,7 @@ typedef struct answered {
 typedef struct world {
     tables *p;
     shard *s;
+    updates_log *log; /* or NULL */
     shard_ref *ref;
     uint64_t ids[N];
     float grads[N * DIM];
@@ -369,6 +371,13 @@ static void empty_folder(void)
     assert_int_equal(system(command), 0);
 }
 
+static void remove_log(void)
+{
+    char command[100];
+    snprintf(command, sizeof command, "rm -rf %s/log", base);
+    assert_int_equal(system(command), 0);
+}
+
 static int snapshot(world *w, uint32_t verb, const char *folder,
                     answered **out)
 {
@@ -461,16 +470,38 @@ static const call_kind kinds[] = {
 
 /* ---- worlds ------------------------------------------------------------- */
 
+static updates_log *log_make(void)
+{
+    const log_config config = {.owner = {.shards = 1}, .level = LOG_PROCESS,
+                               .segment = 1 << 20, .limit = 1 << 24};
+    char path[100];
+    log_disk *disk;
+    updates_log *l;
+    snprintf(path, sizeof path, "%s/log", base);
+    assert_int_equal(persia_log_disk_open(path, 1, &disk), PERSIA_OK);
+    assert_int_equal(persia_log_open(disk, &config, &l), PERSIA_OK);
+    return l;
+}
+
 static void world_make(world *w)
 {
     const tables_config tables = {.threads = 1, .memory_limit = 64 << 20};
-    const shard_config c = {.shards = 1, .boot = 1, .lineage = 2,
+    updates_log *log = with_log ? log_make() : NULL;
+    log_found found;
+    const shard_config c = {.log = log,
+                            .shards = 1, .boot = 1, .lineage = 2,
                             .message_limit = 1 << 20,
                             .env = {.wake = wake, .files = {.find = find}}};
     memset(w, 0, sizeof *w);
+    w->log = log;
     assert_int_equal(persia_tables_create(&tables, &w->p), PERSIA_OK);
     assert_int_equal(persia_shard_create(w->p, &c, &w->s), PERSIA_OK);
     assert_int_equal(persia_shard_direct(w->s, &w->ref), PERSIA_OK);
+    if (log) {
+        assert_int_equal(persia_shard_replay(w->s, w->ref, 0, &found),
+                         PERSIA_OK);
+        persia_shard_ready(w->s);
+    }
     for (uint64_t i = 0; i < N; i++)
         w->ids[i] = i < OLD ? i : i * 1000;
     for (int i = 0; i < N * DIM; i++)
@@ -497,7 +528,10 @@ static void world_free(world *w)
     while (persia_shard_end_jobs(w->s))
         sched_yield();
     persia_shard_destroy(w->s);
+    persia_log_close(w->log);
     persia_tables_destroy(w->p);
+    if (w->log)
+        remove_log();
 }
 
 /* Everything that a call may change, in a number. */
@@ -551,7 +585,9 @@ static int try_each(const call_kind *k, int good, uint64_t after)
             if (rc != PERSIA_ENOMEM)
                 fail_msg("%s, attempt %u: %s: %s", k->name, at,
                          persia_err_name(rc), persia_err_text());
-            if (state_of(&w) != before)
+            /* A table that the log does not take is there: who declares it
+             * once more lets it be logged. */
+            if (state_of(&w) != before && !(with_log && k->run == run_declare))
                 fail_msg("%s, attempt %u: half of it was done", k->name, at);
             refused++;
             empty_folder();
@@ -569,12 +605,14 @@ static int try_each(const call_kind *k, int good, uint64_t after)
     return refused;
 }
 
-static void every_call_without_memory(void **state)
+static void each_call_without_memory(int log)
 {
     int refused = 0;
-    (void)state;
+    with_log = log;
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         world w;
+        if (log && kinds[i].run == run_push_direct)
+            continue; /* logs take messages alone */
         world_make(&w);
         if (kinds[i].run(&w))
             fail_msg("%s: %s", kinds[i].name, persia_err_text());
@@ -583,7 +621,20 @@ static void every_call_without_memory(void **state)
         for (int good = 0; good < 2; good++)
             refused += try_each(&kinds[i], good, after);
     }
+    with_log = 0;
     assert_true(refused > 50);
+}
+
+static void every_call_without_memory(void **state)
+{
+    (void)state;
+    each_call_without_memory(0);
+}
+
+static void every_call_of_a_shard_with_a_log(void **state)
+{
+    (void)state;
+    each_call_without_memory(1);
 }
 
 static int setup(void **state)
@@ -616,6 +667,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_call_without_memory),
+        cmocka_unit_test(every_call_of_a_shard_with_a_log),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
