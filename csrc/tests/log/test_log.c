@@ -552,6 +552,23 @@ static void beyond_twice_the_limit_it_waits(void **state)
     world_free(&w);
 }
 
+static void what_does_not_count(void **state)
+{
+    (void)state;
+    world w;
+    world_make(&w, LOG_PROCESS);
+    w.config.limit = 8192;
+    resume(&w, 0, 0);
+    for (int i = 0; i < 5; i++) {
+        while (!persia_log_wants_cut(w.log))
+            ok(append(&w));
+        persia_log_discount(w.log, persia_log_end(w.log));
+        assert_false(persia_log_wants_cut(w.log));
+    }
+    assert_true(persia_log_end(w.log) > 5 * 8192);
+    world_free(&w);
+}
+
 static void a_cut_of_before_is_not_what_was_wanted(void **state)
 {
     (void)state;
@@ -724,6 +741,7 @@ int main(void)
         cmocka_unit_test(a_failed_sync_heals_by_a_cut),
         cmocka_unit_test(a_disk_that_hangs_has_one_thread),
         cmocka_unit_test(beyond_twice_the_limit_it_waits),
+        cmocka_unit_test(what_does_not_count),
         cmocka_unit_test(a_cut_of_before_is_not_what_was_wanted),
         cmocka_unit_test(segments_are_used_again),
         cmocka_unit_test(a_segment_without_its_head_is_empty),
