@@ -55,7 +55,7 @@ _SERVING = re.compile(
 )
 _LINE_MAX = 1 << 16  # bytes that may wait for the end of their line
 _KILL_AFTER = 5.0  # seconds that what a command left has to end itself
-_MEMORY_AFTER = 10.0  # seconds for which more servers must be wanted, at most
+_MEMORY_AFTER = 5.0  # seconds for which more servers must be wanted, at most
 # Of the grace: until the command and loaders have ended, and the workers.
 _SHARES = (0.7, 0.8)
 

@@ -252,3 +252,63 @@ def test_slow_data_gets_more_loaders(slow: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "scale: loaders 1 -> 2" in done.stdout + done.stderr
     assert "108 batches were trained, 0 skipped, 0 are left" in done.stdout
+
+
+#: Makes rows until a file is there; each row counts its updates.
+GROWING = """
+import pathlib, sys, time
+import torch
+import persia
+
+store = persia.Store(persia.optim.SGD(lr=1.0))
+config = persia.EmbeddingBagConfig("t", 16, feature_names=["f"], init=0.0)
+bags = persia.EmbeddingBagCollection(store=store, tables=[config])
+rows = 0
+while not pathlib.Path(sys.argv[1]).exists():
+    ids = torch.arange(rows, rows + 150)
+    (-bags(persia.JaggedBatch(["f"], ids)).values().sum()).backward()
+    rows += 150
+    time.sleep(0.05)
+store.flush()
+found = store.rows("t", torch.arange(rows))
+print("every row has one update:", bool((found == 1.0).all()))
+store.close()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not _core.GRPC[0].isdigit(), reason="built without gRPC")
+def test_rows_that_grow_get_another_server(tmp_path: Path) -> None:
+    """Real processes: it joins before the first one is full, and has half of
+    the shards; `persia status` shows why."""
+    log, end = tmp_path / "decisions", tmp_path / "end"
+    words = ["launch", "--ps", "1:2", "--shards", "4", "--autoscale"]
+    words += ["--checkpoints", str(tmp_path), "--memory-limit", "12MiB"]
+    words += ["--scale-log", str(log), "--scale-out-after", "1", "--"]
+    out, job = tmp_path / "out", [sys.executable, "-c", GROWING, str(end)]
+    with out.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "persia", *words, *job],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environment(),
+        )
+    try:
+        wait_until(
+            lambda: "shards 2, 3" in out.read_text() or process.poll(), 120
+        )
+        end.touch()
+        assert process.wait(60) == 0, out.read_text()
+    finally:
+        process.kill()
+    assert "every row has one update: True" in out.read_text()
+    (decision,) = last_decisions(log, 2)
+    assert (decision["before"], decision["after"]) == (1, 2)
+    words = ["status", "127.0.0.1:1", "--timeout", "0.1", "--interval", "0.1"]
+    done = ended(
+        *("-m", "persia", *words, "--scale-log", str(log)),
+        env=environment(),
+        timeout=60,
+    )
+    assert "servers 1 -> 2" in done.stdout
