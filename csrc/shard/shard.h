@@ -147,8 +147,8 @@ PERSIA_API int persia_shard_hold(shard *s, enum shard_hold to);
 PERSIA_API uint32_t persia_shard_begun(shard *s);
 /* A shard on its way to another server, part by part, while updates
  * continue: see copy.c.  One thread does all of it.  The next part; *rows: in
- * it; *ended: there is none, the round has ended.  last: the shard is held,
- * and what lies beside its rows follows them. */
+ * it; *ended: there is none, the round has ended.  last: the shard was held
+ * between two rounds, and what lies beside its rows follows them. */
 PERSIA_API int persia_shard_copy_begin(shard *s);
 PERSIA_API int persia_shard_copy_next(shard *s, int last, uint64_t *rows,
                                       int *ended);

@@ -292,6 +292,43 @@ static void the_same_at_the_end(void **state)
     }
 }
 
+/* A table of several stripes: where one has sent its rows, and they are erased
+ * and others are made in another stripe, more than the capacity arrive. */
+static void at_the_capacity(void **state)
+{
+    enum { CAPACITY = 1 << 16, N = 4096, ROUNDS = 20 };
+    static uint64_t ids[N];
+    static float grads[N * DIM];
+    const optim_args args = args_of(OPTIM_SGD);
+    wire_declare d = {.table = spec_of(LRU)};
+    wire_declare_reply reply;
+    uint64_t erased;
+    move m = move_make(7);
+    (void)state;
+    d.table.optimizer = OPTIM_SGD;
+    d.table.capacity = CAPACITY;
+    assert_int_equal(declare_answer(m.from.s, &d, NULL, &reply), PERSIA_OK);
+    table *t = table_no(&m.from, 0);
+    assert_int_equal(persia_shard_copy_begin(m.from.s), PERSIA_OK);
+    for (int i = 0; i < 2 * CAPACITY / N + ROUNDS; i++) {
+        ids_fill(ids, (uint64_t)i * N, N);
+        (void)push_one(persia_tables_sched(m.from.p), t, &args, N, ids, grads,
+                       ++m.draw);
+        for (uint64_t k = rng_below(&m.r, 12); k; k--)
+            (void)send_part(&m, 0);
+        if (i % 2 == 0)
+            continue;
+        ids_fill(ids, (uint64_t)(i - 1) * N, N);
+        assert_int_equal(persia_table_erase(t, N, ids, &erased), PERSIA_OK);
+    }
+    assert_true(stats_of(t).evicted > 0);
+    send_round(&m, 0);
+    assert_int_equal(persia_shard_hold(m.from.s, SHARD_HELD), PERSIA_OK);
+    send_round(&m, 1);
+    assert_same(&m);
+    move_free(&m);
+}
+
 typedef struct pusher {
     move *m;
     atomic_int over;
@@ -441,6 +478,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_same_at_the_end),
+        cmocka_unit_test(at_the_capacity),
         cmocka_unit_test(while_updates_run),
         cmocka_unit_test(tables_that_were_dropped),
         cmocka_unit_test(parts_that_do_not_fit),
