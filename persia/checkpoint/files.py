@@ -104,6 +104,10 @@ class Root(Checked, Protocol):
     def steps(self) -> list[int]:
         """The complete checkpoints, in the order of their saving."""
 
+    def unfinished(self) -> list[str]:
+        """What interrupted saves have left, under names of checkpoints; the
+        next save removes it."""
+
     def read(self, name: str) -> bytes | None:
         """A small file by its path in the root; None if it is not there."""
 
@@ -454,6 +458,9 @@ class LocalRoot:
                 if manifest.is_file():
                     found[int(match[1])] = manifest.stat().st_mtime_ns
         return sorted(found, key=lambda step: (found[step], step))
+
+    def unfinished(self) -> list[str]:
+        return []  # they have other names
 
     def read(self, name: str) -> bytes | None:
         folder, _, file = name.rpartition("/")

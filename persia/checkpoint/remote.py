@@ -160,7 +160,7 @@ class RemoteFolder:
         }
         return sorted(times, key=lambda name: (times[name], _number(name)))
 
-    def _unfinished(self) -> list[str]:
+    def unfinished(self) -> list[str]:
         """The folders without a manifest."""
         whole = set(self._whole())
         with self._calls("read"):
@@ -259,7 +259,7 @@ class RemoteRoot(RemoteFolder):
 
     def _remove_unfinished(self) -> None:
         """In a shared staging folder under its lock: no other one writes."""
-        names = self._unfinished()
+        names = self.unfinished()
         with self._calls("read"):
             for name in names:
                 if self._is_file(f"{self._path}/{name}/{LATEST}"):
