@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 from pydantic import Field
@@ -92,7 +92,7 @@ class ServeConfig(Listening):
         description="Memory of all tables, such as 64GiB; beyond it new ids "
         "are errors (default: no limit).",
     )
-    checkpoints: str | None = Field(
+    checkpoints: Annotated[str, pydantic.AfterValidator(Url)] | None = Field(
         None,
         description="Folder of checkpoint roots, which all ranks and servers "
         "see; or its URL, such as s3://bucket/checkpoints: then servers send "
