@@ -181,6 +181,11 @@ class ServeConfig(Listening):
                     f"`{name}` names a checkpoint in the folder of "
                     "`checkpoints`; give that, too"
                 )
+        if re.match("[a-z][a-z0-9+.-]+:/(?!/)", self.checkpoints or ""):
+            raise ValueError(
+                f"`checkpoints={self.checkpoints}` is neither a folder nor a "
+                "URL, which has // behind its scheme"
+            )
         return self
 
     @property
