@@ -23,7 +23,6 @@ from tests.checkpoints import (
     fill,
     make_store,
 )
-from tests.remote import Servers
 from tests.s3 import SECRET
 
 
@@ -249,37 +248,12 @@ def test_file_uris_are_paths(tmp_path: Path) -> None:
     assert make_store().load(root.as_uri()).rows == {"t": 4}
 
 
-def test_servers_write_to_the_folder_of_the_environment(
-    uri: Callable[[str], str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("PERSIA_CHECKPOINTS", str(tmp_path))
-    saved = Trained("adam", "bf16")
-    saved.train(0, 2)
-    saved.store.save(uri("deep/out"), **saved.state())
-    servers = Servers(2, checkpoints=str(tmp_path))
-    try:
-        job = Trained("adam", "bf16", servers=servers.addresses)
-        job.store.load(uri("deep/out"), **job.state())
-        job.store.save(uri("deep/other"), **job.state(), step=9)
-        job.store.close()
-    finally:
-        servers.close()
-    for root in ("out", "other"):
-        assert os.listdir(tmp_path / root) == [".lock"]
-    again = Trained("adam", "bf16")
-    assert again.store.load(uri("deep/other"), **again.state()).step == 9
-    for table in ("u", "i"):
-        assert_same_rows(saved.store, again.store, table)
-
-
 def test_files_are_made_in_the_folder_of_the_environment(
     uri: Callable[[str], str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """That is where servers can write them."""
+    """That is where ranks of several machines can write them."""
     monkeypatch.setenv("PERSIA_CHECKPOINTS", str(tmp_path))
     store = make_store()
     fill(store, "t", 4)

@@ -27,6 +27,7 @@ from tests.checkpoints import assert_same_rows, fill, make_store
 TABLES = (("a", 3, "fp32"), ("b", 2, "bf16"))
 WIDE, LIMIT = (("t", 16, "fp32"),), 48 << 20
 NEVER = threading.Event()
+ID = "0123456789abcdef" * 2
 
 
 class Servers:
@@ -85,7 +86,7 @@ def save(rows: ShardRows, root: Path, like: Path, **more: Any) -> Path:
     local = files.LocalRoot(root)
     with local.writing() as temporary:
         shutil.copy(like / "dense.pt", temporary)
-        tables, parts = rows.write(temporary, lambda: None, NEVER)
+        tables, parts = rows.write(temporary, ID, lambda: None, NEVER)
         document = json.loads((like / "manifest.json").read_text())
         document |= manifests.to_manifest(tables, parts) | more
         return files.publish(local, temporary, document, None)
@@ -505,6 +506,8 @@ def test_work_that_is_given_up(one: tuple[persia.Store, Path]) -> None:
         temporary = folder.parent / "temporary"
         temporary.mkdir()
         with pytest.raises(errors.Interrupted):
-            ShardRows(peers, "test", 4.0).write(temporary, lambda: None, stop)
+            ShardRows(peers, "test", 4.0).write(
+                temporary, ID, lambda: None, stop
+            )
         for peer in peers:
             assert peer.calls.count(_core.SNAPSHOT_END) == 3

@@ -34,6 +34,15 @@ void persia_ckpt_files_free(ckpt_files *list)
     memset(list, 0, sizeof *list);
 }
 
+/* Those that have been added since the last time. */
+static int ckpt_files_take(ckpt_files *list)
+{
+    int code = PERSIA_OK;
+    while (list->take && list->taken < list->n && !code)
+        code = list->take(list->ctx, &list->files[list->taken++]);
+    return code;
+}
+
 int persia_ckpt_name_check(const char *name)
 {
     size_t n = strlen(name);
@@ -175,7 +184,8 @@ int persia_ckpt_write(sched *sch, table_cut *cut, const table_config *config,
         goto out;
     do {
         if ((code = persia_interrupt_poll()) ||
-            (code = persia_sched_for(sch, 2, ckpt_save_turn, &s)))
+            (code = persia_sched_for(sch, 2, ckpt_save_turn, &s)) ||
+            (code = ckpt_files_take(out)))
             goto out;
         s.filling = 1 - s.filling;
     } while (s.piece[1 - s.filling].n);
@@ -186,6 +196,8 @@ int persia_ckpt_write(sched *sch, table_cut *cut, const table_config *config,
                               config->name, s.written, s.total);
     else
         code = sightings_write(cut, config, folder, stem, out);
+    if (!code)
+        code = ckpt_files_take(out);
 out:
     row_writer_close(&s.writer);
     row_piece_free(&s.piece[0]);

@@ -43,6 +43,11 @@ typedef struct ckpt_file {
 typedef struct ckpt_files {
     ckpt_file *files;
     size_t n, room;
+    /* Takes each file that persia_ckpt_write() has finished, on the thread of
+     * its caller; NULL: they stay in the folder. */
+    int (*take)(void *ctx, const ckpt_file *file);
+    void *ctx;
+    size_t taken;
 } ckpt_files;
 PERSIA_API int persia_ckpt_files_add(ckpt_files *list, const ckpt_file *file);
 PERSIA_API void persia_ckpt_files_free(ckpt_files *list);
@@ -105,6 +110,10 @@ typedef struct ckpt_opener {
     int (*open)(void *ctx, int *fd);
     void (*free)(void *ctx);
     void *ctx;
+    /* NULL, or the files belong elsewhere: takes away one that was written,
+     * and brings those that are to be read. */
+    int (*put)(void *ctx, const char *name);
+    int (*get)(void *ctx, const ckpt_file *files, size_t n);
 } ckpt_opener;
 /* Files of at most `chunk` bytes in a folder.  The opener is copied; it is
  * the caller's after an error. */
@@ -135,6 +144,24 @@ PERSIA_API int persia_ckpt_root_set(ckpt_root *r, const char *path);
 /* The path of CKPT_LOG_ROOT. */
 PERSIA_API int persia_ckpt_root_set_log(ckpt_root *r, const char *path);
 PERSIA_API ckpt_places persia_ckpt_root_places(ckpt_root *r);
+
+/* Storage that is no folder.  A job has a folder of this machine, through
+ * which its files pass: each that is written leaves it at once; those that are
+ * read stay until the end.  All but `release` may wait for the storage. */
+typedef struct ckpt_far {
+    /* Begins a job; *fd: its folder, a descriptor for the caller to close. */
+    int (*open)(void *ctx, const char *root, const char *folder,
+                const char *proof, int writes, int *fd, void **job);
+    int (*put)(void *job, const char *name);
+    int (*get)(void *job, const ckpt_file *files, size_t n);
+    void (*close)(void *job);
+    void (*release)(void *ctx); /* with the root */
+    void *ctx;
+} ckpt_far;
+#define CKPT_FAR_CHUNK ((uint64_t)64 << 20) /* bytes of a row file there */
+/* In place of a path, before the root is used; it is copied.  CKPT_LOG_ROOT
+ * stays a folder. */
+PERSIA_API void persia_ckpt_root_set_far(ckpt_root *r, const ckpt_far *far);
 /* When no shard uses its places. */
 PERSIA_API void persia_ckpt_root_close(ckpt_root *r);
 

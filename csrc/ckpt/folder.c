@@ -19,11 +19,19 @@ static int folder_open(ckpt_io *io)
     return f->opener.open(f->opener.ctx, &f->fd);
 }
 
+static int folder_take(void *ctx, const ckpt_file *file)
+{
+    const folder *f = ctx;
+    return f->opener.put(f->opener.ctx, file->name);
+}
+
 static int folder_write(ckpt_io *io, sched *s, table_cut *cut,
                         const table_config *config, const char *stem,
                         ckpt_files *out)
 {
-    const folder *f = (folder *)io;
+    folder *f = (folder *)io;
+    out->take = f->opener.put ? folder_take : NULL;
+    out->ctx = f;
     return persia_ckpt_write(s, cut, config, f->fd, stem, f->chunk, out);
 }
 
@@ -39,7 +47,10 @@ static int folder_sync(ckpt_io *io)
 static int folder_verify(ckpt_io *io, sched *s, const table_config *config,
                          const ckpt_file *files, size_t n, uint64_t *here)
 {
-    return persia_ckpt_verify(s, config, ((folder *)io)->fd, files, n, here);
+    const folder *f = (folder *)io;
+    int rc = f->opener.get ? f->opener.get(f->opener.ctx, files, n)
+                           : PERSIA_OK;
+    return rc ? rc : persia_ckpt_verify(s, config, f->fd, files, n, here);
 }
 
 static int folder_read(ckpt_io *io, sched *s, table *t,

@@ -15,6 +15,7 @@ struct ckpt_root {
     pthread_mutex_t lock; /* guards: */
     int fd;               /* the open folder, or -1 */
     int log;              /* that of the server's log, or -1 */
+    ckpt_far far;         /* without `open`: there is a folder */
 };
 
 static const char temporary[] = ".tmp-";
@@ -98,6 +99,71 @@ static void below_free(void *ctx)
     free(b);
 }
 
+/* ---- storage that is no folder ------------------------------------------ */
+
+/* As `below`. */
+typedef struct beyond {
+    const ckpt_far *far;
+    void *job; /* NULL until it is opened */
+    int writes;
+    char name[CKPT_NAME], folder[CKPT_NAME + TEMPORARY], proof[CKPT_PROOF];
+} beyond;
+
+static int beyond_open(void *ctx, int *out)
+{
+    beyond *b = ctx;
+    return b->far->open(b->far->ctx, b->name, b->folder, b->proof, b->writes,
+                        out, &b->job);
+}
+
+static int beyond_put(void *ctx, const char *name)
+{
+    const beyond *b = ctx;
+    return b->far->put(b->job, name);
+}
+
+static int beyond_get(void *ctx, const ckpt_file *files, size_t n)
+{
+    const beyond *b = ctx;
+    return b->far->get(b->job, files, n);
+}
+
+static void beyond_free(void *ctx)
+{
+    beyond *b = ctx;
+    if (b->job)
+        b->far->close(b->job);
+    free(b);
+}
+
+/* The names have been checked. */
+static int root_find_beyond(const ckpt_root *r, const char *name,
+                            const char *folder, const char *proof, int writes,
+                            ckpt_io **out)
+{
+    beyond *b = calloc(1, sizeof *b);
+    if (!b)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a folder");
+    b->far = &r->far;
+    b->writes = writes;
+    memcpy(b->name, name, strlen(name) + 1);
+    memcpy(b->folder, folder, strlen(folder) + 1);
+    memcpy(b->proof, proof, strlen(proof) + 1);
+    int rc = persia_ckpt_folder(
+        &(ckpt_opener){beyond_open, beyond_free, b, beyond_put, beyond_get},
+        CKPT_FAR_CHUNK, out);
+    if (rc)
+        beyond_free(b);
+    return rc;
+}
+
+void persia_ckpt_root_set_far(ckpt_root *r, const ckpt_far *far)
+{
+    r->far = *far;
+}
+
+/* ---- finding ------------------------------------------------------------ */
+
 static int root_fd(ckpt_root *r, int log, int *out)
 {
     pthread_mutex_lock(&r->lock);
@@ -130,6 +196,9 @@ static int find_below(void *root, const char *name, const char *folder,
                             strlen(proof));
     if (!rc)
         rc = root_check_folder(folder);
+    const ckpt_root *r = root;
+    if (!rc && r->far.open && !log)
+        return root_find_beyond(r, name, folder, proof, writes, out);
     if (rc)
         return rc;
     below *b = calloc(1, sizeof *b);
@@ -140,8 +209,9 @@ static int find_below(void *root, const char *name, const char *folder,
     memcpy(b->proof, proof, strlen(proof) + 1);
     rc = root_fd(root, log, &b->root);
     if (!rc)
-        rc = persia_ckpt_folder(&(ckpt_opener){below_open, below_free, b},
-                                CKPT_CHUNK, out);
+        rc = persia_ckpt_folder(
+            &(ckpt_opener){below_open, below_free, b, NULL, NULL}, CKPT_CHUNK,
+            out);
     if (rc)
         below_free(b);
     return rc;
@@ -199,6 +269,8 @@ void persia_ckpt_root_close(ckpt_root *r)
         close(r->fd);
     if (r->log >= 0)
         close(r->log);
+    if (r->far.release)
+        r->far.release(r->far.ctx);
     pthread_mutex_destroy(&r->lock);
     free(r);
 }
@@ -237,9 +309,10 @@ static int root_find_descriptor(void *ctx, const char *root,
               ? -1
               : fcntl((int)number, F_DUPFD_CLOEXEC, 0);
     int rc = *fd >= 0
-                 ? persia_ckpt_folder(&(ckpt_opener){root_descriptor_open,
-                                                     root_descriptor_free, fd},
-                                      CKPT_CHUNK, out)
+                 ? persia_ckpt_folder(
+                       &(ckpt_opener){root_descriptor_open,
+                                      root_descriptor_free, fd, NULL, NULL},
+                       CKPT_CHUNK, out)
                  : persia_err_set(PERSIA_EARG,
                                   "%s/%s: \"%s\" is no open "
                                   "folder",

@@ -104,7 +104,18 @@ static PyObject *core_keep_memory(PyObject *module, PyObject *bytes)
     return PyErr_Occurred() ? NULL : PyBool_FromLong(persia_keep_memory(n));
 }
 
+static PyObject *core_poll(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    const int rc = persia_interrupt_poll();
+    return rc ? py_raise(rc) : Py_NewRef(Py_None);
+}
+
 static PyMethodDef methods[] = {
+    {"poll", core_poll, METH_NOARGS,
+     "poll()\n--\n\nSays that what this thread does makes progress; raises "
+     "if it is to end."},
     {"take_raised", core_take_raised, METH_NOARGS,
      "take_raised()\n--\n\nWhat a signal's handler raised while an operator "
      "waited, once; or None."},

@@ -5,6 +5,7 @@
 
 #include "client/client.h"
 #include "server/server.h"
+#include "py/far.h"
 #include "py/log.h"
 #include "py/peer.h"
 #include "py/served.h"
@@ -69,7 +70,7 @@ py_served *py_server_served(PyObject *server, struct ps_service **service)
 /* config->log is its own, unless it fails. */
 static int served_create(const tables_config *shard, const py_served *beside,
                          service_config *config, const char *checkpoints,
-                         const char *log, py_served **out)
+                         PyObject *far, const char *log, py_served **out)
 {
     py_served *s = calloc(1, sizeof *s);
     if (!s)
@@ -77,6 +78,10 @@ static int served_create(const tables_config *shard, const py_served *beside,
     int rc = persia_ckpt_root_open(&s->root);
     if (!rc && checkpoints)
         rc = persia_ckpt_root_set(s->root, checkpoints);
+    if (!rc && far != Py_None) {
+        const ckpt_far storage = py_far(far);
+        persia_ckpt_root_set_far(s->root, &storage);
+    }
     if (!rc && log)
         rc = persia_ckpt_root_set_log(s->root, log);
     if (!rc)
@@ -108,18 +113,18 @@ static PyObject *server_new(PyTypeObject *type, PyObject *args,
                             "threads",       "memory_limit", "lineage",
                             "message_limit", "checkpoints", "lines",
                             "log",           "beside",      "others",
-                            "boot",          NULL};
+                            "boot",          "far",         NULL};
     const char *name_space, *checkpoints, *path = NULL;
-    PyObject *log = Py_None, *beside = Py_None;
+    PyObject *log = Py_None, *beside = Py_None, *far = Py_None;
     tables_config shard = {0};
     service_config config = {0};
     unsigned long long memory, lineage, message, boot = 0;
     int ignored;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "sIIIKKKz|iOOIK", words, &name_space, &config.shard,
+            args, kwargs, "sIIIKKKz|iOOIKO", words, &name_space, &config.shard,
             &config.shards, &shard.threads, &memory, &lineage, &message,
-            &checkpoints, &config.lines, &log, &beside, &shard.beside,
-            &boot))
+            &checkpoints, &config.lines, &log, &beside, &shard.beside, &boot,
+            &far))
         return NULL;
     if (py_name(name_space, config.name_space, sizeof config.name_space))
         return NULL;
@@ -143,7 +148,7 @@ static PyObject *server_new(PyTypeObject *type, PyObject *args,
             py_served_drop(first);
         return NULL;
     }
-    int rc = served_create(&shard, first, &config, checkpoints, path,
+    int rc = served_create(&shard, first, &config, checkpoints, far, path,
                            &self->served);
     if (first)
         py_served_drop(first);

@@ -46,7 +46,7 @@ VARIABLES = {
     "keys that rank 0 makes for ranks on several machines; such a job needs "
     "it, or certificates",
     "PERSIA_CHECKPOINTS": "a local folder for checkpoints on their way to or "
-    "from remote storage; with servers, that of their `--checkpoints`",
+    "from remote storage; of tables on ranks, one that all ranks see",
     "PERSIA_SCALE_LOG": "file of the decisions of `persia launch "
     "--autoscale`, which sets it for its command; read by `persia status`",
     "PERSIA_METRICS_PORT": "port of the metrics of the first rank on a host; "

@@ -32,8 +32,12 @@ from persia.errors import CorruptFile, InvalidArgument, StorageError
 
 LATEST = "LATEST"
 TEMPORARY = ".tmp-"
-#: Where the files of remote checkpoints are made: with servers, the folder
-#: that they were started with as --checkpoints. Default: a temporary folder.
+#: A file by which a server knows that a folder is the client's.
+PROOF = ".proof"
+#: Where it is found out whether servers could save.
+TRIAL = f"{TEMPORARY}trial"
+#: Where the files of remote checkpoints are made, for tables on ranks of
+#: several machines: a folder that all see. Default: a temporary folder.
 STAGING = "PERSIA_CHECKPOINTS"
 STEP = re.compile(r"step-(0|[1-9][0-9]{0,18})")
 #: What a server saves on exit.
@@ -43,10 +47,14 @@ _PREVIOUS = ".previous"
 _REPLACED = re.compile(rf"({STEP.pattern}|{ROWS}){re.escape(_PREVIOUS)}")
 
 
-class Found(NamedTuple):
-    """A checkpoint: its folder (a path or URI), and what it holds."""
+#: A path or a URI.
+Folder = Path | Url
 
-    folder: Path | str
+
+class Found(NamedTuple):
+    """A checkpoint: its folder, and what it holds."""
+
+    folder: Folder
     name: str  # in its root; "" where the path named the folder itself
     manifest: Manifest
 
@@ -63,11 +71,8 @@ class Checked(Protocol):
 class Root(Checked, Protocol):
     """Where checkpoints are kept; str() of it is its name for messages."""
 
-    @property
-    def shared(self) -> bool:
-        """Whether other processes may see the folders of `writing` and
-        `reading`.
-        """
+    #: It is no folder: servers send their files there themselves.
+    far: bool
 
     def check_place(self) -> None:
         """Fails (StorageError) if the root lies in a step of another root."""
@@ -99,11 +104,18 @@ class Root(Checked, Protocol):
     def steps(self) -> list[int]:
         """The complete checkpoints, in the order of their saving."""
 
+    def unfinished(self) -> list[str]:
+        """What interrupted saves have left, under names of checkpoints; the
+        next save removes it."""
+
     def read(self, name: str) -> bytes | None:
         """A small file by its path in the root; None if it is not there."""
 
-    def at(self, name: str) -> Path | str:
+    def at(self, name: str) -> Folder:
         """The path of a folder in the root ("": the root)."""
+
+    def written(self, name: str) -> int:
+        """When a file was written, by the clock of its file system, in ns."""
 
     def reading(
         self, found: Found, chosen: Collection[File]
@@ -114,6 +126,11 @@ class Root(Checked, Protocol):
         """The folder two levels above that of `reading`, or (None) of
         `writing`: what servers know as their --checkpoints.
         """
+
+
+def root_in(above: Url, name: str) -> Url:
+    """The URI of a root in a folder of roots."""
+    return above.at(f"{above.path.rstrip('/')}/{name}")
 
 
 def root_of(path: str | os.PathLike[str]) -> Root:
@@ -307,7 +324,7 @@ def check(root: Checked) -> None:
 class LocalRoot:
     """A folder of checkpoints. Implements :class:`Root`."""
 
-    shared = True
+    far = False
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -442,6 +459,9 @@ class LocalRoot:
                     found[int(match[1])] = manifest.stat().st_mtime_ns
         return sorted(found, key=lambda step: (found[step], step))
 
+    def unfinished(self) -> list[str]:
+        return []  # they have other names
+
     def read(self, name: str) -> bytes | None:
         folder, _, file = name.rpartition("/")
         try:
@@ -452,6 +472,10 @@ class LocalRoot:
             raise StorageError(
                 f"{self.path / name} cannot be read: {error}"
             ) from error
+
+    def written(self, name: str) -> int:
+        folder, _, file = name.rpartition("/")
+        return (self.at(folder) / file).stat().st_mtime_ns
 
     def at(self, name: str) -> Path:
         there, previous = self.path / name, self.path / f"{name}{_PREVIOUS}"

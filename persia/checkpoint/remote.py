@@ -1,12 +1,14 @@
 """Checkpoints on remote storage (S3, GCS, HDFS), through ``pyarrow.fs``.
 
-Such file systems rename no folder in one step, but a file appears whole. So a
-checkpoint is made in a local folder and uploaded, its manifest last and then
-LATEST: a folder without a manifest is no checkpoint, and the next save
-removes it. The names of all other files begin with the checkpoint's id, so
-that one that replaces another of the same step touches none of its files
-before the manifest is exchanged. One job saves into a root at a time: there
-is no lock.
+Such file systems rename no folder in one step, but a file appears whole. So
+the files of a checkpoint are made in a local folder and uploaded, its manifest
+last and then LATEST: a folder without a manifest is no checkpoint, and the
+next save removes it. The names of all other files begin with the checkpoint's
+id, so that one that replaces another of the same step touches none of its
+files before the manifest is exchanged. One job saves into a root at a time:
+there is no lock.
+
+Servers upload their files themselves (:mod:`persia.checkpoint.far`).
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import re
-import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
@@ -35,9 +36,11 @@ from persia.base.urls import Url, decoded
 from persia.base.warning import warn
 from persia.checkpoint.files import (
     LATEST,
+    PROOF,
     STAGING,
     STEP,
     TEMPORARY,
+    TRIAL,
     Found,
     LocalRoot,
     refuse_inside,
@@ -157,7 +160,7 @@ class RemoteFolder:
         }
         return sorted(times, key=lambda name: (times[name], _number(name)))
 
-    def _unfinished(self) -> list[str]:
+    def unfinished(self) -> list[str]:
         """The folders without a manifest."""
         whole = set(self._whole())
         with self._calls("read"):
@@ -172,31 +175,45 @@ class RemoteFolder:
     ) -> None:
         """Files of a local folder into one of the root; their names get the
         prefix."""
-        folder = f"{self._path}/{name}"
-        if has_folders(self._fs):
-            self._fs.create_dir(folder, recursive=True)
+        self.make(name)
 
         def upload(file: str) -> None:
-            target = f"{folder}/{prefix}{file}"
-            with (
-                (source / file).open("rb") as local,
-                self._fs.open_output_stream(target) as remote,
-            ):
-                shutil.copyfileobj(local, remote, _PIECE)
+            self.send(source / file, f"{name}/{prefix}{file}")
 
         _side_by_side(upload, files)
+
+    def make(self, name: str) -> None:
+        """A folder of the root, where files need one."""
+        if has_folders(self._fs):
+            self._fs.create_dir(f"{self._path}/{name}", recursive=True)
+
+    def send(
+        self, source: Path, name: str, tell: Callable[[], object] = int
+    ) -> None:
+        """A local file becomes one of the root; ``tell`` is called now and
+        then, as it makes progress."""
+        with (
+            source.open("rb") as local,
+            self._fs.open_output_stream(f"{self._path}/{name}") as remote,
+        ):
+            _copy(local, remote, tell)
+
+    def bring(
+        self, name: str, target: Path, tell: Callable[[], object] = int
+    ) -> None:
+        """A file of the root becomes a local one, which was not there."""
+        with (
+            self._fs.open_input_stream(f"{self._path}/{name}") as remote,
+            target.open("xb") as local,
+        ):
+            _copy(remote, local, tell)
 
     def _download(self, name: str, files: Iterable[str], target: Path) -> None:
         """Files of a folder of the root ("": of the root itself) into a local
         one."""
-        folder = f"{self._path}/{name}".rstrip("/")
 
         def download(file: str) -> None:
-            with (
-                self._fs.open_input_stream(f"{folder}/{file}") as remote,
-                (target / file).open("xb") as local,
-            ):
-                shutil.copyfileobj(remote, local, _PIECE)
+            self.bring(f"{name}/{file}".lstrip("/"), target / file)
 
         with self._calls("read"):
             _side_by_side(download, files)
@@ -218,8 +235,12 @@ class RemoteRoot(RemoteFolder):
 
     names_are = STEP
 
+    far = True
+
     @property
-    def shared(self) -> bool:
+    def _shared(self) -> bool:
+        """Ranks that have tables see the folders of `writing` and
+        `reading`."""
         return bool(variable(STAGING))
 
     # ---- writing
@@ -228,7 +249,7 @@ class RemoteRoot(RemoteFolder):
     def writing(self) -> Iterator[Path]:
         self.check_place()
         folder: contextlib.AbstractContextManager[Path | str]
-        if self.shared:
+        if self._shared:
             folder = LocalRoot(self._staging()).writing()
         else:
             folder = tempfile.TemporaryDirectory(prefix=TEMPORARY)
@@ -238,7 +259,7 @@ class RemoteRoot(RemoteFolder):
 
     def _remove_unfinished(self) -> None:
         """In a shared staging folder under its lock: no other one writes."""
-        names = self._unfinished()
+        names = self.unfinished()
         with self._calls("read"):
             for name in names:
                 if self._is_file(f"{self._path}/{name}/{LATEST}"):
@@ -246,9 +267,56 @@ class RemoteRoot(RemoteFolder):
                         f"{self.at(name)} has the checkpoints of another run: "
                         "save into another folder"
                     )
+            trial = self._is_there(f"{self._path}/{TRIAL}")
         with self._removing():
-            for name in names:
+            for name in [*names, *([TRIAL] if trial else [])]:
                 self._fs.delete_dir(f"{self._path}/{name}")
+
+    # ---- files that servers write
+
+    @staticmethod
+    def prefix(id: str) -> str:
+        """How the names of the files of a checkpoint begin."""
+        return f"{id[:8]}-"
+
+    def system(self) -> contextlib.AbstractContextManager[None]:
+        """Errors of what is done within have the name of the root."""
+        return self._calls("used")
+
+    def proves(self, name: str, proof: str) -> bool:
+        """Whether a folder has this proof: see Snapshot in persia.proto."""
+        return self.read(f"{name}/{PROOF}") == proof.encode()
+
+    @contextlib.contextmanager
+    def proving(self, name: str, proof: str) -> Iterator[None]:
+        """A folder has a proof meanwhile."""
+        with self._calls("written"):
+            self.make(name)
+            self._write(f"{name}/{PROOF}", proof.encode())
+        yield
+        with self._removing():
+            self._fs.delete_file(f"{self._path}/{name}/{PROOF}")
+
+    def sizes(self, name: str) -> dict[str, int]:
+        """The files of a folder, in bytes."""
+        chosen = fs.FileSelector(f"{self._path}/{name}", allow_not_found=True)
+        with self._calls("read"):
+            found = infos_of(self._fs, chosen)
+        return {info.base_name: info.size or 0 for info in found}
+
+    def written(self, name: str) -> int:
+        """When a file was written, by the clock of the storage."""
+        with self._calls("read"):
+            info = infos_of(self._fs, f"{self._path}/{name}")
+        return int(info.mtime_ns or 0)
+
+    def replace(self, name: str, document: str, text: bytes, id: str) -> None:
+        """Writes the file that makes a folder whole, and removes all others
+        of the folder but those of this id."""
+        with self._calls("written"):
+            self._write(f"{name}/{document}", text)
+        with self._removing():
+            self._remove_others(name, (self.prefix(id), document))
 
     def check(self) -> None:
         self.check_place()
@@ -256,7 +324,7 @@ class RemoteRoot(RemoteFolder):
 
     def _staging(self) -> Path:
         """Where the folders of `writing` and `reading` are made."""
-        if self.shared:
+        if self._shared:
             above, _, name = self._path.rpartition("/")
             if STEP.fullmatch(name):  # of that root
                 name = above.rpartition("/")[2] or name
@@ -269,7 +337,8 @@ class RemoteRoot(RemoteFolder):
     def put(
         self, temporary: Path, name: str, document: dict[str, Any]
     ) -> None:
-        prefix = f"{document['id'][:8]}-"
+        prefix = self.prefix(document["id"])
+        here = {entry.name for entry in temporary.iterdir()}
 
         def renamed(file: dict[str, Any]) -> dict[str, Any]:
             return file | {"name": f"{prefix}{file['name']}"}
@@ -288,10 +357,11 @@ class RemoteRoot(RemoteFolder):
         )
 
         with self._calls("written"):
-            self._upload(temporary, name, names, prefix)
+            # Servers have sent theirs.
+            self._upload(temporary, name, here.intersection(names), prefix)
             self._write(f"{name}/{MANIFEST}", text)
         with self._removing():
-            self._remove_others(f"{self._path}/{name}", prefix)
+            self._remove_others(name, (prefix, MANIFEST))
 
     def point(self, name: str) -> None:
         with self._calls("written"):
@@ -305,10 +375,11 @@ class RemoteRoot(RemoteFolder):
         every = [f"step-{step}" for step in self.steps()]
         self.remove(other for other in every if other != name)
 
-    def _remove_others(self, folder: str, prefix: str) -> None:
-        """Files of the checkpoint that was replaced."""
-        for info in infos_of(self._fs, fs.FileSelector(folder)):
-            if not info.base_name.startswith((prefix, MANIFEST)):
+    def _remove_others(self, name: str, stay: tuple[str, ...]) -> None:
+        """Files of what was replaced."""
+        folder = fs.FileSelector(f"{self._path}/{name}")
+        for info in infos_of(self._fs, folder):
+            if not info.base_name.startswith(stay):
                 self._fs.delete_file(info.path)
 
     def steps(self) -> list[int]:
@@ -326,6 +397,12 @@ class RemoteRoot(RemoteFolder):
             folder = Path(temporary)
             self._download(found.name, [f.name for f in chosen], folder)
             yield folder
+
+
+def _copy(source: Any, target: Any, tell: Callable[[], object]) -> None:
+    while piece := source.read(_PIECE):
+        target.write(piece)
+        tell()
 
 
 def _number(name: str) -> int:

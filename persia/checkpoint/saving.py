@@ -119,12 +119,6 @@ def _share(store: Store, root: files.Root, found: files.Found | None) -> None:
         except OSError as error:
             raise StorageError(f"{above} cannot be made: {error}") from error
         hosting.checkpoints(above, restores=found is not None)
-    elif store.remote and not root.shared:
-        raise InvalidArgument(
-            f"the files of {root} pass through a folder that this process "
-            f"shares with the servers: set {files.STAGING} to the folder "
-            "that they know as their `checkpoints`"
-        )
 
 
 # ---- saving ----------------------------------------------------------------
@@ -200,8 +194,9 @@ def check(store: Store, path: str | os.PathLike[str]) -> None:
 
 def _check_shards(store: Store, root: files.Root) -> None:
     try:
+        rows = rows_of(engine_of(store).connection, root)
         with root.writing() as temporary:
-            rows_of(engine_of(store).connection).check(temporary)
+            rows.check(root.at(files.TRIAL) if rows.is_far else temporary)
     except PersiaError:
         raise
     except OSError as error:
@@ -219,7 +214,7 @@ def save_into(
     stop: threading.Event,
 ) -> tuple[Path | str, str]:
     """One process does it all; the checkpoint's folder and id."""
-    rows = rows_of(engine_of(store).connection)
+    rows = rows_of(engine_of(store).connection, root)
     document: dict[str, Any] = {
         "format": manifests.FORMAT,
         "version": manifests.VERSION,
@@ -236,18 +231,23 @@ def save_into(
             def between() -> None:
                 document["dense"] = write_dense(temporary, states)
 
-            tables, parts = rows.write(temporary, between, stop)
+            folder: files.Folder = temporary
+            if rows.is_far:
+                # Its name is needed before the rows have their moment.
+                step = rows.updates() if step is None else step
+                folder = root.at(f"step-{step}")
+            tables, parts = rows.write(folder, document["id"], between, stop)
             if stop.is_set():
                 raise Interrupted("the save was given up by another rank")
             if step is None:
                 step = max(part.updates for part in parts)
             document |= {"step": step} | manifests.to_manifest(tables, parts)
-            folder = files.publish(root, temporary, document, keep)
+            published = files.publish(root, temporary, document, keep)
     except PersiaError:
         raise
     except OSError as error:
         raise StorageError(f"saving into {root} failed: {error}") from error
-    return folder, document["id"]
+    return published, document["id"]
 
 
 # ---- loading ---------------------------------------------------------------
@@ -420,9 +420,11 @@ def _stage(
     if store.remote:
         # A server that was started again knows no table yet.
         _greet(store, restored=False)
+    rows = rows_of(engine_of(store).connection, root)
     with _reading(root):
-        folder = files_held.enter_context(root.reading(found, chosen))
-        rows = rows_of(engine_of(store).connection)
+        folder = root.at(found.name)
+        if not rows.is_far:
+            folder = files_held.enter_context(root.reading(found, chosen))
         return rows.stage(folder, found.manifest, tables, stop)
 
 

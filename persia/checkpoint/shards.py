@@ -1,6 +1,6 @@
 """Rows of a store in files and back: each shard writes and reads its own, here
-they are asked to. Servers share the folder with this process; the shard of an
-embedded store is in it.
+they are asked to. Servers share the folder with this process, or have the same
+remote storage; the shard of an embedded store is in it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from collections.abc import (
     Sequence,
 )
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, Protocol
 
 from persia import _core
 from persia.base.patience import patiently
+from persia.base.urls import Url
 from persia.checkpoint import files
+from persia.checkpoint.files import Folder
 from persia.checkpoint.ledgers import Numbers
 from persia.checkpoint.manifest import (
     Manifest,
@@ -46,7 +48,6 @@ from persia.errors import (
     Unavailable,
 )
 
-_PROOF = ".proof"
 _TEXT = 200  # bytes of a path in errors
 _REMIND, _ENDS, _PAUSE = 5.0, 10.0, 0.05  # seconds
 _STAYS = 2**64 - 1  # clock of a table that is not restored
@@ -99,14 +100,18 @@ class _StorePeer:
         self.restore = partial(ask, _core.ckpt_restore, shard)
 
 
-def rows_of(connection: Connection) -> ShardRows:
-    """The rows of a store."""
+def rows_of(
+    connection: Connection, root: files.Root | None = None
+) -> ShardRows:
+    """The rows of a store, whose files are in a root."""
     shards = enumerate(_core.ckpt_shards(connection.core.handle))
-    return (ShardRows if connection.remote else EmbeddedRows)(
-        [_StorePeer(connection, shard, address) for shard, address in shards],
-        connection.namespace,
-        connection.timeout,
-    )
+    peers = [_StorePeer(connection, shard, addr) for shard, addr in shards]
+    made = peers, connection.namespace, connection.timeout
+    if not connection.remote:
+        return EmbeddedRows(*made)
+    if connection.hosting is None and root is not None and root.far:
+        return FarRows(root, *made)
+    return ShardRows(*made)
 
 
 class Place(NamedTuple):
@@ -117,10 +122,12 @@ class Place(NamedTuple):
     proof: str
 
 
-def _names(folder: Path) -> tuple[str, str]:
+def _names(folder: Folder) -> tuple[str, str]:
     """Those of a folder and the one above it."""
-    folder = folder.absolute()
-    return folder.parent.name, folder.name
+    path = PurePosixPath(
+        folder.path if isinstance(folder, Url) else folder.absolute()
+    )
+    return path.parent.name, path.name
 
 
 def poll(
@@ -189,6 +196,9 @@ class ShardRows:
         self._namespace = namespace
         self._timeout = timeout
 
+    #: Its folders are URIs.
+    is_far = False
+
     def lineage(self) -> str:
         """Names the training that they come from: 16 hexadecimal digits."""
         return f"{self._hello(self._peers[0])['lineage']:016x}"
@@ -240,9 +250,14 @@ class ShardRows:
                     found[peer.address] = lost
         return found
 
+    def updates(self) -> int:
+        """How many the shard has that has most."""
+        return max(int(self._hello(peer)["updates"]) for peer in self._peers)
+
     def write(
         self,
-        folder: Path,
+        folder: Folder,
+        id: str,
         between: Callable[[], None],
         stop: threading.Event,
     ) -> tuple[list[dict[str, Any]], list[Part]]:
@@ -251,24 +266,41 @@ class ShardRows:
         `between` is called when the moment is taken and rows may change
         again, before it takes time.
 
+        Args:
+            folder: this process sees it, or it is a URI, see `is_far`.
+            id: of the checkpoint.
+
         Returns:
             Name and options of all tables, and what each shard wrote.
         """
         peers = self._peers
-        with self._snapshot(folder, stop) as ask:
+        with self._snapshot(folder, id, stop) as ask:
             tables = self._tables()
             between()
             answers = self._watch(ask, folder, stop, "done")
         every, parts = _parts(tables, answers)
+        size = self._sizes(folder, id)
         for peer, part in zip(peers, parts):
             for file in part.files:
-                _check_file(peer, folder, file)
+                _check_file(peer, folder, file, size(file.name))
         return every, parts
+
+    def _sizes(self, folder: Folder, id: str) -> Callable[[str], int | None]:
+        """The bytes of a file that a shard wrote; None: it cannot be seen."""
+
+        def size(name: str) -> int | None:
+            assert isinstance(folder, Path)
+            try:
+                return (folder / name).stat().st_size
+            except OSError:
+                return None
+
+        return size
 
     def _watch(
         self,
         ask: Callable[[int, int], dict[str, Any]],
-        folder: Path,
+        folder: Folder,
         stop: threading.Event,
         until: str,
     ) -> list[dict[str, Any]]:
@@ -282,19 +314,19 @@ class ShardRows:
                 f"its place: save again ({error})"
             ) from error
 
-    def check(self, folder: Path) -> None:
+    def check(self, folder: Folder) -> None:
         """Finds out whether all shards could write into the folder."""
-        with self._snapshot(folder, threading.Event()):
+        with self._snapshot(folder, secrets.token_hex(16), threading.Event()):
             pass
 
     @contextlib.contextmanager
     def _snapshot(
-        self, folder: Path, stop: threading.Event
+        self, folder: Folder, id: str, stop: threading.Event
     ) -> Iterator[Callable[[int, int], dict[str, Any]]]:
         """All shards write their rows into the folder, until the end at most;
         what asks them for more: by verb and shard.
         """
-        with self._shared(folder, writes=True) as place:
+        with self._shared(folder, id) as place:
 
             def ask(verb: int, shard: int) -> dict[str, Any]:
                 return self._peers[shard].snapshot(verb, *place)
@@ -311,7 +343,7 @@ class ShardRows:
 
     def stage(
         self,
-        folder: Path,
+        folder: Folder,
         manifest: Manifest,
         tables: Mapping[int, Table],
         stop: threading.Event,
@@ -326,7 +358,7 @@ class ShardRows:
         """
         warn_in_part(manifest, folder, len(self._peers))
         shards = [shard.restore for shard in manifest.shards]
-        with self._shared(folder, writes=False) as place:
+        with self._shared(folder, None) as place:
             staged = Staged(
                 self._peers,
                 [*self.restores().values(), *shards],
@@ -345,31 +377,66 @@ class ShardRows:
         return staged
 
     @contextlib.contextmanager
-    def _shared(self, folder: Path, writes: bool) -> Iterator[Place]:
-        """Shards find the folder meanwhile."""
-        proof = secrets.token_hex(16) if writes else ""
-        path = folder / _PROOF
-        if writes:
-            files.write_file(path, lambda f: f.write(proof.encode()))
-        yield Place(*_names(folder), proof)
-        if writes:
+    def _shared(self, folder: Folder, proof: str | None) -> Iterator[Place]:
+        """Shards find the folder meanwhile; proof: they write into it."""
+        assert isinstance(folder, Path)
+        path = folder / files.PROOF
+        if proof is not None:
+            text = proof.encode()
+            files.write_file(path, lambda file: file.write(text))
+        yield Place(*_names(folder), proof or "")
+        if proof is not None:
             path.unlink()
 
     @contextlib.contextmanager
-    def _opened(self, folder: Path) -> Iterator[None]:
+    def _opened(self, folder: Folder) -> Iterator[None]:
         """The shards' first use of a folder: where it fails, with the
         remedy."""
         try:
             yield
         except (InvalidArgument, StorageError) as error:
             root, name = _names(folder)
-            parent = folder.absolute().parent.parent
             raise StorageError(
                 f"a server cannot use {folder}, which must be {root}/{name} "
                 f"in the folder of its `checkpoints`: {error}. Start all "
-                f"servers with `checkpoints={parent}`, on storage that they "
-                "share with this process"
+                f"servers with `checkpoints={_two_above(folder)}`, on storage "
+                "that they share with this process"
             ) from error
+
+
+def _two_above(folder: Folder) -> Folder:
+    if isinstance(folder, Url):
+        return folder.at(str(PurePosixPath(folder.path).parent.parent))
+    return folder.absolute().parent.parent
+
+
+class FarRows(ShardRows):
+    """The rows of servers that have the storage of a root, and send their
+    files there themselves."""
+
+    is_far = True
+
+    def __init__(
+        self,
+        root: files.Root,
+        peers: Sequence[Peer],
+        namespace: str,
+        timeout: float,
+    ) -> None:
+        super().__init__(peers, namespace, timeout)
+        self._root: Any = root  # a RemoteRoot: pyarrow takes time to import
+
+    @contextlib.contextmanager
+    def _shared(self, folder: Folder, proof: str | None) -> Iterator[Place]:
+        with contextlib.ExitStack() as stack:
+            names = _names(folder)
+            if proof is not None:
+                stack.enter_context(self._root.proving(names[1], proof))
+            yield Place(*names, proof or "")
+
+    def _sizes(self, folder: Folder, id: str) -> Callable[[str], int | None]:
+        found: dict[str, int] = self._root.sizes(_names(folder)[1])
+        return lambda name: found.get(f"{self._root.prefix(id)}{name}")
 
 
 class EmbeddedRows(ShardRows):
@@ -377,16 +444,18 @@ class EmbeddedRows(ShardRows):
 
     def write(
         self,
-        folder: Path,
+        folder: Folder,
+        id: str,
         between: Callable[[], None],
         stop: threading.Event,
     ) -> tuple[list[dict[str, Any]], list[Part]]:
-        every, (part,) = super().write(folder, between, stop)
+        every, (part,) = super().write(folder, id, between, stop)
         # Its stream of updates ends with this process.
         return every, [dataclasses.replace(part, ledgers=[])]
 
     @contextlib.contextmanager
-    def _shared(self, folder: Path, writes: bool) -> Iterator[Place]:
+    def _shared(self, folder: Folder, proof: str | None) -> Iterator[Place]:
+        assert isinstance(folder, Path)
         # Names are for texts, and have less room than a path.
         root, name = (
             os.fsencode(path)[-_TEXT:].decode(errors="ignore")
@@ -396,7 +465,7 @@ class EmbeddedRows(ShardRows):
             yield Place(root, name, str(descriptor))
 
     @contextlib.contextmanager
-    def _opened(self, folder: Path) -> Iterator[None]:
+    def _opened(self, folder: Folder) -> Iterator[None]:
         yield
 
 
@@ -445,15 +514,15 @@ def _parts(
     return list(every.values()), parts
 
 
-def _check_file(peer: Peer, folder: Path, file: Rows) -> None:
+def _check_file(
+    peer: Peer, folder: Folder, file: Rows, size: int | None
+) -> None:
     """What a shard has written is here, too."""
-    try:
-        size = (folder / file.name).stat().st_size
-    except OSError as error:
+    if size is None:
         raise StorageError(
             f"{file.name}, which server {peer.address} wrote, cannot be seen "
-            f"in {folder}: {error}"
-        ) from error
+            f"in {folder}"
+        )
     if size != file.bytes:
         raise StorageError(
             f"{file.name} has {size} bytes in {folder}, server "

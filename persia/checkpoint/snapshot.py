@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import datetime
 import json
+import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pydantic
 from pydantic import Field
 
 from persia.checkpoint import manifest as manifests
 from persia.checkpoint.files import (
+    PROOF,
     ROWS,
     LocalRoot,
     sync_folder,
     write_file,
 )
-from persia.errors import CorruptFile, StorageError
+from persia.errors import CorruptFile
+
+if TYPE_CHECKING:
+    from persia.checkpoint.remote import RemoteRoot
 
 SNAPSHOT = "shard.json"
 
@@ -96,7 +101,7 @@ class Snapshot(pydantic.BaseModel):
         )
 
     @classmethod
-    def decode(cls, raw: bytes, path: Path) -> Snapshot:
+    def decode(cls, raw: bytes, path: object) -> Snapshot:
         """From the bytes of its file; ``path`` is for messages."""
         try:
             document = json.loads(raw)
@@ -110,21 +115,34 @@ class Snapshot(pydantic.BaseModel):
             ) from None
 
     @classmethod
-    def of_root(cls, root: LocalRoot) -> tuple[Path, Snapshot] | None:
-        """What a server saved in a root, and its folder.
+    def of_root(
+        cls, root: LocalRoot | RemoteRoot
+    ) -> tuple[str, Snapshot] | None:
+        """What a server saved in a root, and the name of its folder there.
 
         Raises:
             CorruptFile: it is damaged.
             StorageError: it cannot be read.
         """
         folder = root.at(ROWS)
-        try:
-            raw = (folder / SNAPSHOT).read_bytes()
-        except FileNotFoundError:
+        # It may have another name for a moment, see LocalRoot.replace().
+        name = folder.name if isinstance(folder, Path) else ROWS
+        raw = root.read(f"{name}/{SNAPSHOT}")
+        if raw is None:
             return None
-        except OSError as error:
-            raise StorageError(f"{folder} cannot be read: {error}") from error
-        return folder, cls.decode(raw, folder / SNAPSHOT)
+        return name, cls.decode(raw, f"{folder}/{SNAPSHOT}")
+
+    def named(self, prefix: str) -> Snapshot:
+        """The same with a prefix before the names of its files."""
+        files = [
+            file.model_copy(update={"name": f"{prefix}{file.name}"})
+            for file in self.files
+        ]
+        return self.model_copy(update={"files": files})
+
+    def encode(self) -> bytes:
+        """The bytes of its file."""
+        return manifests.encode_manifest(self.model_dump(mode="json"))
 
     def part(self) -> manifests.Part:
         """What the shard has to read."""
@@ -148,16 +166,28 @@ class Snapshot(pydantic.BaseModel):
         )
 
 
-def save_rows(root: LocalRoot, write: Callable[[Path], Snapshot]) -> Snapshot:
+def save_rows(
+    root: LocalRoot | RemoteRoot, write: Callable[[str, str], Snapshot]
+) -> Snapshot:
     """Puts the rows of a shard into a root, in the place of those that it has.
 
     Args:
         root: of :meth:`Snapshot.of_root`.
-        write: writes the rows into a folder.
+        write: writes the rows into a folder of the root, which has the proof
+            that follows.
     """
+    proof = secrets.token_hex(16)
+    if not isinstance(root, LocalRoot):
+        with root.proving(ROWS, proof):
+            snapshot = write(ROWS, proof)
+        snapshot = snapshot.named(root.prefix(proof))
+        root.replace(ROWS, SNAPSHOT, snapshot.encode(), proof)
+        return snapshot
     with root.writing() as temporary:
-        snapshot = write(temporary)
-        text = manifests.encode_manifest(snapshot.model_dump(mode="json"))
+        (temporary / PROOF).write_text(proof)
+        snapshot = write(temporary.name, proof)
+        (temporary / PROOF).unlink()
+        text = snapshot.encode()
         write_file(temporary / SNAPSHOT, lambda file: file.write(text))
         sync_folder(temporary)
         root.replace(temporary, ROWS)

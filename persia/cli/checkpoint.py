@@ -18,6 +18,7 @@ from persia.errors import CorruptFile, SchemaMismatch, StorageError
 commands = Commands(no_args_is_help=True)
 console = Console(emoji=False, highlight=False, markup=False)
 
+_NOTES = ("damaged", "unfinished", "latest")
 _Root = Annotated[
     str, typer.Argument(help="Checkpoint root, or the folder of a step.")
 ]
@@ -37,7 +38,8 @@ def ls(
 ) -> None:
     """List the checkpoints of a root, by their steps.
 
-    One that is damaged is a line, too: inspect and verify say more of it.
+    One that is damaged is a line, too: inspect and verify say more of it. So
+    is one whose save was interrupted, in a bucket: the next save removes it.
 
     persia checkpoint ls out
     """
@@ -54,6 +56,11 @@ def ls(
             one = {"path": path, "step": step, "damaged": str(error)}
         one["latest"] = latest.strip() == f"step-{step}"
         found.append(one)
+    for name in place.unfinished():
+        step = int(name.removeprefix("step-"))
+        path = str(place.at(name))
+        found.append({"path": path, "step": step, "unfinished": True})
+    found.sort(key=lambda one: int(one["step"]))
     if not found:
         raise StorageError(f"{place} has no checkpoints; give their root")
     if json:
@@ -62,14 +69,14 @@ def ls(
     table = _table("step", "saved", "updates", "rows", "bytes", "")
     for one in found:
         cells = [""] * 4
-        if "damaged" not in one:
+        if "saved" in one:
             cells = [
                 one["saved"][:19].replace("T", " "),
                 f"{one['updates']:,}",
                 f"{sum(t['rows'] for t in one['tables']):,}",
                 f"{one['bytes']:,}",
             ]
-        notes = [note for note in ("damaged", "latest") if one.get(note)]
+        notes = [note for note in _NOTES if one.get(note)]
         table.add_row(str(one["step"]), *cells, ", ".join(notes))
     console.print(table)
 

@@ -141,10 +141,10 @@ def command(
         typer.Option(help="Memory of all tables of a server, such as 64GiB."),
     ] = None,
     checkpoints: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="Folder of checkpoint roots, for the command in "
-            "PERSIA_CHECKPOINTS."
+            help="Folder of checkpoint roots, or its URL; a folder is for the "
+            "command in PERSIA_CHECKPOINTS."
         ),
     ] = None,
     restore: Annotated[
@@ -228,7 +228,7 @@ def command(
         if value is not None:
             options += [name, str(value)]
     if checkpoints is None and file.get("checkpoints") is not None:
-        checkpoints = Path(str(file["checkpoints"]))
+        checkpoints = str(file["checkpoints"])
     if metrics_port is None:
         metrics_port = _port(file.get("metrics_port"))
     ranges = {

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from persia.base.urls import Url
 from persia.distributed.load import LOADER, SERVER
 from persia.errors import InvalidArgument
 
@@ -27,8 +28,8 @@ class Cluster:
         shards: of the tables, which the servers divide among them; None: one
             for each server.
         options: of ``persia serve ps``, for each server.
-        checkpoints: folder of the servers' checkpoints, which the command
-            finds in PERSIA_CHECKPOINTS.
+        checkpoints: folder of the servers' checkpoints, or its URL. The
+            command finds a folder in PERSIA_CHECKPOINTS.
         metrics_port: of server 0, the others follow; None: no metrics.
         tls: make certificates and tokens for servers and command.
         embedding_workers: which the command finds in PERSIA_WORKERS.
@@ -61,7 +62,7 @@ class Cluster:
         options: Sequence[str] = (),
         *,
         shards: int | None = None,
-        checkpoints: Path | None = None,
+        checkpoints: str | None = None,
         metrics_port: int | None = None,
         tls: bool = False,
         embedding_workers: int = 0,
@@ -143,14 +144,16 @@ class Cluster:
         self.shards = shards
         self.options = list(options)
         self.variables: dict[str, str] = {}
-        if checkpoints is not None:
+        if checkpoints is not None and Url(checkpoints).local is None:
+            self.options += ["--checkpoints", checkpoints]
+        elif checkpoints is not None:
+            folder = Path(Url(checkpoints).local or "").absolute()
             # The command may look there before a server has made it; where it
             # cannot be made the servers say so.
             with contextlib.suppress(OSError):
-                checkpoints.mkdir(parents=True, exist_ok=True)
-            folder = str(checkpoints.absolute())
-            self.options += ["--checkpoints", folder]
-            self.variables["PERSIA_CHECKPOINTS"] = folder
+                folder.mkdir(parents=True, exist_ok=True)
+            self.options += ["--checkpoints", str(folder)]
+            self.variables["PERSIA_CHECKPOINTS"] = str(folder)
         self.metrics_port = metrics_port
         self.tls = tls
         self.secured = secured

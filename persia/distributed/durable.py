@@ -117,9 +117,7 @@ class Log:
         self._stop = threading.Event()
         self._cutting = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._dropped = config.log_from == "cut" and not self._is_whole(
-            config.checkpoints
-        )
+        self._dropped = config.log_from == "cut" and not self._is_whole(config)
         if self._dropped:
             self._drop()
 
@@ -175,7 +173,7 @@ class Log:
             if cut is None:
                 return 0
             folder, snapshot = cut
-            read(ROOT, folder.name, snapshot)
+            read(ROOT, folder, snapshot)
         except (CorruptFile, StorageError) as error:
             raise type(error)(
                 f"the rows beside the log {self.path} cannot be read: {error}."
@@ -184,7 +182,7 @@ class Log:
             ) from None
         return snapshot.log
 
-    def _is_whole(self, checkpoints: Path | None) -> bool:
+    def _is_whole(self, config: ServeConfig) -> bool:
         """Whether the log behind the cut can be applied: it is there and not
         damaged, and the checkpoints are there that it restores."""
         cut = Snapshot.of_root(self._root)
@@ -201,10 +199,7 @@ class Log:
             )
         except CorruptFile:
             return False
-        return all(
-            checkpoints is not None and (checkpoints / name).is_dir()
-            for name in filter(None, restored)
-        )
+        return all(config.has(name) for name in filter(None, restored))
 
     def _drop(self) -> None:
         """Puts the records aside, which are not to be applied."""
@@ -266,13 +261,13 @@ class Log:
     def cutting(
         self,
         core: _core.Server,
-        write: Callable[[str, Path], Snapshot],
+        write: Callable[[str, str, str], Snapshot],
     ) -> Iterator[None]:
         """Cuts, whenever the log wants one, until the end of the context.
 
         Args:
             core: the server.
-            write: writes the rows into a folder of a root.
+            write: writes the rows into a folder of a root, which has a proof.
         """
 
         def run() -> None:
@@ -310,7 +305,7 @@ class Log:
     def cut(
         self,
         core: _core.Server,
-        write: Callable[[str, Path], Snapshot],
+        write: Callable[[str, str, str], Snapshot],
     ) -> None:
         """Writes the rows beside the log, and lets go of what lies before."""
         with self._cutting:
@@ -432,7 +427,7 @@ def verified(path: Path) -> int:
         _check_segments(path, position)
         if cut is None:
             return 0
-        folder, snapshot = cut
+        folder, snapshot = path / cut[0], cut[1]
         with files.opened(folder) as descriptor:
             for file in snapshot.files:
                 try:

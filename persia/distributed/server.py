@@ -12,13 +12,12 @@ import contextlib
 import dataclasses
 import os
 import re
-import secrets
 import socket
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 from pydantic import Field
@@ -26,8 +25,10 @@ from pydantic import Field
 from persia import _core
 from persia.base.environment import variable
 from persia.base.logs import say
+from persia.base.urls import Url
 from persia.checkpoint import files
 from persia.checkpoint import manifest as manifests
+from persia.checkpoint.files import ROWS, LocalRoot, root_in
 from persia.checkpoint.ledgers import Numbers
 from persia.checkpoint.snapshot import SNAPSHOT, Snapshot, save_rows
 from persia.distributed.durable import Log
@@ -40,6 +41,10 @@ from persia.errors import (
     StorageError,
     Unavailable,
 )
+
+if TYPE_CHECKING:
+    from persia.checkpoint.far import Far
+    from persia.checkpoint.remote import RemoteRoot
 
 _LINES = 2  # the file of lines about denied calls and changes of rows
 _WAIT = 3600.0  # seconds that a call within the process may take
@@ -87,10 +92,11 @@ class ServeConfig(Listening):
         description="Memory of all tables, such as 64GiB; beyond it new ids "
         "are errors (default: no limit).",
     )
-    checkpoints: Path | None = Field(
+    checkpoints: Annotated[str, pydantic.AfterValidator(Url)] | None = Field(
         None,
         description="Folder of checkpoint roots, which all ranks and servers "
-        "see.",
+        "see; or its URL, such as s3://bucket/checkpoints: then servers send "
+        "their files there.",
     )
     restore: str | None = Field(
         None,
@@ -147,6 +153,11 @@ class ServeConfig(Listening):
         "written last, and leave out the records behind them.",
     )
 
+    @pydantic.field_validator("checkpoints", mode="before")
+    @classmethod
+    def _text(cls, value: Any) -> Any:
+        return os.fspath(value) if isinstance(value, os.PathLike) else value
+
     @pydantic.model_validator(mode="after")
     def _check(self) -> ServeConfig:
         if self.durable != "off" and self.log is None:
@@ -170,13 +181,43 @@ class ServeConfig(Listening):
                     f"`{name}` names a checkpoint in the folder of "
                     "`checkpoints`; give that, too"
                 )
-        if re.match("[a-z][a-z0-9+.-]+:/", str(self.checkpoints or "")):
+        if re.match("[a-z][a-z0-9+.-]+:/(?!/)", self.checkpoints or ""):
             raise ValueError(
-                "`checkpoints` is a folder that all ranks and servers see, "
-                "not a URL. A trainer loads and saves URLs: store.load(url), "
-                "persia train with `resume`"
+                f"`checkpoints={self.checkpoints}` is neither a folder nor a "
+                "URL, which has // behind its scheme"
             )
         return self
+
+    @property
+    def far(self) -> Url | None:
+        """The URL of `checkpoints`; None: it is a folder, or not given."""
+        url = Url(self.checkpoints or "")
+        return None if url.local is not None else Url.to_open(url)
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of `checkpoints`; None: it is a URL, or not given."""
+        local = Url(self.checkpoints or "").local
+        return Path(local) if local else None
+
+    def root(self, name: str) -> LocalRoot | RemoteRoot:
+        """One of the roots in `checkpoints`."""
+        if self.folder is not None:
+            return LocalRoot(self.folder / name)
+        from persia.checkpoint.remote import RemoteRoot
+
+        assert self.far is not None
+        return RemoteRoot(root_in(self.far, name))
+
+    def has(self, name: str) -> bool:
+        """Whether a folder of rows, ROOT/FOLDER, is in `checkpoints`."""
+        if self.checkpoints is None:
+            return False
+        root, _, folder = name.partition("/")
+        return any(
+            self.root(root).read(f"{folder}/{whole}") is not None
+            for whole in (manifests.MANIFEST, SNAPSHOT)
+        )
 
 
 def find_shard(
@@ -388,9 +429,10 @@ class Server:
         )
         threads = config.threads or len(os.sched_getaffinity(0))
         self._threads = threads
-        if config.checkpoints is not None:
+        folder = config.folder
+        if folder is not None:
             try:
-                config.checkpoints.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise StorageError(
                     f"`checkpoints={config.checkpoints}`: {error.strerror}"
@@ -403,6 +445,7 @@ class Server:
             if config.durable != "off"
             else None
         )
+        self._far = _far_of(config)
         self.core: _core.Server = _core.Server(
             namespace=config.namespace,
             shard=self.shard,
@@ -411,14 +454,13 @@ class Server:
             memory_limit=config.memory_limit or 0,
             lineage=arrives.lineage if arrives is not None else 0,
             message_limit=config.message_limit,
-            checkpoints=str(config.checkpoints)
-            if config.checkpoints is not None
-            else None,
+            checkpoints=str(folder) if folder is not None else None,
             lines=_LINES,
             log=self.log.arguments() if self.log is not None else None,
             beside=beside,
             others=others,
             boot=arrives.boot if arrives is not None else 0,
+            far=self._far,
         )
         self._channel = self.core.channel(_WAIT)
 
@@ -476,6 +518,8 @@ class Server:
         """Frees the rows."""
         self._channel.close()
         self.core.close()
+        if self._far is not None:
+            self._far.close()
 
     # ---- the log
 
@@ -574,16 +618,18 @@ class Server:
         ):
             return False
         # The same updates: rows may have been assigned, too.
-        return own.updates > part.updates or _written(
-            self._rows_of(name, self.shard) / SNAPSHOT
-        ) >= _written(Path(job.folder) / manifests.MANIFEST)
+        if own.updates > part.updates:
+            return True
+        mine_root = self._root_of(name, self.shard)
+        return mine_root.written(f"{ROWS}/{SNAPSHOT}") >= self.config.root(
+            name
+        ).written(f"{job.name}/{manifests.MANIFEST}")
 
     def _job_checkpoint(
         self, name: str, step: int | None
     ) -> files.Found | None:
         """The checkpoint of that name, its latest or one step."""
-        assert self.config.checkpoints is not None
-        root = files.root_of(self.config.checkpoints / name)
+        root = self.config.root(name)
         if not root.steps() and root.read(files.LATEST) is None:
             return None
         return files.find(root, step)
@@ -603,12 +649,8 @@ class Server:
     def _own_snapshot(self, name: str) -> Snapshot | None:
         return self._snapshot_of(name, self.shard)
 
-    def _rows_of(self, name: str, shard: int) -> Path:
-        """The folder of what a shard has saved on exit under that name."""
-        return self._root_of(name, shard).at(files.ROWS)
-
-    def _root_of(self, name: str, shard: int) -> files.LocalRoot:
-        return self._own_root(f"{name}-{shard}-of-{self.shards}")
+    def _root_of(self, name: str, shard: int) -> LocalRoot | RemoteRoot:
+        return self.config.root(f"{name}-{shard}-of-{self.shards}")
 
     def _snapshot_of(self, name: str, shard: int) -> Snapshot | None:
         """What a shard has saved on exit under that name."""
@@ -626,8 +668,11 @@ class Server:
         )
         if shards != {self.shard}:
             return self._restore_placed(name, own, shards - {self.shard})
-        place = (self._own_name(name), self._rows_of(name, self.shard).name)
-        return self._read_rows(*place, own.tables, own.lineage, own.part())
+        folder = self._root_of(name, self.shard).at(ROWS)
+        place = folder.name if isinstance(folder, Path) else ROWS
+        return self._read_rows(
+            self._own_name(name), place, own.tables, own.lineage, own.part()
+        )
 
     def _restore_placed(self, name: str, own: Snapshot, more: set[int]) -> int:
         """Of an earlier release, which placed ids in another way: other shards
@@ -650,7 +695,8 @@ class Server:
         }
         number = {table: no for no, table in enumerate(tables)}
         pushes, rows = [0] * len(tables), []
-        root = self._own_root(self._own_name(name))
+        root = self._root_of(name, self.shard)
+        assert isinstance(root, LocalRoot)  # URLs are newer
         with root.writing() as folder:
             for shard, one in all_of.items():
                 part = one.part()
@@ -658,8 +704,8 @@ class Server:
                 for no, clock in zip(here, part.pushes):
                     pushes[no] = max(pushes[no], clock)
                 for file in part.files:
-                    source = self._rows_of(name, shard) / file.name
-                    os.link(source, folder / file.name)
+                    there = Path(self._root_of(name, shard).at(ROWS))
+                    os.link(there / file.name, folder / file.name)
                     rows.append(file._replace(table=here[file.table]))
             part = dataclasses.replace(own.part(), pushes=pushes, files=rows)
             return self._read_rows(
@@ -703,14 +749,14 @@ class Server:
         """Writes this shard's rows beside the checkpoints of the job, for
         :meth:`restore`; how many."""
         own = self._own_name(name)
-        root = self._own_root(own)
+        root = self.config.root(own)
         try:
             saved = save_rows(root, partial(self._write_rows, own))
         except PersiaError:
             raise
         except OSError as error:
             raise StorageError(
-                f"saving {name} into {root.path} failed: {error}"
+                f"saving {name} into {root} failed: {error}"
             ) from error
         return sum(file.rows for file in saved.files)
 
@@ -720,23 +766,16 @@ class Server:
         Raises:
             StorageError: it could not.
         """
-        files.check(self._own_root(self._own_name(name)))
+        files.check(self._root_of(name, self.shard))
 
-    def _own_root(self, own: str) -> files.LocalRoot:
-        assert self.config.checkpoints is not None
-        return files.LocalRoot(self.config.checkpoints / own)
-
-    def _write_rows(self, root: str, folder: Path) -> Snapshot:
-        proof = secrets.token_hex(16)
-        (folder / _PROOF).write_text(proof)
+    def _write_rows(self, root: str, folder: str, proof: str) -> Snapshot:
         lineage = self._channel.hello(self.config.namespace, 0)["lineage"]
-        place = (root, folder.name, proof)
+        place = (root, folder, proof)
         answer = self._channel.snapshot(_core.SNAPSHOT_BEGIN, *place)
         while not answer["done"]:
             time.sleep(_POLL)
             answer = self._channel.snapshot(_core.SNAPSHOT_STATUS, *place)
         self._channel.snapshot(_core.SNAPSHOT_END, *place)
-        (folder / _PROOF).unlink()
         hello = self._channel.hello(self.config.namespace, 0)
         if hello["lineage"] != lineage:
             raise Unavailable(
@@ -745,11 +784,9 @@ class Server:
         return Snapshot.of(hello, answer)
 
 
-def _written(path: Path) -> int:
-    """When a file was written: by the clock of the file system."""
-    return path.stat().st_mtime_ns
+def _far_of(config: ServeConfig) -> Far | None:
+    if config.far is None:
+        return None
+    from persia.checkpoint.far import Far
 
-
-# ---- what a shard has saved on exit ----------------------------------------
-
-_PROOF = ".proof"
+    return Far(config.far)

@@ -63,7 +63,7 @@ class BucketVersions(RemoteFolder, Versions):
     @contextlib.contextmanager
     def writing(self) -> Iterator[Path]:
         self.check_place()
-        unfinished = self._unfinished()
+        unfinished = self.unfinished()
         with self._removing():
             for name in unfinished:
                 self._fs.delete_dir(f"{self._path}/{name}")

@@ -139,7 +139,12 @@ def test_the_namespace_of_the_environment(
     assert Settings().namespace == ServeConfig().namespace == "default"
 
 
-def test_servers_have_no_url_for_a_folder() -> None:
+def test_servers_take_a_folder_or_a_url() -> None:
     for url in ("hdfs://name:8020/jobs", "s3://bucket/jobs"):
-        with pytest.raises(ValueError, match="URL"):
-            ServeConfig(checkpoints=url)
+        config = ServeConfig.model_validate({"checkpoints": url})
+        assert (config.folder, config.far) == (None, url)
+    for folder in ("/a/jobs", "file:///a/jobs", Path("/a/jobs")):
+        config = ServeConfig.model_validate({"checkpoints": folder})
+        assert (config.folder, config.far) == (Path("/a/jobs"), None)
+    with pytest.raises(ValueError, match="//"):  # Path() takes one away
+        ServeConfig.model_validate({"checkpoints": Path("s3://bucket/jobs")})

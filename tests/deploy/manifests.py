@@ -22,6 +22,7 @@ APPLIED = (
     "overlays/gke-spot",
     "overlays/gke-trainjob",
     "serving",
+    "overlays/serving-local",
 )
 
 Object = dict[str, Any]

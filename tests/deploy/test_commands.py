@@ -99,7 +99,12 @@ class Machine:
     def start(self, which: Pods) -> None:
         """One pod of them, the first."""
         self._make_folders(which)
-        words = [self._here(which, a) for a in which.container["args"]]
+        # Kubernetes writes the values of variables into arguments.
+        words = [
+            re.sub(r"\$\((\w+)\)", lambda m: self._job[m[1]], word)
+            for word in which.container["args"]
+        ]
+        words = [self._here(which, word) for word in words]
         program = which.container.get("command", ["persia"])
         assert len(program) == 1
         interpreter = python() if has_torch(which) else sys.executable
@@ -144,7 +149,12 @@ class Machine:
         made = environment(**self._services)
         for source in which.container.get("envFrom", []):
             assert source == {"configMapRef": {"name": "persia-job"}}
-            made |= self._job
+            made |= {
+                name: self._here(which, value)
+                if value.startswith("/shared/")
+                else value
+                for name, value in self._job.items()
+            }
         for entry in which.container.get("env", []):
             made[entry["name"]] = self._value(which, entry)
         for name in ("PERSIA_SERVERS", "PERSIA_WORKERS"):
@@ -267,7 +277,7 @@ def scaled_by() -> set[str]:
 
 def test_four_roles_train_and_serve_by_the_manifests(tmp_path: Path) -> None:
     objects = render("overlays/local")
-    served = render("serving")
+    served = render("overlays/serving-local")
     roles = {p.role: p for p in (*pods(objects), *pods(served))}
     data = write_clicks(tmp_path / "clicks.csv")
     job = job_of(objects) | {  # as the guide has users edit it

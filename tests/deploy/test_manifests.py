@@ -164,8 +164,14 @@ def test_every_flag_is_an_option_of_its_command() -> None:
 
 
 def test_files_of_options_are_in_volumes() -> None:
-    for _, found in all_pods():
+    for folder, found in all_pods():
         given = list(found.options.values())
+        prefix = command_of(found).upper().replace(" ", "_") + "_"
+        given += [
+            value
+            for name, value in job_of(render(folder)).items()
+            if name.startswith(prefix)
+        ]
         given += [
             str(e["value"])
             for e in found.container.get("env", [])
@@ -353,6 +359,11 @@ def test_the_numbers_of_a_job_agree(folder: str) -> None:
     assert addresses(roles["worker"], workers) == job["PERSIA_WORKERS"]
     loaders = roles["loader"].replicas or most["persia-loader"]
     assert loaders <= int(job["PERSIA_FEED_PARTS"])
+    # Servers write where trainers save.
+    saved = job["PERSIA_TRAIN_SAVE"].rpartition("/")
+    assert saved[0] == job["PERSIA_SERVE_PS_CHECKPOINTS"]
+    for option in ("--restore", "--save-on-exit"):
+        assert roles["ps"].options[option] == saved[2]
     # What a server holds is said once: no template changes with the number.
     text = json.dumps(roles["ps"].template)
     assert "SERVER_COUNT" not in text and "--shards" not in text

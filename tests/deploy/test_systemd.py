@@ -133,7 +133,6 @@ class Unit:
         def here(text: str) -> str:
             text = text.replace("%i", "0").replace("%d", str(folder / "keys"))
             text = text.replace("%S", str(folder / "state"))
-            text = text.replace("/srv/persia", str(folder))
             return re.sub(
                 r"port=(\d+)",
                 lambda m: f"port={ports.setdefault(m[1], free_port())}",
@@ -182,6 +181,9 @@ def test_the_commands_start_and_report_it(tmp_path: Path) -> None:
     job = {
         "PERSIA_SHARDS": "1",
         "PERSIA_SERVERS": f"127.0.0.1:{ports['8888']}",
+        "PERSIA_SERVE_PS_CHECKPOINTS": str(tmp_path / "checkpoints"),
+        "PERSIA_SERVE_PS_RESTORE": "clicks",
+        "PERSIA_SERVE_PS_SAVE_ON_EXIT": "clicks",
     }
     started: list[Unit] = []
     folder = DEPLOY / "systemd"
@@ -195,5 +197,5 @@ def test_the_commands_start_and_report_it(tmp_path: Path) -> None:
     finally:
         for unit in started:
             unit.kill()
-    assert "saved exit" in started[0].log.read_text()
+    assert "saved clicks" in started[0].log.read_text()
     assert any((tmp_path / "state" / "persia-ps-0").iterdir())

@@ -1,4 +1,5 @@
 /* Tables to row files and back: every row, of one moment. */
+#include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -9,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -550,6 +552,128 @@ static void exchange(void **state)
     persia_table_destroy(empty);
 }
 
+/* ---- files that belong elsewhere ---- */
+
+/* A folder through which they pass, and one that they belong to. */
+typedef struct passing {
+    int through, there;
+    size_t put, get, fail_at; /* counted from 1 */
+} passing;
+
+static int passing_open(void *ctx, int *fd)
+{
+    const passing *p = ctx;
+    *fd = dup(p->through);
+    return PERSIA_OK;
+}
+
+static void passing_free(void *ctx)
+{
+    (void)ctx;
+}
+
+static int passing_put(void *ctx, const char *name)
+{
+    passing *p = ctx;
+    if (++p->put == p->fail_at)
+        return persia_err_set(PERSIA_EIO, "%s: the storage is full", name);
+    return renameat(p->through, name, p->there, name) ? PERSIA_EIO : PERSIA_OK;
+}
+
+static int passing_get(void *ctx, const ckpt_file *files, size_t n)
+{
+    passing *p = ctx;
+    int rc = PERSIA_OK;
+    for (size_t i = 0; i < n && !rc; i++, p->get++)
+        rc = linkat(p->there, files[i].name, p->through, files[i].name, 0)
+                 ? PERSIA_ECORRUPT
+                 : PERSIA_OK;
+    return rc;
+}
+
+static size_t folder_entries(int at)
+{
+    size_t n = 0;
+    DIR *d = fdopendir(openat(at, ".", O_RDONLY | O_DIRECTORY));
+    assert_non_null(d);
+    for (const struct dirent *e; (e = readdir(d));)
+        n += *e->d_name != '.';
+    closedir(d);
+    return n;
+}
+
+static int pass_written(passing *p, table *t, ckpt_files *files)
+{
+    const ckpt_opener opener = {passing_open, passing_free, p, passing_put,
+                                passing_get};
+    table_cut *cut;
+    ckpt_io *io;
+    assert_int_equal(persia_ckpt_folder(&opener, 64 << 10, &io), PERSIA_OK);
+    assert_int_equal(io->open(io), PERSIA_OK);
+    assert_int_equal(persia_table_cut_begin(&t, 1, &cut), PERSIA_OK);
+    int rc = io->write(io, threads, cut, persia_table_get_config(t), "far",
+                       files);
+    persia_table_cut_end(cut);
+    io->close(io);
+    return rc;
+}
+
+/* Each leaves the folder when it is whole, in order; back again they are the
+ * same rows. */
+static void files_that_pass_through(void **state)
+{
+    table *a = make_table(8, VECTOR_FP32, OPTIM_ADAM), *b;
+    passing p = {.fail_at = 0};
+    const ckpt_opener opener = {passing_open, passing_free, &p, passing_put,
+                                passing_get};
+    ckpt_files files = {0};
+    ckpt_io *io;
+    (void)state;
+    assert_int_equal(mkdirat(folder, "through", 0700), 0);
+    assert_int_equal(mkdirat(folder, "there", 0700), 0);
+    p.through = openat(folder, "through", O_RDONLY | O_DIRECTORY);
+    p.there = openat(folder, "there", O_RDONLY | O_DIRECTORY);
+    fill_table(a, 5000);
+    assert_int_equal(pass_written(&p, a, &files), PERSIA_OK);
+    assert_true(files.n > 4);
+    assert_int_equal(p.put, files.n);
+    assert_int_equal(folder_entries(p.through), 0);
+    assert_int_equal(folder_entries(p.there), files.n);
+
+    b = make_table(8, VECTOR_FP32, OPTIM_ADAM);
+    const table_config *config = persia_table_get_config(b);
+    assert_int_equal(persia_ckpt_folder(&opener, 64 << 10, &io), PERSIA_OK);
+    assert_int_equal(io->open(io), PERSIA_OK);
+    assert_int_equal(io->verify(io, threads, config, files.files, files.n,
+                                NULL),
+                     PERSIA_OK);
+    persia_table_set_clock(b, 6);
+    assert_int_equal(io->read(io, threads, b, files.files, files.n, 0, 1),
+                     PERSIA_OK);
+    assert_int_equal(p.get, files.n);
+    assert_same_rows(a, b);
+    io->close(io);
+    persia_table_destroy(b);
+    persia_ckpt_files_free(&files);
+
+    /* The first that cannot be put ends it. */
+    p.put = 0;
+    p.fail_at = 2;
+    assert_int_equal(unlinkat(p.through, "far-00000.safetensors", 0), 0);
+    for (size_t i = 1; i < p.get; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "far-%05zu.safetensors", i);
+        assert_int_equal(unlinkat(p.through, name, 0), 0);
+    }
+    assert_int_equal(pass_written(&p, a, &files), PERSIA_EIO);
+    assert_non_null(strstr(persia_err_text(), "the storage is full"));
+    assert_int_equal(p.put, 2);
+    persia_ckpt_files_free(&files);
+    close(p.through);
+    close(p.there);
+    persia_table_destroy(a);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -561,6 +685,7 @@ int main(void)
         cmocka_unit_test(write_fails),
         cmocka_unit_test(smaller_capacity),
         cmocka_unit_test(exchange),
+        cmocka_unit_test(files_that_pass_through),
     };
     return cmocka_run_group_tests_name("ckpt", tests, setup, teardown);
 }
