@@ -331,6 +331,17 @@ class Version(NamedTuple):
         """Its folder, or the URL of it."""
         return self.root.at(self.name)
 
+    @property
+    def above(self) -> Versions:
+        """The root, also where the version was found as a folder."""
+        place = self.place
+        if self.name:
+            return self.root
+        if isinstance(place, Path):
+            return LocalVersions(place.absolute().parent)
+        above = place.path.rstrip("/").rpartition("/")[0]
+        return versions_of(place.at(above)) if above else self.root
+
 
 class LocalVersions(files.LocalRoot, Versions):
     """The versions of a folder of this machine."""

@@ -124,7 +124,7 @@ class ExportedModel(nn.Module):
         check_file(self.folder, manifest.dense)
         with (self.folder / manifest.dense.name).open("rb") as file:
             program = read_graph(file)
-        self._root = version.root
+        self._root = version.above
         self._tables = tables
         self._lookups = {
             name: _Rows(one, tables) for name, one in manifest.lookups.items()
@@ -147,7 +147,7 @@ class ExportedModel(nn.Module):
                 self._dense,
             )
         self._erased = 0
-        self.apply_erased(read_erased(version.root))
+        self.apply_erased(read_erased(self._root))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model gives that was exported, without gradient.
@@ -278,6 +278,11 @@ class ExportedModel(nn.Module):
         removed them in their order."""
         if erased:
             self._erased = erased[-1].number
+
+    def stop_following(self) -> None:
+        """No more packets are applied: what they would have removed, the next
+        :meth:`apply_erased` does."""
+        self._erased = 0
 
     def catch_up(self) -> int:
         """Applies the packets that a :class:`persia.serving.Publisher` has

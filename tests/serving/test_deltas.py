@@ -301,8 +301,21 @@ def test_erased_ids_leave_every_version(tmp_path: Path) -> None:
             True,
             *[False] * 4,
         ]
-        for one in (pinned.current, old, persia.load_model(root, names[0])):
+        folder = persia.load_model(root / names[0])
+        for one in (
+            pinned.current,
+            old,
+            persia.load_model(root, names[0]),
+            folder,
+        ):
             assert not bool(one.has_rows("a", ids).any())
+        # One that is put into use by name before it has the packet.
+        store.erase("a", ids[:1])
+        published(publisher)
+        following.check()
+        following.load(following.current.version, pin=True)
+        following.check()
+        assert not bool(following.current.has_rows("a", ids).any())
     store.close()
 
 

@@ -305,11 +305,22 @@ class Publisher:
             self._waiting = _Packet(head, list(found), dense)
             self._changed.notify_all()
 
-    def flush(self) -> None:
-        """Waits until the last packet is written."""
+    def flush(self, timeout: float = 60.0) -> None:
+        """Waits until the last packet is written, for so many seconds.
+
+        Raises:
+            DeadlineExceeded: it is not.
+        """
+        end = time.monotonic() + timeout
         with self._changed:
             while self._waiting is not None:
-                self._changed.wait()
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise errors.DeadlineExceeded(
+                        f"{self._root}: the storage has not taken the last "
+                        f"packet for {timeout:g} s"
+                    )
+                self._changed.wait(min(left, 0.1))
             if self._failed is not None:
                 raise self._failed
 
@@ -323,12 +334,21 @@ class Publisher:
             add_erased(self._root, erased)
 
     def close(self) -> None:
-        """Writes what waits; nothing is published any more."""
-        self.flush()
+        """Writes what waits; nothing is published any more.
+
+        Raises:
+            DeadlineExceeded: the storage does not answer; what waited is lost.
+        """
+        try:
+            self.flush()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
         with self._changed:
-            self._ends = True
+            self._ends, self._waiting = True, None
             self._changed.notify_all()
-        self._thread.join()
+        self._thread.join(_RETRY_S * 5)
         self._close_reader()
 
     def _close_reader(self) -> None:
@@ -345,7 +365,10 @@ class Publisher:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+        else:
+            self._end()  # the error is not kept waiting
 
     # ---- the thread that writes
 
@@ -364,7 +387,9 @@ class Publisher:
                 if not told:
                     warn(f"publishing waits for the storage: {error}")
                 told = True
-                time.sleep(_RETRY_S)
+                with self._changed:
+                    if not self._ends:
+                        self._changed.wait(_RETRY_S)
                 continue
             except Exception as error:
                 with self._changed:
