@@ -168,8 +168,10 @@ class Model:
             found = self._versions.get(name or "") or self._map(name)
             if not pin and self._root is not None:
                 self._catch_up_first(found)
-            for one in {self._current, found if pin else None} - {None}:
-                one.stop_following()
+            if self._current is not None:
+                self._current.stop_following()
+            if pin:
+                found.stop_following()
             self._current, self._pinned = found, pin
             return found.version
 
