@@ -258,6 +258,11 @@ PERSIA_API int persia_client_set(ps_client *c, uint32_t no, size_t n,
 PERSIA_API int persia_client_list(ps_client *c, uint32_t no, uint32_t shard,
                                   uint64_t *cursor, size_t room, uint64_t *ids,
                                   size_t *n);
+/* A call of a reader of changes, to one shard; m: without a caller.  The reply
+ * lasts as long as take(). */
+PERSIA_API int persia_client_changes(
+    ps_client *c, uint32_t shard, const wire_changes *m,
+    int (*take)(void *ctx, const wire_changes_reply *reply), void *ctx);
 /* Removes the rows of these ids; *erased: how many there were.  A request
  * whose answer was lost is sent again and then finds none. */
 PERSIA_API int persia_client_erase(ps_client *c, uint32_t no, size_t n,

@@ -107,6 +107,7 @@ typedef union request_args {
     } push;
     wire_leave leave;
     wire_rows rows;
+    wire_changes changes;
     wire_stats stats;
 } request_args;
 
@@ -115,6 +116,7 @@ typedef union request_reply {
     wire_pull_reply pull;
     wire_push_reply push;
     wire_rows rows;
+    wire_changes_reply changes;
 } request_reply;
 
 typedef struct request {

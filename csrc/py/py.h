@@ -22,6 +22,7 @@
     X(roles)                                                                  \
     X(data)                                                                   \
     X(ckpt)                                                                   \
+    X(changes)                                                                \
     X(log)                                                                    \
     X(rows_file)                                                              \
     X(channel)                                                                \

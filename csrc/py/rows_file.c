@@ -117,6 +117,7 @@ static PyType_Spec writer_spec = {
 typedef struct file_object {
     PyObject_HEAD
     rows_file *file;
+    uint32_t stride;
 } file_object;
 
 static PyObject *file_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -141,6 +142,7 @@ static PyObject *file_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     file_object *f = py_new_object(type);
     if (!f)
         return NULL;
+    f->stride = persia_rows_stride(&c);
     const int rc = persia_rows_file_open(folder, name, &c, &absent, &f->file);
     if (!rc)
         return (PyObject *)f;
@@ -190,17 +192,59 @@ static PyObject *file_contains(PyObject *self, PyObject *args)
         array_take(ids_object, "ids", 0, 0, &ids))
         return NULL;
     const size_t n = (size_t)ids.view.len / sizeof(uint64_t);
+    int rc = 0;
     const int took = array_take(out_object, "out", 1, n, &out);
     if (!took) {
         Py_BEGIN_ALLOW_THREADS
-        persia_rows_file_contains(f, n, ids.view.buf, out.view.buf);
+        rc = persia_rows_file_contains(f, n, ids.view.buf, out.view.buf);
         Py_END_ALLOW_THREADS
         array_drop(&out);
     }
     array_drop(&ids);
     if (took)
         return NULL;
+    return rc ? py_raise(rc) : Py_NewRef(Py_None);
+}
+
+static PyObject *file_apply(PyObject *self, PyObject *args)
+{
+    file_object *o = (file_object *)self;
+    PyObject *gone_object, *rows_object;
+    array gone, rows;
+    int rc = 0;
+    if (!PyArg_ParseTuple(args, "OO", &gone_object, &rows_object) ||
+        array_take(gone_object, "gone", 0, 0, &gone))
+        return NULL;
+    const int took = array_take(rows_object, "rows", 0, 0, &rows);
+    if (!took) {
+        const size_t n = (size_t)rows.view.len / o->stride;
+        Py_BEGIN_ALLOW_THREADS
+        rc = persia_rows_file_apply(
+            o->file, (size_t)gone.view.len / sizeof(uint64_t), gone.view.buf,
+            n, rows.view.buf);
+        Py_END_ALLOW_THREADS
+        array_drop(&rows);
+    }
+    array_drop(&gone);
+    if (took)
+        return NULL;
+    return rc ? py_raise(rc) : Py_NewRef(Py_None);
+}
+
+static PyObject *file_limit(PyObject *self, PyObject *arg)
+{
+    const unsigned long long bytes = PyLong_AsUnsignedLongLong(arg);
+    if (PyErr_Occurred())
+        return NULL;
+    persia_rows_file_limit(((file_object *)self)->file, bytes);
     Py_RETURN_NONE;
+}
+
+static PyObject *file_fresh(PyObject *self, void *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(
+        persia_rows_file_fresh(((file_object *)self)->file));
 }
 
 static PyObject *file_read(PyObject *self, PyObject *args)
@@ -260,6 +304,11 @@ static PyMethodDef file_methods[] = {
     {"read", file_read, METH_VARARGS,
      "read(first, ids, vectors)\n--\n\nRows from a number on, in the order "
      "of the file, into uint64 [n] and float32 [n, dim]."},
+    {"apply", file_apply, METH_VARARGS,
+     "apply(gone, rows)\n--\n\nFrom now on these ids, uint64 [n], have no "
+     "row, and these rows, uint8 [n, stride], are there."},
+    {"limit", file_limit, METH_O,
+     "limit(bytes)\n--\n\nBytes that such rows may take; 0: any."},
     {"check", file_check, METH_NOARGS,
      "check()\n--\n\nSearches for every row."},
     {NULL, NULL, 0, NULL},
@@ -267,6 +316,7 @@ static PyMethodDef file_methods[] = {
 
 static PyGetSetDef file_getset[] = {
     {"rows", file_rows, NULL, "How many there are.", NULL},
+    {"fresh", file_fresh, NULL, "Ids that were applied.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -394,7 +444,54 @@ end:
     return answer;
 }
 
+static PyObject *rows_stride_(PyObject *module, PyObject *args)
+{
+    rows_config c = {.key = 1};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "II", &c.type, &c.dim))
+        return NULL;
+    return PyLong_FromUnsignedLong(persia_rows_stride(&c));
+}
+
+static PyObject *rows_narrow_(PyObject *module, PyObject *args)
+{
+    PyObject *ids_object, *vectors_object, *out = NULL;
+    array ids, vectors;
+    rows_config c = {.key = 1};
+    int rc = 0;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "IIOO", &c.type, &c.dim, &ids_object,
+                          &vectors_object) ||
+        array_take(ids_object, "ids", 0, 0, &ids))
+        return NULL;
+    const size_t n = (size_t)ids.view.len / sizeof(uint64_t);
+    const int took = array_take(vectors_object, "vectors", 0,
+                                n * c.dim * sizeof(float), &vectors);
+    if (!took) {
+        out = PyBytes_FromStringAndSize(
+            NULL, (Py_ssize_t)(n * persia_rows_stride(&c)));
+        char *rows = out ? PyBytes_AsString(out) : NULL;
+        Py_BEGIN_ALLOW_THREADS
+        if (rows)
+            rc = persia_rows_narrow(&c, n, ids.view.buf, vectors.view.buf,
+                                    rows);
+        Py_END_ALLOW_THREADS
+        array_drop(&vectors);
+    }
+    array_drop(&ids);
+    if (rc) {
+        Py_XDECREF(out);
+        return py_raise(rc);
+    }
+    return out;
+}
+
 static PyMethodDef functions[] = {
+    {"rows_stride", rows_stride_, METH_VARARGS,
+     "rows_stride(type, dim)\n--\n\nBytes of a row; 0: there are none."},
+    {"rows_narrow", rows_narrow_, METH_VARARGS,
+     "rows_narrow(type, dim, ids, vectors)\n--\n\nVectors, float32 [n, "
+     "dim], of ids, uint64 [n], as the rows of a file: bytes."},
     {"rows_batch", rows_batch_, METH_VARARGS,
      "rows_batch(parts, features, ids, offsets, weights, out, width)\n--\n\n"
      "Looks up a batch, and pools it.  parts: [(RowsFile, feature, "

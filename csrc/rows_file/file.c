@@ -16,17 +16,6 @@
 /* Ids whose cache lines are fetched together. */
 enum { GROUP = 32 };
 
-struct rows_file {
-    char name[CKPT_NAME];
-    rows_config config;
-    uint32_t stride;
-    char *map;
-    uint64_t bytes, rows, buckets;
-    const bucket *index; /* [buckets], within the map, as are the rows */
-    const char *row;     /* [rows] of `stride` bytes */
-    table *absent;       /* without rows: the vectors of ids that have none */
-};
-
 /* Finds index and rows in the header. */
 static int file_place_tensors(rows_file *f, const st_header *h)
 {
@@ -88,6 +77,7 @@ int rows_file_from(int fd, const char *name, uint64_t bytes,
     f->config = *config;
     f->stride = persia_rows_stride(config);
     f->bytes = bytes;
+    persia_mem_limit_init(&f->limit, 0);
     int code = f->stride && absent->dim == config->dim
                    ? PERSIA_OK
                    : persia_err_set(PERSIA_EARG,
@@ -126,8 +116,9 @@ void persia_rows_file_close(rows_file *f)
         return;
     if (f->map)
         munmap(f->map, f->bytes);
-    if (f->absent)
-        persia_table_destroy(f->absent);
+    persia_table_destroy(f->absent);
+    persia_table_destroy(atomic_load(&f->fresh));
+    persia_mem_limit_free(&f->limit);
     free(f);
 }
 
@@ -203,8 +194,10 @@ static int file_absent_vector(const rows_file *f, const uint64_t *id,
     return persia_table_get(f->absent, 1, id, to, NULL, NULL);
 }
 
-int persia_rows_file_look_up(const rows_file *f, size_t n, const uint64_t *ids,
-                             float *out, size_t stride, uint64_t *absent)
+/* fresh: [n] of rows_fresh_find(), or NULL. */
+static int file_look_up(const rows_file *f, size_t n, const uint64_t *ids,
+                        const uint8_t *fresh, float *out, size_t stride,
+                        uint64_t *absent)
 {
     const char *rows[GROUP];
 
@@ -213,7 +206,10 @@ int persia_rows_file_look_up(const rows_file *f, size_t n, const uint64_t *ids,
         file_find_group(f, some, ids + at, rows);
         for (size_t i = 0; i < some; i++) {
             float *to = out + (at + i) * stride;
-            if (rows[i]) {
+            const int is = fresh ? fresh[at + i] : FRESH_NONE;
+            if (is == FRESH_ROW)
+                continue;
+            if (rows[i] && is == FRESH_NONE) {
                 persia_rows_widen(&f->config, rows[i], to);
                 continue;
             }
@@ -226,17 +222,43 @@ int persia_rows_file_look_up(const rows_file *f, size_t n, const uint64_t *ids,
     return PERSIA_OK;
 }
 
-void persia_rows_file_contains(const rows_file *f, size_t n,
-                               const uint64_t *ids, uint8_t *found)
+int persia_rows_file_look_up(const rows_file *f, size_t n, const uint64_t *ids,
+                             float *out, size_t stride, uint64_t *absent)
 {
-    const char *rows[GROUP];
+    if (!atomic_load_explicit(&f->fresh, memory_order_acquire))
+        return file_look_up(f, n, ids, NULL, out, stride, absent);
+    uint8_t *fresh = malloc(n + 1);
+    int code = fresh ? rows_fresh_find(f, n, ids, out, stride, fresh)
+                     : persia_err_set(PERSIA_ENOMEM, "no memory for %zu ids",
+                                      n);
+    if (!code)
+        code = file_look_up(f, n, ids, fresh, out, stride, absent);
+    free(fresh);
+    return code;
+}
 
-    for (size_t at = 0; at < n; at += GROUP) {
+int persia_rows_file_contains(const rows_file *f, size_t n,
+                              const uint64_t *ids, uint8_t *found)
+{
+    const uint32_t dim = f->config.dim;
+    float *vectors = NULL;
+    const char *rows[GROUP];
+    int code = PERSIA_OK;
+
+    if (atomic_load_explicit(&f->fresh, memory_order_acquire) &&
+        !(vectors = malloc((n * dim + 1) * sizeof *vectors)))
+        return persia_err_set(PERSIA_ENOMEM, "no memory for %zu ids", n);
+    code = rows_fresh_find(f, vectors ? n : 0, ids, vectors, dim, found);
+    for (size_t at = 0; at < n && !code; at += GROUP) {
         const size_t some = n - at < GROUP ? n - at : GROUP;
         file_find_group(f, some, ids + at, rows);
         for (size_t i = 0; i < some; i++)
-            found[at + i] = rows[i] != NULL;
+            found[at + i] = vectors && found[at + i] != FRESH_NONE
+                                ? found[at + i] == FRESH_ROW
+                                : rows[i] != NULL;
     }
+    free(vectors);
+    return code;
 }
 
 /* ---- all rows ----------------------------------------------------------- */

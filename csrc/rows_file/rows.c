@@ -122,3 +122,18 @@ HOT void persia_rows_widen(const rows_config *c, const char *row,
         out[j] = scale * (float)((four ^ 8) - 8);
     }
 }
+
+int persia_rows_narrow(const rows_config *c, size_t n, const uint64_t *ids,
+                       const float *vectors, char *rows)
+{
+    const uint32_t stride = persia_rows_stride(c);
+
+    for (size_t i = 0; i < n; i++)
+        if (!rows_narrow(c, stride, ids[i], vectors + i * c->dim,
+                         rows + i * stride))
+            return persia_err_set(PERSIA_EARG,
+                                  "the row of id %lld has values that this "
+                                  "type of rows cannot have",
+                                  (long long)ids[i]);
+    return PERSIA_OK;
+}

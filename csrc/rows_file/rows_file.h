@@ -14,9 +14,10 @@
  * half first; the lowest integer of each width is not used.
  *
  * A writer belongs to one thread.  A file may be searched by any number of
- * threads; nothing of it changes.  Bytes may come from anywhere: headers are
- * checked when a file is opened, and a search reads within the file whatever
- * the index says.
+ * threads; nothing of it changes.  Newer rows lie beside it in memory, and
+ * count before its own.  Bytes may come from anywhere: headers are checked
+ * when a file is opened, and a search reads within the file whatever the index
+ * says.
  */
 #ifndef PERSIA_ROWS_FILE_H
 #define PERSIA_ROWS_FILE_H
@@ -40,6 +41,12 @@ typedef struct rows_config {
 
 /* Bytes of a row; 0: there are no such rows. */
 PERSIA_API uint32_t persia_rows_stride(const rows_config *c);
+
+/* Rows [n, stride] of ids [n] and vectors [n, dim].  PERSIA_EARG as in
+ * persia_rows_writer_add(). */
+PERSIA_API int persia_rows_narrow(const rows_config *c, size_t n,
+                                  const uint64_t *ids, const float *vectors,
+                                  char *rows);
 
 /* ---- writing: open, add until all rows are there, finish ---------------- */
 
@@ -78,8 +85,18 @@ PERSIA_API int persia_rows_file_look_up(const rows_file *f, size_t n,
                                         const uint64_t *ids, float *out,
                                         size_t stride, uint64_t *absent);
 /* found[i] is 1 if ids[i] has a row. */
-PERSIA_API void persia_rows_file_contains(const rows_file *f, size_t n,
-                                          const uint64_t *ids, uint8_t *found);
+PERSIA_API int persia_rows_file_contains(const rows_file *f, size_t n,
+                                         const uint64_t *ids, uint8_t *found);
+/* From now on ids of gone [gone_n] have no row, and rows [n], as those of the
+ * file, are there; one thread at a time.  A row is read whole, before or
+ * after.  PERSIA_ELIMIT where they have no room: some of them may be there. */
+PERSIA_API int persia_rows_file_apply(rows_file *f, size_t gone_n,
+                                      const uint64_t *gone, size_t n,
+                                      const void *rows);
+/* Bytes that such rows may take, before the first; 0: any. */
+PERSIA_API void persia_rows_file_limit(rows_file *f, uint64_t bytes);
+/* How many ids there are beside the file. */
+PERSIA_API uint64_t persia_rows_file_fresh(const rows_file *f);
 /* Rows first..first + n in the order of the file: ids [n] and vectors
  * [n, dim], either may be NULL. */
 PERSIA_API int persia_rows_file_read(const rows_file *f, uint64_t first,

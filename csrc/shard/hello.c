@@ -198,6 +198,7 @@ static uint32_t hello_is_beside(shard *s)
 int hello_answer(shard *s, const wire_hello *m, wire_memory *memory,
                  wire_hello_reply *out)
 {
+    readers_drop_silent(&s->readers);
     if (!wire_versions_meet(m->version_min, m->version))
         return persia_err_set(
             PERSIA_EMISMATCH,

@@ -71,6 +71,7 @@ typedef struct shard_push {
       OP_STAYS | OP_ADMIN)                                                    \
     X(RESTORE, restore, restore, restore_reply, PLAIN, BY_ITSELF, OP_ADMIN)   \
     X(STATS, stats, stats, stats_reply, PLAIN, AT_ONCE, OP_STAYS)             \
+    X(CHANGES, changes, changes, changes_reply, PLAIN, BY_ITSELF, OP_ADMIN)   \
     X(MOVE, move, move, move_reply, PLAIN, AT_ONCE, OP_STAYS | OP_ADMIN)
 
 enum {

@@ -8,6 +8,7 @@
  *   waits.c    what waits: parts of steps, pulls; Leave; the tick
  *   groups.c   parts of updates of several batches
  *   rows.c     whole rows
+ *   changes.c  what changed since a reader asked last
  *   logged.c   what goes into the log, answers that wait for it
  *   replay.c   records, applied again
  *   moving.c   a shard that is about to be another server's
@@ -76,6 +77,7 @@ typedef struct answer {
     union {
         wire_pull_reply pull;
         wire_rows rows;
+        wire_changes_reply changes;
     } m;
 } answer;
 int answer_make(answer **out);
@@ -111,6 +113,17 @@ typedef struct push_call {
 typedef struct group group;
 /* Of a shard that moves (copy.c). */
 typedef struct shard_copy shard_copy;
+
+/* Who reads the changes of tables (changes.c). */
+typedef struct readers {
+    pthread_mutex_t lock; /* guards: */
+    struct changes_reader *of; /* [n] */
+    size_t n;
+} readers;
+void readers_init(readers *r);
+void readers_free(readers *r);
+/* Forgets those that have not asked for ten minutes. */
+void readers_drop_silent(readers *r);
 
 /* ---- the shard ---------------------------------------------------------- */
 
@@ -188,6 +201,7 @@ struct shard {
     uint8_t is_emptied[TABLES_MAX];
     _Atomic(int) rows; /* enum rows_state; changes with jobs.lock held */
     jobs jobs;
+    readers readers;
 };
 
 /* A call of this process, which is answered through done(). */

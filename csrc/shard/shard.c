@@ -67,6 +67,7 @@ int persia_shard_create(tables *tables, const shard_config *config,
     pthread_mutex_init(&s->late_lock, NULL);
     pthread_mutex_init(&s->wait_lock, NULL);
     jobs_init(&s->jobs);
+    readers_init(&s->readers);
     if ((rc = ledger_create(LEDGER_STREAMS, &s->ledger)) ||
         (rc = persia_mem_pool_create(KEEP_BYTES, KEEP_BLOCKS, &s->blocks))) {
         persia_shard_destroy(s);
@@ -93,6 +94,7 @@ void persia_shard_destroy(shard *s)
     pthread_mutex_destroy(&s->late_lock);
     pthread_mutex_destroy(&s->wait_lock);
     jobs_free(&s->jobs);
+    readers_free(&s->readers);
     free(s);
 }
 

@@ -8,7 +8,8 @@ const char *const persia_wire_paths[] = {
     "/persia.v1.ParameterServer/PutRows",
     "/persia.v1.ParameterServer/Snapshot",
     "/persia.v1.ParameterServer/Restore", "/persia.v1.ParameterServer/Stats",
-    "/persia.v1.ParameterServer/Move", "/persia.v1.ParameterServer/Many"
+    "/persia.v1.ParameterServer/Move", "/persia.v1.ParameterServer/Many",
+    "/persia.v1.ParameterServer/Changes"
 };
 
 const char *const persia_worker_paths[] = {
@@ -386,6 +387,40 @@ static const wire_field rows_fields[] = {
 static const wire_type rows_type = {
     .name = "Rows", .size = sizeof(wire_rows), .fields = rows_fields,
     .fields_n = 14, .leader = 3
+};
+
+static const wire_field changes_fields[] = {
+    [1] = F(wire_changes, caller, MESSAGE, "caller", .type = &caller_type),
+    [2] = F(wire_changes, no, U32, "no", .limit = 4095),
+    [3] = F(wire_changes, verb, U32, "verb", .limit = 2),
+    [4] = F(wire_changes, reader, FIXED64, "reader"),
+    [5] = F(wire_changes, piece, U64, "piece"),
+    [6] = F(wire_changes, room, U32, "room", .limit = UINT32_MAX),
+};
+static const wire_type changes_type = {
+    .name = "ChangesRequest", .size = sizeof(wire_changes),
+    .fields = changes_fields, .fields_n = 6
+};
+
+static const wire_field changes_reply_fields[] = {
+    [1] = F(wire_changes_reply, no, U32, "no", .limit = 4095),
+    [2] = F(wire_changes_reply, dim, U32, "dim", .limit = 4096),
+    [3] = F(wire_changes_reply, ids, BULK, "ids", COUNT(wire_changes_reply, n),
+        .item = 8),
+    [4] = F(wire_changes_reply, vectors, BULK, "vectors",
+        COUNT(wire_changes_reply, n), .item = 4,
+        WIDTH(wire_changes_reply, dim)),
+    [5] = F(wire_changes_reply, gone, NUMBERS, "gone",
+        COUNT(wire_changes_reply, gone_n), .limit = 1048576),
+    [6] = F(wire_changes_reply, erased, NUMBERS, "erased",
+        COUNT(wire_changes_reply, erased_n), .limit = 1048576),
+    [7] = F(wire_changes_reply, reset, U32, "reset", .limit = 1),
+    [8] = F(wire_changes_reply, end, U32, "end", .limit = 1),
+    [9] = F(wire_changes_reply, unknown, U32, "unknown", .limit = 1),
+};
+static const wire_type changes_reply_type = {
+    .name = "ChangesReply", .size = sizeof(wire_changes_reply),
+    .fields = changes_reply_fields, .fields_n = 9, .leader = 3
 };
 
 static const wire_field file_fields[] = {

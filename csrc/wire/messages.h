@@ -24,6 +24,7 @@ enum {
     WIRE_BITS_MAX = 16,
     WIRE_EPOCHS_MAX = 256,
     WIRE_LOADERS_MAX = 256,
+    WIRE_CHANGES_MAX = 1048576,
     WIRE_TEXT_MAX = 511,
     WIRE_FIELDS_MAX = 27
 };
@@ -33,11 +34,11 @@ enum {
     X(HELLO, Hello) X(DECLARE, Declare) X(PULL, Pull) X(PUSH, Push)           \
     X(LEAVE, Leave) X(GET_ROWS, GetRows) X(PUT_ROWS, PutRows)                 \
     X(SNAPSHOT, Snapshot) X(RESTORE, Restore) X(STATS, Stats) X(MOVE, Move)   \
-    X(MANY, Many)
+    X(MANY, Many) X(CHANGES, Changes)
 
 #define WIRE_SERVICE "persia.v1.ParameterServer"
 /* Of the methods. */
-extern PERSIA_API const char *const persia_wire_paths[12];
+extern PERSIA_API const char *const persia_wire_paths[13];
 
 /* Numbers of the methods; X(METHOD, Name). */
 #define WORKER_METHODS(X)                                                     \
@@ -51,11 +52,12 @@ extern PERSIA_API const char *const persia_worker_paths[8];
 /* Requests and replies. */
 #define WIRE_MESSAGES(X)                                                      \
     X(hello) X(hello_reply) X(declare) X(declare_reply) X(pull) X(pull_reply) \
-    X(push) X(push_reply) X(leave) X(leave_reply) X(rows) X(snapshot)         \
-    X(snapshot_reply) X(restore) X(restore_reply) X(stats) X(stats_reply)     \
-    X(move) X(move_reply) X(many) X(many_reply) X(plan) X(plan_reply)         \
-    X(submit) X(heartbeat) X(submit_reply) X(take) X(take_reply)              \
-    X(sums_reply) X(return) X(return_reply) X(worker_stats_reply)
+    X(push) X(push_reply) X(leave) X(leave_reply) X(rows) X(changes)          \
+    X(changes_reply) X(snapshot) X(snapshot_reply) X(restore)                 \
+    X(restore_reply) X(stats) X(stats_reply) X(move) X(move_reply) X(many)    \
+    X(many_reply) X(plan) X(plan_reply) X(submit) X(heartbeat)                \
+    X(submit_reply) X(take) X(take_reply) X(sums_reply) X(return)             \
+    X(return_reply) X(worker_stats_reply)
 
 /* Messages that types.c checks. */
 #define WIRE_CHECKED(X)                                                       \
@@ -71,6 +73,12 @@ enum wire_push_status {
      * server was killed and started again without it. */
     PUSH_LOST,
     PUSH_STATUSES
+};
+
+enum wire_changes_verb {
+    CHANGES_NEXT, /* what changed */
+    CHANGES_BEGIN, /* from now on changes are noted for the reader */
+    CHANGES_END, /* and no more */
 };
 
 enum wire_snapshot_verb {
@@ -428,6 +436,38 @@ typedef struct wire_rows {
      * 1 after the last */
     uint64_t cursor;
 } wire_rows;
+
+typedef struct wire_changes {
+    wire_caller caller;
+    uint32_t no; /* of the table */
+    uint32_t verb;
+    uint64_t reader; /* random, of the reader */
+    /* NEXT: how many answers it has had since BEGIN. With another number than
+     * the server has counted an answer was lost: see `unknown`. */
+    uint64_t piece;
+    uint32_t room; /* rows of an answer at most; 0: as many as fit */
+} wire_changes;
+
+/* Ids of an answer are distinct. A later answer counts before an earlier one.
+ * A round is the answers up to one with `end`. */
+typedef struct wire_changes_reply {
+    uint32_t no;
+    uint32_t dim;
+    size_t n;
+    const uint64_t *ids; /* [n] rows that changed, as they are now */
+    const float *vectors; /* [n, dim] */
+    uint64_t *gone; /* ids that have no row any more */
+    size_t gone_n;
+    uint64_t *erased; /* ids that were erased by hand, with a row or without */
+    size_t erased_n;
+    /* Not all ids that left are known: the reader has to read the table
+     * again. */
+    uint32_t reset;
+    uint32_t end; /* nothing more changed before this round began */
+    /* The server does not know the reader, or not any more: what changed since
+     * its last answer is not known. */
+    uint32_t unknown;
+} wire_changes_reply;
 
 /* A file of rows below the folder of a snapshot. */
 typedef struct wire_file {

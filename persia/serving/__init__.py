@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from persia.base.lazy import lazily
 
 if TYPE_CHECKING:
+    from persia.serving.deltas.publisher import Publisher
     from persia.serving.exporting import Exported
     from persia.serving.model import ExportedModel
     from persia.serving.rows import Publish
 
-__all__ = ["Exported", "ExportedModel", "Publish"]
+__all__ = ["Exported", "ExportedModel", "Publish", "Publisher"]
 
 __getattr__, __dir__ = lazily(
     __name__,
@@ -22,5 +23,6 @@ __getattr__, __dir__ = lazily(
         "Exported": "exporting",
         "ExportedModel": "model",
         "Publish": "rows",
+        "Publisher": "deltas.publisher",
     },
 )

@@ -22,12 +22,13 @@ from typing import Any
 from pyarrow import fs
 
 from persia.base.environment import variable
-from persia.base.storage import infos_of
+from persia.base.storage import has_folders, infos_of
 from persia.base.urls import Url
 from persia.checkpoint import files
 from persia.checkpoint.manifest import MANIFEST, File, encode_manifest
 from persia.checkpoint.remote import RemoteFolder
 from persia.errors import PersiaError, StorageError
+from persia.serving.deltas.packet import FOLDER
 from persia.serving.folder import (
     CURRENT,
     NAME,
@@ -90,6 +91,32 @@ class BucketVersions(RemoteFolder, Versions):
     def point(self, name: str) -> None:
         with self._calls("written"):
             self._write(CURRENT, f"{name}\n".encode())
+
+    def write_file(self, name: str, data: bytes) -> None:
+        with self._calls("written"):
+            if has_folders(self._fs):
+                folder = f"{self._path}/{name}".rpartition("/")[0]
+                self._fs.create_dir(folder, recursive=True)
+            self._write(name, data)
+
+    def remove_files(self, names: Sequence[str]) -> None:
+        paths = [f"{self._path}/{name}" for name in names]
+        with self._removing():
+            is_file = fs.FileType.File
+            for info in infos_of(self._fs, paths) if paths else []:
+                if info.type == is_file:
+                    self._fs.delete_file(info.path)
+
+    def keep_chains(self, chains: Sequence[str]) -> None:
+        above = f"{self._path}/{FOLDER}"
+        chosen = fs.FileSelector(above, allow_not_found=True, recursive=True)
+        with self._removing():
+            found = set()
+            for info in infos_of(self._fs, chosen):
+                _, _, below = info.path.partition(f"/{FOLDER}/")
+                found.add(below.partition("/")[0])
+            for name in found - {*chains, ""}:
+                self._fs.delete_dir(f"{above}/{name}")
 
     def rows_root(self) -> files.Root:
         return files.root_of(self._url.at(f"{self._url.path}-rows"))

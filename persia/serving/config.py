@@ -69,6 +69,13 @@ class ModelConfig(Guarded):
         description="Folder in which so many versions of a model in a bucket "
         "are kept (default: ~/.cache/persia/models).",
     )
+    packet_rows_limit: pydantic.ByteSize = Field(
+        pydantic.ByteSize(8 << 30),
+        ge=0,
+        validate_default=True,
+        description="Bytes that rows of packets may take, of each table; "
+        "beyond, the model waits for its next version. 0: any.",
+    )
     poll: float = Field(
         5.0,
         ge=0,

@@ -24,6 +24,7 @@ from persia.checkpoint.manifest import File, Table
 from persia.data.batches.batch import Batch
 from persia.data.schema.schema import Schema
 from persia.nn.lookups import stores_of
+from persia.serving.deltas.packet import ChainPlace
 from persia.serving.folder import (
     FORMAT,
     VERSION,
@@ -168,31 +169,53 @@ def export(
         StorageError: a file cannot be written.
     """
     root = versions_of(path)
-    _check_options(row_dtype, keep)
+    check_options(row_dtype, keep)
     if schema is not None and not isinstance(schema, Schema):
         schema = Schema.load(schema)
     model = unwrap(kind("model", model, nn.Module, "a module"))
-    store = _store_of(model, store)
+    store = store_of(model, store)
     # First, for it may fail.
     graph = trace_model(model, example, schema)
     trial = Trial(graph, schema, tuple(tasks), clicks)
-    _check_tables(graph, list(store.tables))
+    check_tables(graph, list(store.tables))
+    return export_store(trial, root, store, row_dtype, publish, keep)
+
+
+def export_store(
+    trial: Trial,
+    root: Versions,
+    store: Store,
+    row_dtype: RowType = "fp32",
+    publish: Publish | None = None,
+    keep: int | None = None,
+    chain: ChainPlace | None = None,
+) -> Exported | None:
+    """Writes a version: a traced model with the rows of a store.
+
+    Args:
+        trial: the model.
+        root: of the versions.
+        store: of its tables.
+        row_dtype, publish, keep: as of :func:`export`.
+        chain: of packets that the version begins with.
+    """
+    more = row_dtype, publish, keep, chain
     if store.world_size > 1 or store.remote:
         shared = root.rows_root()
         saving.save(store, shared.at(""), keep=1)
         if store.rank != 0:
             return None
-        found = files.find(shared, None)
-        return publish_rows(
-            trial, root, (shared, found), row_dtype, publish, keep
-        )
+        source = shared, files.find(shared, None)
+        with root.writing() as temporary:
+            return _write(trial, root, temporary, source, *more)
     with root.writing() as temporary:
         saved = files.LocalRoot(temporary / "checkpoint")
         before = engine_of(store).checkpoint_id, engine_of(store).saved
         saving.save(store, saved.path, step=0)
         engine_of(store).checkpoint_id, engine_of(store).saved = before
-        source = saved, files.find(saved, 0)
-        return _write(trial, root, temporary, source, row_dtype, publish, keep)
+        return _write(
+            trial, root, temporary, (saved, files.find(saved, 0)), *more
+        )
 
 
 def publish_rows(
@@ -212,8 +235,8 @@ def publish_rows(
         row_dtype, publish, keep: as of :func:`export`.
     """
     root = path if isinstance(path, Versions) else versions_of(path)
-    _check_options(row_dtype, keep)
-    _check_tables(trial.graph, [t.name for t in source[1].manifest.tables])
+    check_options(row_dtype, keep)
+    check_tables(trial.graph, [t.name for t in source[1].manifest.tables])
     with root.writing() as temporary:
         return _write(trial, root, temporary, source, row_dtype, publish, keep)
 
@@ -226,6 +249,7 @@ def _write(
     row_dtype: RowType,
     publish: Publish | None,
     keep: int | None,
+    chain: ChainPlace | None = None,
 ) -> Exported:
     found = source[1]
     folder = temporary / "version"
@@ -259,6 +283,8 @@ def _write(
             "tasks": list(trial.tasks),
             "clicks": trial.clicks,
         }
+        if chain is not None:
+            document["chain"] = chain.model_dump()
         there = root.add(folder, document, keep)
     except errors.PersiaError:
         raise
@@ -309,7 +335,7 @@ def _write_table(
     )
 
 
-def _check_options(row_dtype: RowType, keep: int | None) -> None:
+def check_options(row_dtype: RowType, keep: int | None) -> None:
     if row_dtype not in get_args(RowType):
         raise errors.InvalidArgument(
             f"row_dtype is {row_dtype!r}, need one of "
@@ -319,7 +345,7 @@ def _check_options(row_dtype: RowType, keep: int | None) -> None:
         whole("keep", keep, 1, 2**63 - 1)
 
 
-def _store_of(model: nn.Module, store: Store | None) -> Store:
+def store_of(model: nn.Module, store: Store | None) -> Store:
     stores = stores_of(model)
     if store is not None:
         kind("store", store, Store, "a persia.Store")
@@ -336,7 +362,7 @@ def _store_of(model: nn.Module, store: Store | None) -> Store:
     return stores[0]
 
 
-def _check_tables(graph: Graph, known: Sequence[str]) -> None:
+def check_tables(graph: Graph, known: Sequence[str]) -> None:
     missing = sorted(set(graph.tables) - set(known))
     if missing:
         raise errors.SchemaMismatch(

@@ -2,6 +2,8 @@
 
     out/CURRENT               the name of a version
     out/v-000012/manifest.json, dense.pt2, schema.yaml, rows-0000.safetensors
+    out/deltas/CHAIN/000000000042.safetensors
+    out/erased.json
 
 A version without a manifest does not exist. On this machine it is made beside
 the others and renamed into place; in a bucket its manifest is written last.
@@ -15,6 +17,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -31,6 +34,7 @@ from persia.checkpoint.manifest import (
     encode_manifest,
 )
 from persia.errors import CorruptFile, InvalidArgument, StorageError
+from persia.serving.deltas.packet import FOLDER, ChainPlace
 from persia.serving.form import Form
 from persia.serving.graph import Lookup
 from persia.serving.rows import Publish, RowType
@@ -87,6 +91,7 @@ class ExportManifest(_Entry):
         tasks: names of the labels, where there are several.
         clicks: whether the output is a logit, whose sigmoid is the
             probability of a click.
+        chain: the packets that the version has; those behind change it.
     """
 
     format: Literal["persia.export"]
@@ -106,6 +111,7 @@ class ExportManifest(_Entry):
     schema_file: File | None = None
     tasks: list[str] = []
     clicks: bool = False
+    chain: ChainPlace | None = None
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> ExportManifest:
@@ -196,6 +202,19 @@ class Versions(abc.ABC):
     @abc.abstractmethod
     def use(self, name: str) -> None:
         """Makes a version the current one."""
+
+    @abc.abstractmethod
+    def write_file(self, name: str, data: bytes) -> None:
+        """A file by its path in the root, whole or not there; one of that
+        name is replaced."""
+
+    @abc.abstractmethod
+    def remove_files(self, names: Sequence[str]) -> None:
+        """Removes files by their paths in the root, those that are there."""
+
+    @abc.abstractmethod
+    def keep_chains(self, chains: Sequence[str]) -> None:
+        """Removes the packets of all other chains."""
 
     @abc.abstractmethod
     def rows_root(self) -> files.Root:
@@ -312,6 +331,17 @@ class Version(NamedTuple):
         """Its folder, or the URL of it."""
         return self.root.at(self.name)
 
+    @property
+    def above(self) -> Versions:
+        """The root, also where the version was found as a folder."""
+        place = self.place
+        if self.name:
+            return self.root
+        if isinstance(place, Path):
+            return LocalVersions(place.absolute().parent)
+        above = place.path.rstrip("/").rpartition("/")[0]
+        return versions_of(place.at(above)) if above else self.root
+
 
 class LocalVersions(files.LocalRoot, Versions):
     """The versions of a folder of this machine."""
@@ -358,6 +388,31 @@ class LocalVersions(files.LocalRoot, Versions):
         files.write_file(there, lambda f: f.write(f"{name}\n".encode()))
         there.rename(self.path / CURRENT)
         files.sync_folder(self.path)
+
+    def write_file(self, name: str, data: bytes) -> None:
+        there = self.path / name
+        new = there.with_name(f"{files.TEMPORARY}{there.name}")
+        try:
+            there.parent.mkdir(parents=True, exist_ok=True)
+            new.unlink(missing_ok=True)
+            files.write_file(new, lambda file: file.write(data))
+            new.rename(there)
+            files.sync_folder(there.parent)
+        except OSError as error:
+            raise StorageError(
+                f"{there} cannot be written: {error}"
+            ) from error
+
+    def remove_files(self, names: Sequence[str]) -> None:
+        for name in names:
+            with contextlib.suppress(OSError):
+                (self.path / name).unlink()
+
+    def keep_chains(self, chains: Sequence[str]) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            for entry in list((self.path / FOLDER).iterdir()):
+                if entry.name not in chains:
+                    shutil.rmtree(entry, ignore_errors=True)
 
     def rows_root(self) -> files.Root:
         return files.LocalRoot(Path(f"{self.path}-rows"))

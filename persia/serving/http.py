@@ -204,6 +204,8 @@ class Server:
                         "version": version.version,
                         "ids": ids,
                         "unknown_ids": unknown,
+                        "lag": version.lag,
+                        "packets": version.packets,
                     }
                 ]
             }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,9 @@ from persia import _core, errors
 from persia.data.batches.batch import Batch
 from persia.data.schema.schema import Schema
 from persia.data.table import Table
+from persia.serving.deltas.erased import ErasedIds, read_erased
+from persia.serving.deltas.following import DenseParts, Follower
+from persia.serving.deltas.packet import PacketTable
 from persia.serving.folder import Version, check_file, find_version
 from persia.serving.graph import Lookup, bind, read_graph
 from persia.serving.rows import open_rows
@@ -119,13 +124,30 @@ class ExportedModel(nn.Module):
         check_file(self.folder, manifest.dense)
         with (self.folder / manifest.dense.name).open("rb") as file:
             program = read_graph(file)
+        self._root = version.above
         self._tables = tables
         self._lookups = {
             name: _Rows(one, tables) for name, one in manifest.lookups.items()
         }
-        self.graph = bind(program, self._lookups.__getitem__)
-        self.requires_grad_(False)
+        graph = bind(program, self._lookups.__getitem__)
+        graph.requires_grad_(False)
+        self._dense = DenseParts(graph, program.state_dict)
         self.training = False
+        self.follower: Follower | None = None
+        if manifest.chain is not None:
+            self.follower = Follower(
+                manifest.chain,
+                [
+                    PacketTable(
+                        name=t.options.name, type=t.type, dim=t.options.dim
+                    )
+                    for t in manifest.tables
+                ],
+                list(tables.values()),
+                self._dense,
+            )
+        self._erased = 0
+        self.apply_erased(read_erased(self._root))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model gives that was exported, without gradient.
@@ -140,7 +162,8 @@ class ExportedModel(nn.Module):
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The outputs, in the order of ``form.outputs``, of inputs in the
         order of ``form.inputs``, which :meth:`Form.check` has checked."""
-        found: tuple[Tensor, ...] = self.graph(*tensors)
+        with self._dense.used() as graph:
+            found: tuple[Tensor, ...] = graph(*tensors)
         return found
 
     def scores(self, outputs: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -234,6 +257,66 @@ class ExportedModel(nn.Module):
         """Searches for each row of each table; raises CorruptFile."""
         for file in self._tables.values():
             file.check()
+
+    def apply_erased(self, erased: Sequence[ErasedIds]) -> None:
+        """From now on ids that were erased have no row.
+
+        Args:
+            erased: all that the root notes, from the oldest on; what was
+                applied before is left out.
+        """
+        for one in erased:
+            if one.number <= self._erased:
+                continue
+            for name, ids in one.tables.items():
+                if one.concerns(self.version) and name in self._tables:
+                    self._tables[name].apply(np.array(ids, np.int64), b"")
+            self._erased = one.number
+
+    def pass_erased(self, erased: Sequence[ErasedIds]) -> None:
+        """The same of a version that follows a chain, whose packets have
+        removed them in their order."""
+        if erased:
+            self._erased = erased[-1].number
+
+    def stop_following(self) -> None:
+        """No more packets are applied: what they would have removed, the next
+        :meth:`apply_erased` does."""
+        self._erased = 0
+
+    def catch_up(self) -> int:
+        """Applies the packets that a :class:`persia.serving.Publisher` has
+        written since; how many. Requests that run meanwhile get each row as it
+        was before or after.
+
+        Raises:
+            CorruptFile, SchemaMismatch, StaleLineage: a packet is damaged, or
+                not the next one; those before are applied.
+            StorageError: it cannot be read.
+        """
+        if self.follower is None:
+            return 0
+        return self.follower.catch_up(self._root)
+
+    @property
+    def lag(self) -> float | None:
+        """Seconds since the moment of the training that it is of; None: its
+        version has no packets."""
+        if self.follower is None:
+            return None
+        made = datetime.datetime.fromisoformat(self.manifest.made)
+        return time.time() - max(self.follower.until, made.timestamp())
+
+    @property
+    def packets(self) -> int:
+        """How many were applied."""
+        return 0 if self.follower is None else self.follower.applied
+
+    def limit_rows(self, bytes_: int) -> None:
+        """So many bytes may the rows of packets take in each table; 0: any.
+        Before the first."""
+        for file in self._tables.values():
+            file.limit(bytes_)
 
     def unknown(self) -> tuple[int, int]:
         """Ids looked up so far, and those of them without a row."""

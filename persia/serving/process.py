@@ -48,7 +48,10 @@ class Serving:
             config.versions,
             config.poll,
             config.cache,
+            config.packet_rows_limit,
         )
+        for name, model in self.repository.models.items():
+            self.measures.watch_model(name, model)
         self._batcher = Batcher(
             config.threads or max(1, int(processors())),
             config.batch_samples,

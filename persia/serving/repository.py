@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,6 +19,7 @@ from persia.errors import (
     StorageError,
     Unavailable,
 )
+from persia.serving.deltas.erased import read_erased
 from persia.serving.folder import (
     Versions,
     find_version,
@@ -24,6 +27,8 @@ from persia.serving.folder import (
 )
 from persia.serving.form import DATATYPES
 from persia.serving.model import ExportedModel
+
+_PACKETS_S, _PACKETS_MAX_S = 0.02, 0.25  # between looks for packets
 
 
 def named_paths(texts: tuple[str, ...]) -> dict[str, str]:
@@ -61,10 +66,16 @@ class Model:
         path: the root of its versions, or the folder of one.
         mapped: versions that stay mapped at once.
         cache: where those of a bucket are kept; None: that of the user.
+        rows_limit: bytes that rows of packets may take, of each table.
     """
 
     def __init__(
-        self, name: str, path: str, mapped: int, cache: Path | None = None
+        self,
+        name: str,
+        path: str,
+        mapped: int,
+        cache: Path | None = None,
+        rows_limit: int = 0,
     ) -> None:
         self.name = name
         self._path = path
@@ -73,6 +84,7 @@ class Model:
             self._root = None
         self._mapped = mapped
         self._cache = cache
+        self._rows_limit = rows_limit
         self._lock = threading.Lock()
         self._versions: dict[str, ExportedModel] = {}
         self._current: ExportedModel | None = None
@@ -126,6 +138,7 @@ class Model:
         found = find_version(self._path, name)
         folder = found.root.folder(found, self._cache, self._mapped)
         model = ExportedModel(found, folder, self._cache)
+        model.limit_rows(self._rows_limit)
         _warm_up(model)
         versions = dict(self._versions)
         versions.pop(model.version, None)
@@ -153,8 +166,87 @@ class Model:
             if name is None and self._root is not None:
                 name = self._root.current()
             found = self._versions.get(name or "") or self._map(name)
+            if not pin and self._root is not None:
+                self._catch_up_first(found)
+            if self._current is not None:
+                self._current.stop_following()
+            if pin:
+                found.stop_following()
             self._current, self._pinned = found, pin
             return found.version
+
+    def _catch_up_first(self, found: ExportedModel) -> None:
+        """Before it answers. A version whose packets are damaged answers all
+        the same, where none that is newer does."""
+        try:
+            found.catch_up()
+        except PersiaError as error:
+            now, new = self._current, found.follower
+            here = None if now is None else now.follower
+            if here is not None and new is not None:
+                one, other = here.place, new.place
+                if one.chain == other.chain and one.number > other.number:
+                    raise
+            say(
+                f"model {self.name}: version {found.version} answers without "
+                f"all of its packets: {error}",
+                "warning",
+            )
+
+    @property
+    def follows(self) -> bool:
+        """Whether packets change the version that answers."""
+        now = self._current
+        return (
+            self._root is not None
+            and not self._pinned
+            and now is not None
+            and now.follower is not None
+        )
+
+    @property
+    def lag(self) -> float | None:
+        """Of the version that answers."""
+        now = self._current
+        return None if now is None else now.lag
+
+    @property
+    def packets(self) -> int:
+        """Of the version that answers."""
+        now = self._current
+        return 0 if now is None else now.packets
+
+    def catch_up(self) -> int:
+        """Applies the packets that are there; how many.
+
+        Raises: as :meth:`ExportedModel.catch_up`.
+        """
+        with self._lock:
+            now = self._current
+            if now is None or not self.follows:
+                return 0
+            return now.catch_up()
+
+    def check(self) -> None:
+        """Removes what was erased from all versions, and looks for a gap in
+        the packets.
+
+        Raises:
+            StaleLineage: there is one.
+            CorruptFile, StorageError: the root cannot be read.
+        """
+        if self._root is None:
+            return
+        erased = read_erased(self._root)
+        with self._lock:
+            for version in self._versions.values():
+                if self.follows and version is self._current:
+                    version.pass_erased(erased)
+                else:
+                    version.apply_erased(erased)
+            now = self._current
+            if self.follows and now is not None and now.follower is not None:
+                now.follower.check_gap(self._root)
 
     def unload(self) -> None:
         """It answers no more."""
@@ -199,6 +291,7 @@ class Repository:
         mapped: versions of a model that stay mapped.
         poll: seconds between looks at which version is current; 0: never.
         cache: where versions of buckets are kept; None: that of the user.
+        rows_limit: bytes that rows of packets may take, of each table.
     """
 
     def __init__(
@@ -207,9 +300,10 @@ class Repository:
         mapped: int,
         poll: float,
         cache: Path | None = None,
+        rows_limit: int = 0,
     ) -> None:
         self.models = {
-            name: Model(name, path, mapped, cache)
+            name: Model(name, path, mapped, cache, rows_limit)
             for name, path in paths.items()
         }
         for model in self.models.values():
@@ -244,25 +338,51 @@ class Repository:
         return all(model.is_ready for model in self.models.values())
 
     def _follow(self, poll: float) -> None:
-        while not self._ends.wait(poll):
+        """New versions every ``poll`` seconds; packets as they appear."""
+        due, wait = time.monotonic() + poll, _PACKETS_S
+        while not self._ends.wait(wait):
+            applied = 0
+            for name, model in self.models.items():
+                if not self._ends.is_set() and name not in self._failed:
+                    applied += self._done(name, model.catch_up) or 0
+            follows = any(m.follows for m in self.models.values())
+            # Soon after a packet; a bucket is asked once a second then.
+            wait = _PACKETS_S if applied else min(wait * 1.2, _PACKETS_MAX_S)
+            wait = wait if follows else poll
+            if time.monotonic() < due:
+                continue
+            due = time.monotonic() + poll
             for name, model in self.models.items():
                 if self._ends.is_set():
                     return
-                try:
-                    version = model.follow()
-                except PersiaError as error:
-                    text = str(error)
-                    if self._failed.get(name) != text:  # once
-                        self._failed[name] = text
-                        say(
-                            f"model {name}: the version before answers on: "
-                            f"{text}",
-                            "warning",
-                        )
-                    continue
-                if version is not None:
+                if self._look(name, model):
                     self._failed.pop(name, None)
-                    say(f"model {name}: version {version} answers")
+
+    def _look(self, name: str, model: Model) -> bool:
+        """Looks for a new version; whether nothing failed."""
+        version = self._done(name, model.follow)
+        if version is False:
+            return False
+        if version is not None:
+            say(f"model {name}: version {version} answers")
+        failed = self._failed.get(name)
+        if self._done(name, model.check) is False:
+            return False
+        return failed is None or self._done(name, model.catch_up) is not False
+
+    def _done(self, name: str, call: Callable[[], Any]) -> Any:
+        """What it gives; False after an error, which is said once."""
+        try:
+            return call()
+        except PersiaError as error:
+            text = str(error)
+            if self._failed.get(name) != text:
+                self._failed[name] = text
+                say(
+                    f"model {name}: the version before answers on: {text}",
+                    "warning",
+                )
+            return False
 
     def close(self) -> None:
         """Follows no more. A version that is being loaded is loaded first:

@@ -239,8 +239,20 @@ class TrainConfig(pydantic.BaseModel):
     )
     export_row_dtype: Literal["fp32", "fp16", "int8", "int4"] = Field(
         "fp32",
-        description="Type of the embeddings in `export_to`; integers have a "
-        "scale for each row.",
+        description="Type of the embeddings in `export_to` and `publish_to`; "
+        "integers have a scale for each row.",
+    )
+    publish_to: UrlText | None = Field(
+        None,
+        description="Folder of exports: the model is a version there before "
+        "the first step, and packets of what changed keep it fresh while it "
+        "trains, for persia serve model.",
+    )
+    publish_every: float = Field(
+        10.0,
+        gt=0,
+        le=86400,
+        description="Seconds between two packets of `publish_to`.",
     )
     save_every: int | None = Field(
         None,
@@ -541,6 +553,7 @@ def check_used(
         "wire_dtype": (remote, tables),
         "lost": (remote, tables),
         "job": (workers, "with batches from embedding workers (`workers`)"),
+        "publish_every": (config.publish_to, "with `publish_to`"),
         "best_by": (config.seeks_best, "with `early_stop` or `keep_best`"),
     }
     for name in given:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from persia.checkpoint import files, saving
 from persia.data import Dataset, Files, Kafka, Schema
 from persia.datasets import ClickStream, SyntheticCTR
 from persia.metrics import Scores
+from persia.serving.deltas.publisher import Publisher
+from persia.serving.exporting import Trial
 from persia.serving.folder import versions_of
 from persia.serving.trained import check_apart, export_checkpoint, trial_of
 from persia.store.engine import engine_of
@@ -123,6 +125,9 @@ class Run:
         model = make_model(config, self.store, keys, dense, tasks)
         if config.export_to is not None:  # it would fail after the training
             check_export(self, model)
+        self._trial: Trial | None = None
+        if config.publish_to is not None:
+            self._trial = trial_to_publish(self, model)
         ahead = True
         if config.threads is None:
             torch.set_num_threads(threads_of(model, config.batch_size))
@@ -276,18 +281,44 @@ class Run:
             on_progress(at)
 
         hooks = self.make_hooks(tell)
-        if self.config.window is not None:
-            done = self._fit_windows(report, hooks, tell)
-        else:
-            done = self.trainer.fit(
-                self.source, self.config.epochs, report, hooks=hooks
-            )
+        with self._publishing(hooks, tell):
+            if self.config.window is not None:
+                done = self._fit_windows(report, hooks, tell)
+            else:
+                done = self.trainer.fit(
+                    self.source, self.config.epochs, report, hooks=hooks
+                )
         done |= self._reached is not None or self._gave_up
         if done and begins and not self.trainer.samples:
             raise errors.MalformedData(self._why_nothing())
         if done and self.trainer.samples and self.config.seeks_best:
             self._judge()  # the last model may be the best one
         return done
+
+    @contextlib.contextmanager
+    def _publishing(
+        self, hooks: list[Every], tell: Callable[[str], object]
+    ) -> Iterator[None]:
+        """Within, the model is published as it trains."""
+        config = self.config
+        if self._trial is None or config.publish_to is None or self.finished:
+            yield
+            return
+        with Publisher.of_trial(
+            self._trial,
+            self.model,
+            self.store,
+            config.publish_to,
+            config.publish_every,
+            config.export_row_dtype,
+        ) as publisher:
+            tell(f"published {publisher.version} to {config.publish_to}")
+            hooks.append(
+                Every(publisher.publish, minutes=config.publish_every / 60)
+            )
+            yield
+            publisher.flush()
+            publisher.publish()
 
     def _fit_windows(
         self,
@@ -711,6 +742,29 @@ def check_export(run: Run, model: torch.nn.Module) -> None:
     schema = None if saved is None else Schema.of_checkpoint(saved)
     train = run.train
     trial_of(model, train.keys, train.dense_features, schema, train.tasks)
+
+
+def trial_to_publish(run: Run, model: torch.nn.Module) -> Trial:
+    """The graph of a model that is published while it trains.
+
+    Raises:
+        InvalidArgument: there is none; or there are several ranks.
+        StorageError: versions could not be written.
+    """
+    config, train = run.config, run.train
+    if run.ranks > 1:
+        raise errors.InvalidArgument(
+            f"`publish_to` goes with one rank, and there are {run.ranks}"
+        )
+    versions = versions_of(config.publish_to or "")
+    if config.save is not None:
+        check_apart(versions, files.root_of(config.save))
+    files.check(versions)
+    saved = schema_of(train)
+    schema = None if saved is None else Schema.of_checkpoint(saved)
+    return trial_of(
+        model, train.keys, train.dense_features, schema, train.tasks
+    )
 
 
 def join_ranks(device: str = "cpu") -> tuple[int, int]:

@@ -21,8 +21,8 @@ from pyarrow import fs
 import persia
 from persia import _core, errors
 from persia.checkpoint import remote
+from persia.serving import Publisher, exporting
 from persia.serving import bucket as buckets
-from persia.serving import exporting
 from persia.serving.bucket import BucketVersions
 from persia.serving.folder import find_version, versions_of
 from persia.serving.repository import Model, Repository, named_paths
@@ -119,6 +119,36 @@ def test_rows_of_servers_are_exported(
             want = model.eval()(*asked)
         store.close()
     torch.testing.assert_close(persia.load_model(uri("own"))(*asked), want)
+
+
+def test_packets_go_through_a_bucket(uri: Uri, bucket: fs.FileSystem) -> None:
+    store = models.store()
+    model = models.CLICKS["widedeep"](models.bags(store))
+    models.train(model, lambda: models.batch(16))
+    root = uri("models/fresh")
+    chains = set()
+    for _ in range(2):
+        with Publisher(
+            model, root, example=models.batch(3), every=1e-3
+        ) as publisher:
+            loaded = persia.load_model(root)
+            for _ in range(2):
+                models.train(model, lambda: models.batch(16), 1)
+                store.erase("a", [1])
+                publisher.flush()
+                assert publisher.publish()
+            publisher.flush()
+            assert loaded.catch_up() == 2
+            chains.add(publisher.place.chain)
+        asked = models.batch(9)
+        with torch.no_grad():
+            want = model.eval()(*asked)
+        assert torch.equal(loaded(*asked), want)
+        old = persia.load_model(root, "v-000001")
+        assert not bool(old.has_rows("a", torch.tensor([1])))
+    chosen = fs.FileSelector("bucket/models/fresh/deltas", recursive=True)
+    files = [i for i in bucket.get_file_info(chosen) if i.is_file]
+    assert len(chains) == 2 and len(files) == 2  # those of the last one
 
 
 def test_commands_take_a_bucket(

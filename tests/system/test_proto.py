@@ -449,6 +449,9 @@ def samples(client: Client) -> dict[str, bytes]:
     part = pb.Part(method=METHODS.index("Pull"))
     part.message = pull.SerializeToString()
     made["Many"] = pb.ManyRequest(parts=[part])
+    made["Changes"] = pb.ChangesRequest(
+        caller=client.caller, no=client.table, reader=7
+    )
     assert list(made) == METHODS
     return {name: m.SerializeToString() for name, m in made.items()}
 

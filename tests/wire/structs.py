@@ -115,6 +115,8 @@ NAMES = {
     "ManyRequest": "many",
     "Part": "part",
     "ManyReply": "many_reply",
+    "ChangesRequest": "changes",
+    "ChangesReply": "changes_reply",
     "Result": "result",
     "PlanRequest": "plan",
     "PlanFeature": "plan_feature",

@@ -39,6 +39,7 @@ LIMITS |= {"table": 4095, "vector_bytes": 16388, "durable": 2}
 LIMITS |= {"stripe": 256, "stripes": 256}
 NAME_BYTES = {"proof": 63, "type": 31}
 BULKY = {"PullTable", "Values", "PushTable", "Rows", "Piece", "Sightings"}
+BULKY |= {"ChangesReply"}
 BULKY |= {"BatchIds", "BatchOffsets", "Tensor", "BatchWeights", "RowIds"}
 BULKY |= {"RowOffsets", "TableSum"}
 MAY_BE_ABSENT = {"rows", "found", "vectors", "state", "clocks", "fields"}

@@ -170,8 +170,8 @@ static void test_absent_ids_have_initial_vectors(void **state)
         PERSIA_OK);
     assert_int_equal(absent, 300);
     uint8_t has[400];
-    persia_rows_file_contains(f, 300, others, has);
-    persia_rows_file_contains(f, 100, ids, has + 300);
+    assert_int_equal(persia_rows_file_contains(f, 300, others, has), 0);
+    assert_int_equal(persia_rows_file_contains(f, 100, ids, has + 300), 0);
     for (size_t i = 0; i < 400; i++)
         assert_int_equal(has[i], i >= 300);
     assert_memory_equal(found, wanted, sizeof found);
@@ -185,6 +185,60 @@ static void test_absent_ids_have_initial_vectors(void **state)
     for (size_t j = 0; j < 16; j++)
         assert_true(found[j] == 0);
     persia_rows_file_close(f);
+}
+
+/* Newer rows count before those of the file. */
+static void test_newer_rows(void **state)
+{
+    enum { ROWS = 500, DIM = 12 };
+    static uint64_t ids[ROWS];
+    static float vectors[ROWS * DIM], wanted[ROWS * DIM];
+    static float found[ROWS * (DIM + 3)];
+    static char rows[ROWS * (8 + 4 * DIM)];
+    (void)state;
+    for (uint32_t type = 0; type < ROWS_TYPES; type++) {
+        const rows_config c = {type, DIM, KEY};
+        uint64_t absent = 0;
+        uint8_t has[ROWS];
+        make_file(&c, ROWS, 1, ids, vectors);
+        rows_file *f = open_file(&c);
+        /* the second half gets the vectors of the first; ten are gone, and
+         * one of these is back */
+        assert_int_equal(persia_rows_narrow(&c, 250, ids + 250, vectors,
+                                            rows),
+                         PERSIA_OK);
+        assert_int_equal(persia_rows_file_look_up(f, 250, ids, wanted, DIM,
+                                                  &absent),
+                         PERSIA_OK);
+        memcpy(wanted + 250 * DIM, wanted, sizeof wanted / 2);
+        assert_int_equal(persia_rows_file_apply(f, 10, ids + 240, 250, rows),
+                         PERSIA_OK);
+        assert_int_equal(persia_rows_file_apply(f, 10, ids + 245, 0, NULL),
+                         PERSIA_OK);
+        assert_int_equal(persia_rows_file_apply(f, 0, NULL, 1, rows),
+                         PERSIA_OK);
+        assert_int_equal(persia_rows_file_fresh(f), 260);
+        for (size_t stride = DIM; stride <= DIM + 3; stride += 3) {
+            absent = 0;
+            assert_int_equal(persia_rows_file_look_up(f, ROWS, ids, found,
+                                                      stride, &absent),
+                             PERSIA_OK);
+            assert_int_equal(absent, 14);
+            for (size_t i = 0; i < ROWS; i++)
+                if (i < 240 || i == 250 || i > 254)
+                    assert_memory_equal(found + i * stride, wanted + i * DIM,
+                                        DIM * sizeof(float));
+        }
+        assert_int_equal(persia_rows_file_contains(f, ROWS, ids, has), 0);
+        for (size_t i = 0; i < ROWS; i++)
+            assert_int_equal(has[i], i < 240 || i == 250 || i > 254);
+        persia_rows_file_close(f);
+        f = open_file(&c);
+        persia_rows_file_limit(f, 1000);
+        assert_int_equal(persia_rows_file_apply(f, 0, NULL, 250, rows),
+                         PERSIA_ELIMIT);
+        persia_rows_file_close(f);
+    }
 }
 
 static void test_batches_pool(void **state)
@@ -326,6 +380,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_row_is_found),
         cmocka_unit_test(test_absent_ids_have_initial_vectors),
+        cmocka_unit_test(test_newer_rows),
         cmocka_unit_test(test_batches_pool),
         cmocka_unit_test(test_values_that_do_not_fit_are_refused),
         cmocka_unit_test(test_writer_takes_as_many_rows_as_it_was_made_for),

@@ -82,6 +82,11 @@ static wire_rows rows_all = {
     CALLER, 3, N, ids, DIM, 2 * DIM, floats, floats, found, 1, 1, 77, 1,
     99, 1234567
 };
+static uint64_t gone[] = { 1, UINT64_MAX };
+static wire_changes changes = { CALLER, 3, CHANGES_END, 77, 5, 1000 };
+static wire_changes_reply changes_reply = {
+    3, DIM, N, ids, floats, gone, 2, left, 3, 1, 1, 1
+};
 static wire_snapshot snapshot = {
     CALLER, SNAPSHOT_END, "root", "step-7", "0123456789"
 };
@@ -186,7 +191,8 @@ static wire_many_reply many_reply = { results, 2 };
 
 static const void *const samples[MESSAGES_N] = {
     &hello, &hello_reply, &declare, &declare_reply, &pull, &pull_reply,
-    &push, &push_reply, &leave, &leave_reply, &rows_all, &snapshot,
+    &push, &push_reply, &leave, &leave_reply, &rows_all, &changes,
+    &changes_reply, &snapshot,
     &snapshot_reply, &restore, &restore_reply, &stats, &stats_reply,
     &move, &move_reply, &many, &many_reply,
     &plan, &plan_reply, &submit, &heartbeat, &submit_reply, &take, &take_reply,
@@ -471,7 +477,7 @@ static bytes pair_of(size_t i, bytes a, bytes b)
  * beside the later count. */
 static void a_part_given_twice_promises_what_it_has(void **state)
 {
-    enum { TAKE_REPLY = 27 };
+    enum { TAKE_REPLY = 29 };
     wire_take_reply little = take_reply, much = take_reply, got;
     static uint32_t many[20000];
     (void)state;

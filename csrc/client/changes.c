@@ -1,0 +1,58 @@
+/* changes.c: what changed in a table, of one shard. */
+#include "client/private.h"
+
+typedef struct asking {
+    const wire_changes *m;
+    int (*take)(void *ctx, const wire_changes_reply *reply);
+    void *ctx;
+} asking;
+
+static void changes_fill(void *ctx, request *q)
+{
+    const asking *a = ctx;
+    q->args.changes = *a->m;
+    q->args.changes.caller = q->caller;
+    q->args.changes.no = server_table(q->to, a->m->no);
+}
+
+static int changes_accept(void *ctx, request *q)
+{
+    const asking *a = ctx;
+    const wire_changes_reply *m = q->reply.message;
+    const table_config *t;
+    int rc = client_find_table(q->call->r, a->m->no, &t);
+    if (rc)
+        return rc;
+    if (m->n && (m->dim != t->dim || !m->vectors))
+        return server_bad_reply(q->to, "not the changes that were asked for");
+    return a->take(a->ctx, m);
+}
+
+int persia_client_changes(ps_client *r, uint32_t shard, const wire_changes *m,
+                          int (*take)(void *ctx,
+                                      const wire_changes_reply *reply),
+                          void *ctx)
+{
+    const table_config *t;
+    asking a = {.m = m, .take = take, .ctx = ctx};
+    fan f = {.method = WIRE_CHANGES,
+             .fill = changes_fill,
+             .accept = changes_accept,
+             .ctx = &a};
+    int rc = persia_fork_check("changes of a table");
+    if (!rc)
+        rc = client_check_mixture(r, 0);
+    if (!rc)
+        rc = client_find_table(r, m->no, &t);
+    if (!rc && shard >= r->servers_n)
+        rc = persia_err_set(PERSIA_EARG, "there is no shard %u", shard);
+    call *k = rc ? NULL : call_take(r);
+    if (!k)
+        return rc ? rc : PERSIA_ENOMEM;
+    server *to = r->servers[shard];
+    rc = fan_prepare(k, &to, 1);
+    if (!rc)
+        rc = fan_run(k, &f, client_deadline(r));
+    call_give(k);
+    return rc;
+}

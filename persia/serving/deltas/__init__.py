@@ -1,0 +1,1 @@
+"""Deltas: what changed in a training, for models that are served meanwhile."""

@@ -1,0 +1,123 @@
+"""``persia train --publish-to`` and ``persia serve model``, as processes that
+are killed in the middle of packets."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+import persia
+from persia.serving.folder import versions_of
+from tests.ready import Ready
+from tests.serving.conftest import call
+
+pytestmark = pytest.mark.slow
+
+
+def options(place: Path, out: Path) -> list[str]:
+    return [
+        *("train", str(place / "clicks.csv")),
+        *("--schema", str(place / "schema.yaml")),
+        *("--batch-size", "50", "--threads", "1"),
+        *("--publish-to", str(out), "--publish-every", "0.02"),
+    ]
+
+
+def test_what_was_published_is_what_was_saved(
+    place: Path, tmp_path: Path
+) -> None:
+    out, saved = tmp_path / "out", tmp_path / "saved"
+    call(*options(place, out), "--epochs", 3, "--save", saved)
+    call("export", saved, tmp_path / "want")
+    loaded = persia.load_model(out)
+    assert loaded.catch_up() > 0
+    frame = pd.read_csv(place / "clicks.csv", keep_default_na=False)[:500]
+    want = persia.load_model(tmp_path / "want").predict(frame)
+    assert torch.equal(loaded.predict(frame), want)
+    call("model", "verify", out)
+    call("model", "ls", out)
+
+
+def stats(address: str) -> dict[str, Any]:
+    url = f"http://{address}/v2/models/out/stats"
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        found: dict[str, Any] = json.loads(answer.read())["model_stats"][0]
+    return found
+
+
+def started(out: Path) -> tuple[Ready, str]:
+    """A process that serves, and its address."""
+    pytest.importorskip("uvicorn", reason="persia[serve] is not installed")
+    process = Ready(
+        *("-m", "persia", "serve", "model", str(out), "--port", "0"),
+        *("--poll", "0.1", "--threads", "1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("serving "):
+            return process, line.split()[-1]
+    raise AssertionError("it does not serve")
+
+
+def test_killed_trainings_and_servers(place: Path, tmp_path: Path) -> None:
+    """Whoever is killed: the other one goes on, and what is loaded afterwards
+    is whole."""
+    rng = random.Random(7)
+    out = tmp_path / "out"
+    serving: tuple[Ready, str] | None = None
+    try:
+        for _ in range(4):
+            training = Ready(
+                *("-m", "persia", *options(place, out), "--epochs", "100000"),
+                stdout=subprocess.DEVNULL,
+            )
+            try:
+                end = time.monotonic() + 60
+                while training.poll() is None and time.monotonic() < end:
+                    if serving is None and (out / "CURRENT").exists():
+                        serving = started(out)
+                    if serving is not None and packets(serving[1], training):
+                        break
+                    time.sleep(0.02)
+                assert training.poll() is None and serving is not None
+                time.sleep(rng.random() * 0.3)
+                if rng.random() < 0.4:
+                    serving[0].kill()
+                    serving[0].wait()
+                    serving = None
+            finally:
+                training.kill()
+                training.wait()
+            loaded = persia.load_model(out)
+            loaded.catch_up()
+            loaded.check_rows()
+            if serving is not None:
+                assert serving[0].poll() is None
+                assert stats(serving[1])["version"]
+        names = versions_of(out).names()
+        assert 1 <= len(names) <= 2
+    finally:
+        if serving is not None:
+            serving[0].send_signal(signal.SIGTERM)
+            assert serving[0].wait(60) == 0
+    shutil.rmtree(out)
+
+
+def packets(address: str, training: Ready) -> bool:
+    """Whether packets of the training that runs were applied: the model is
+    of a moment that is no second ago."""
+    found = stats(address)
+    return bool(found["packets"]) and found["lag"] < 1.0
