@@ -143,7 +143,8 @@ static char *blocks_map_aligned(size_t bytes)
 }
 
 /* Hands on what was used at least once: up to the end of k, for blocks are
- * cut off the front. */
+ * cut off the front.  The last 2 MiB, once what is unused there is at most an
+ * sixteenth of all blocks. */
 static void region_huge(const mem_blocks *b, const mem_block *k)
 {
     const char *end = (const char *)k + k->bytes;
@@ -151,7 +152,9 @@ static void region_huge(const mem_blocks *b, const mem_block *k)
 
     while ((const char *)k < (char *)r || end > (char *)r + r->bytes)
         r = r->next;
-    while ((char *)r + r->handed + HUGE <= end &&
+    const size_t used = (size_t)(end - (char *)r);
+    while (r->handed < used && r->handed + HUGE <= r->bytes &&
+           huge_pays(used - r->handed, b->bytes / 16) &&
            huge_later((char *)r + r->handed))
         r->handed += HUGE;
 }

@@ -13,7 +13,7 @@
 #define MADV_COLLAPSE 25 /* Linux 6.1 */
 #endif
 
-enum { IDLE_SECONDS = 2, RANGES = 1024 };
+enum { IDLE_SECONDS = 2, RANGES = 1024, TRIES = 4 };
 
 /* One a process.  Invariants, under the lock: ranges [0, n) wait, in their
  * order; a thread runs if now is set, and if n > 0 and not `wanted`. */
@@ -82,6 +82,19 @@ static int huge_range_await(void)
     return 1;
 }
 
+/* The kernel may be busy with one of the pages. */
+static int huge_join(char *range)
+{
+    int rc = -1;
+
+    for (int i = 0; rc && i < TRIES; i++) {
+        rc = madvise(range, HUGE, MADV_COLLAPSE);
+        if (rc && errno != EAGAIN)
+            break;
+    }
+    return rc;
+}
+
 static void *huge_run(void *unused)
 {
     char *map, *spare = huge_spare_map(&map);
@@ -94,7 +107,7 @@ static void *huge_run(void *unused)
                 --huge.n * sizeof *huge.ranges);
         pthread_mutex_unlock(&huge.lock);
         huge_page_warm(spare);
-        int rc = madvise(huge.now, HUGE, MADV_COLLAPSE);
+        int rc = huge_join(huge.now);
         pthread_mutex_lock(&huge.lock);
         if (rc && errno == ENOMEM)
             huge.n = 0; /* no huge page is left, for them as little */

@@ -3,7 +3,8 @@
  * The kernel clears a huge page when it is first touched: 0.2 ms, or 5 ms on
  * a virtual machine whose host has not backed that memory yet, during which
  * a push would wait.  So memory that grows is touched in small pages, and one
- * thread of the process makes each 2 MiB that are full one huge page.  It
+ * thread of the process makes each 2 MiB that are full, or nearly so, one huge
+ * page.  It
  * ends when it was idle for a while, and is best effort: where it fails pages
  * stay small.
  */
@@ -20,6 +21,13 @@ int huge_can(void);
  * in the order in which they are given.  Allocates nothing and starts no
  * thread; 0: too many wait, it is to be handed in again later. */
 int huge_later(char *range);
+/* Whether a range is to be handed in of which `used` bytes are in use: what is
+ * unused costs memory, and may be `spare` bytes.  At least a half is in use,
+ * so that pages are there to be joined. */
+static inline int huge_pays(size_t used, size_t spare)
+{
+    return used >= HUGE || (used >= HUGE / 2 && HUGE - used <= spare);
+}
 /* Starts the thread if ranges wait for it. */
 void huge_start(void);
 /* Must be called before [from, from + bytes) is unmapped or moved: when it

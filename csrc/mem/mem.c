@@ -177,13 +177,14 @@ fail:
                           want >> 20, strerror(errno));
 }
 
-/* Hands on what is full: all of the mapping up to the last whole 2 MiB, except
- * those that the lead leaves unused in part. */
+/* Hands on what is full, and the last 2 MiB as soon as what is unused there is
+ * at most a sixteenth of the arena; by `apart`, down to half of that. */
 static void arena_huge(mem_arena *a)
 {
-    if (!a->handed && a->lead)
-        a->handed = HUGE;
-    while (a->handed + HUGE <= a->size + a->lead &&
+    const size_t spare =
+        a->size / 2048 * (128 - a->apart / (HUGE / 64));
+    const size_t end = a->size + a->lead;
+    while (a->handed < end && huge_pays(end - a->handed, spare) &&
            huge_later(a->base - a->lead + a->handed))
         a->handed += HUGE;
 }
@@ -205,9 +206,11 @@ static void arena_touch(mem_arena *a, size_t from)
     }
 }
 
-void persia_mem_arena_init(mem_arena *a, mem_limit *limit, size_t lead)
+void persia_mem_arena_init(mem_arena *a, mem_limit *limit, size_t apart)
 {
-    *a = (mem_arena){.limit = limit, .lead = lead % HUGE / 64 * 64};
+    *a = (mem_arena){.limit = limit, .apart = apart % HUGE};
+    if (!huge_can())
+        a->lead = a->apart / 64 * 64;
 }
 
 size_t persia_mem_arena_room(const mem_arena *a)
@@ -247,7 +250,7 @@ void persia_mem_arena_free(mem_arena *a)
         munmap(a->base - a->lead, a->reserved);
     }
     persia_mem_release(a->limit, a->size);
-    persia_mem_arena_init(a, a->limit, a->lead);
+    persia_mem_arena_init(a, a->limit, a->apart);
 }
 
 /* ---- buffers ---- */

@@ -59,14 +59,16 @@ typedef struct mem_arena {
     size_t lead;     /* bytes before base that are not used */
     mem_limit *limit;
     /* private: */
+    size_t apart;   /* as given, below 2 MiB */
     size_t handed;  /* bytes of the mapping given to huge_later() */
     size_t touched; /* bytes of the mapping that were touched ahead */
 } mem_arena;
 
-/* lead: where in its first 2 MiB the arena begins, a multiple of 64.  Arenas
- * that grow alike, but begin apart, do not wait for new pages all at once. */
+/* apart: below 2 MiB.  Arenas that grow alike have their pages joined, or wait
+ * for new ones, not all at once if it differs.  Where the kernel joins no
+ * pages it is where in its first 2 MiB the arena begins. */
 PERSIA_API void persia_mem_arena_init(mem_arena *a, mem_limit *limit,
-                                      size_t lead);
+                                      size_t apart);
 /* Takes address space for `bytes`.  Only `base` may change; nothing is
  * charged, no page is touched. */
 PERSIA_API int persia_mem_arena_reserve(mem_arena *a, size_t bytes);
