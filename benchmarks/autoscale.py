@@ -33,7 +33,7 @@ class Sizes:
 
     def __init__(self, quick: bool) -> None:
         self.rows = 1_000_000 if quick else 3_000_000
-        self.steps = 10_000 if quick else 40_000
+        self.steps = 20_000 if quick else 40_000
         self.runs = 1 if quick else 10
 
 
