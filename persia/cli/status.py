@@ -81,11 +81,14 @@ def command(
 
     persia status ps0:8888 ps1:8888 --watch
     """
-    from persia.distributed.addresses import texts_of
+    from persia.distributed.addresses import DNS, resolve, texts_of
+    from persia.distributed.security import Security
 
     texts = addresses or [variable("PERSIA_SERVERS") or ""]
     given = [a for text in texts for a in text.split(",")]
     between = [a for a in texts_of(workers or "") if a]
+    if any(a.startswith(DNS) for a in between):
+        between, _ = resolve(between, Security.from_environment())
 
     def look(clear: bool) -> bool:
         return _look(

@@ -22,7 +22,7 @@ from persia.distributed.load import (
 )
 from persia.errors import StorageError
 
-_PERIOD = 5.0  # seconds between two questions
+_PERIOD = 2.0  # seconds between two questions
 _PATIENCE = 1.0  # seconds for an answer
 _LOAD = re.compile(r'^persia_load\{role="([a-z-]+)"\} (\S+)$', re.MULTILINE)
 _TRAINED = re.compile(

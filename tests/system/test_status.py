@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from typer.testing import CliRunner
 import persia
 from persia import _core, errors, prometheus
 from persia.cli.app import app
+from persia.distributed import addresses
 from persia.distributed import status as looking
 from persia.distributed.launch import reserve
 from tests.system.processes import environment
@@ -361,3 +363,27 @@ def test_watch_looks_until_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(looks) == 3
     every = [json.loads(line) for line in done.stdout.splitlines()]
     assert [one["servers"] for one in every] == [[], []]
+
+
+def test_lists_of_workers_and_decisions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a file, and of all addresses of a name."""
+    asked: list[list[str]] = []
+    monkeypatch.setattr(
+        looking,
+        "ask_embedding",
+        lambda workers, **_: asked.append(list(workers)) or [],
+    )
+    monkeypatch.setattr(
+        addresses, "addresses_of", lambda host: ["10.0.0.1", "10.0.0.2"]
+    )
+    (tmp_path / "list").write_text("a:1\nb:1\n")
+    log = tmp_path / "log"
+    log.write_text('{"at": 0, "text": "scale: servers 1 -> 2: load 1.50"}\n')
+    for text in (f"file:{tmp_path}/list", "dns:w:2"):
+        words = ["status", "--workers", text, "--scale-log", str(log)]
+        done = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+        assert done.exit_code == 0, done.output
+        assert " servers 1 -> 2: load 1.50" in done.output
+    assert asked == [["a:1", "b:1"], ["10.0.0.1:2", "10.0.0.2:2"]]
