@@ -25,6 +25,8 @@
     X(log)                                                                    \
     X(rows_file)                                                              \
     X(channel)                                                                \
+    X(requests)                                                               \
+    X(inference)                                                              \
     X(times)                                                                  \
     X(server)
 
