@@ -16,6 +16,7 @@ import contextlib
 import re
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ from persia.checkpoint.files import (
     refuse_inside,
 )
 from persia.checkpoint.manifest import MANIFEST, File, encode_manifest
-from persia.errors import InvalidArgument, StorageError
+from persia.errors import Closed, InvalidArgument, StorageError
 from persia.redaction import clean
 
 TRANSFERS = 4  # files at once
@@ -186,9 +187,15 @@ class RemoteFolder:
 
         _side_by_side(upload, files)
 
-    def _download(self, name: str, files: Iterable[str], target: Path) -> None:
+    def _download(
+        self,
+        name: str,
+        files: Iterable[str],
+        target: Path,
+        stop: threading.Event | None = None,
+    ) -> None:
         """Files of a folder of the root ("": of the root itself) into a local
-        one."""
+        one; raises Closed once ``stop`` is set."""
         folder = f"{self._path}/{name}".rstrip("/")
 
         def download(file: str) -> None:
@@ -196,7 +203,10 @@ class RemoteFolder:
                 self._fs.open_input_stream(f"{folder}/{file}") as remote,
                 (target / file).open("xb") as local,
             ):
-                shutil.copyfileobj(remote, local, _PIECE)
+                while piece := remote.read(_PIECE):
+                    if stop is not None and stop.is_set():
+                        raise Closed("the process ends: nothing is fetched")
+                    local.write(piece)
 
         with self._calls("read"):
             _side_by_side(download, files)

@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -203,7 +204,11 @@ class Versions(abc.ABC):
 
     @abc.abstractmethod
     def folder(
-        self, version: Version, cache: Path | None, keep: int = 2
+        self,
+        version: Version,
+        cache: Path | None,
+        keep: int = 2,
+        stop: threading.Event | None = None,
     ) -> Path:
         """The local folder whose files are mapped.
 
@@ -211,8 +216,10 @@ class Versions(abc.ABC):
             version: of this root.
             cache: where those of a bucket are kept; None: that of the user.
             keep: so many versions of the root stay there.
+            stop: once it is set nothing is fetched any more.
 
         Raises:
+            Closed: `stop` is set.
             CorruptFile: what was fetched is damaged.
             StorageError: it cannot be fetched.
         """
@@ -363,7 +370,11 @@ class LocalVersions(files.LocalRoot, Versions):
         return files.LocalRoot(Path(f"{self.path}-rows"))
 
     def folder(
-        self, version: Version, cache: Path | None, keep: int = 2
+        self,
+        version: Version,
+        cache: Path | None,
+        keep: int = 2,
+        stop: threading.Event | None = None,
     ) -> Path:
         return self.path / version.name
 
