@@ -321,6 +321,10 @@ def bind(
         call.meta = dict(node.meta)
         node.replace_all_uses_with(call)
         graph.erase_node(node)
-    # A new one: torch's checks each input by symbolic arithmetic at each call,
-    # which takes longer than most models. Form.check() does it.
+    # Checks of inputs at each call take longer than most models: Form.check()
+    # does it.  So do trees of arguments, which are tensors alone here.
+    for node in list(graph.nodes):
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            graph.erase_node(node)
+    graph.set_codegen(torch.fx.graph.CodeGen())
     return torch.fx.GraphModule(module, graph)
