@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from persia import _core, errors
-from persia.base.torch_private import take_for_equal
+from persia.base.torch_private import onednn_linear, take_for_equal
 from persia.data.batches.ids import Ids
 from persia.nn.standins import standing_in
 from persia.serving.form import Form
@@ -326,5 +326,35 @@ def bind(
     for node in list(graph.nodes):
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
             graph.erase_node(node)
+    _use_onednn(graph)
     graph.set_codegen(torch.fx.graph.CodeGen())
     return torch.fx.GraphModule(module, graph)
+
+
+def _use_onednn(graph: torch.fx.Graph) -> None:
+    """Has linear layers of fp32 computed by oneDNN, with the ReLU behind."""
+    operator = onednn_linear()
+    aten = torch.ops.aten
+    for node in list(graph.nodes):
+        if operator is None or node.target is not aten.linear.default:
+            continue
+        x, weight, *more = node.args
+        if any(_dtype(n) != torch.float32 for n in (x, weight, node)):
+            continue
+        users = list(node.users)
+        relu = len(users) == 1 and users[0].target is aten.relu.default
+        last = users[0] if relu else node
+        bias = more[0] if more else node.kwargs.get("bias")
+        kind = "relu" if relu else "none"
+        args: tuple[Any, ...] = (x, weight, bias, kind, [], "")
+        with graph.inserting_before(last):
+            call = graph.call_function(operator, args)
+        call.meta = dict(last.meta)
+        last.replace_all_uses_with(call)
+        graph.erase_node(last)
+        if relu:
+            graph.erase_node(node)
+
+
+def _dtype(node: Any) -> Any:
+    return getattr(node.meta.get("val"), "dtype", None)
