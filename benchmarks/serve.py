@@ -9,6 +9,7 @@ connections that stay open.
 - ``dense``: the dense part alone in this process, its lookups replaced by
   tensors, batches of 1,024 samples on as many threads as the server has. It
   is the ceiling.
+- ``onednn``: the same with the linear layers of the server.
 - ``full``: the same with lookups.
 - ``grpc closed``: requests over gRPC, so many always in flight.
 - ``grpc open``: requests that begin at times set before, at 70 % of the rate
@@ -40,14 +41,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 import persia
+import persia.serving.model
 from benchmarks.common import FEATURES, arguments, print_machine, report
 from persia import models
+from persia.serving import graph as graphs
 from persia.serving.graph import bind, read_graph
 
 BENCH = "serve"
@@ -150,17 +154,25 @@ def run_all(work: Callable[[int], None], threads: int) -> None:
 
 
 def ceilings(folder: str, sizes: Sizes) -> dict[str, tuple[float, float]]:
-    """As of `rate_of`: the dense part alone, and with lookups."""
+    """As of `rate_of`: the dense part alone, as torch computes it and as the
+    server does, and with lookups."""
     samples = 1024
     torch.set_num_threads(1)
     model = persia.load_model(folder)
     ids = torch.randint(0, sizes.vocabulary, (samples * FEATURES,))
     call = (torch.rand(samples, DENSE), persia.JaggedBatch(KEYS, ids))
     tensors = model.form.flatten(call, {})
-    with (model.folder / model.manifest.dense.name).open("rb") as file:
-        graph = bind(read_graph(file), lambda _: _Constant(samples))
+    path = model.folder / model.manifest.dense.name
+    with path.open("rb") as file:
+        ours = bind(read_graph(file), lambda _: _Constant(samples))
+    with (
+        path.open("rb") as file,
+        mock.patch.object(graphs, "onednn_linear", return_value=None),
+    ):
+        torchs = bind(read_graph(file), lambda _: _Constant(samples))
     return {
-        "dense": rate_of(lambda: graph(*tensors), sizes, samples),
+        "dense": rate_of(lambda: torchs(*tensors), sizes, samples),
+        "onednn": rate_of(lambda: ours(*tensors), sizes, samples),
         "full": rate_of(lambda: model.run(tensors), sizes, samples),
     }
 
@@ -305,10 +317,12 @@ def bags(folder: str, vocabulary: int) -> None:
     from persia.serving.process import serving
 
     config = ModelConfig(port=0, grpc_port=0, poll=0)
-    with serving(config, (f"m={folder}",)) as one:
-        model = one.repository.find("m", "")
-        with (model.folder / model.manifest.dense.name).open("rb") as file:
-            model.graph = bind(read_graph(file), lambda _: _Bags(vocabulary))
+    tables = _Bags(vocabulary)
+    rows = persia.serving.model._Rows
+    with (
+        mock.patch.object(rows, "forward", lambda _, *ids: tables(*ids)),
+        serving(config, (f"m={folder}",)) as one,
+    ):
         print(f"gRPC on {one.grpc_address}", flush=True)
         print(f"serving with tables of torch on {one.address}", flush=True)
         signal.pause()
@@ -359,11 +373,12 @@ def main() -> None:
         rates = ceilings(folder, sizes)
         dense, spent = rates["dense"]
         report(BENCH, "dense", dense, "samples/s", cpu_ms=spent)
-        report(
-            *(BENCH, "full", rates["full"][0], "samples/s"),
-            **_beside(dense),
-            cpu_ms=rates["full"][1],
-        )
+        for case in ("onednn", "full"):
+            report(
+                *(BENCH, case, rates[case][0], "samples/s"),
+                **_beside(dense),
+                cpu_ms=rates[case][1],
+            )
         serve = ["persia", "serve", "model", f"m={folder}"]
         serve += ["--port", "0", "--grpc-port", "0"]
         with started(*serve) as (address, grpc, pid):
