@@ -210,8 +210,8 @@ static PyMethodDef queue_methods[] = {
      "take_other()\n--\n\nWaits for a call of another method; None: it was "
      "closed."},
     {"stop", queue_stop, METH_O,
-     "stop(grace)\n--\n\nNo more calls; those in hand are answered first, in "
-     "so many seconds."},
+     "stop(grace)\n--\n\nNo more calls; those that arrived are answered "
+     "first, in so many seconds."},
     {"close", queue_close, METH_NOARGS,
      "close()\n--\n\nNo more requests; those that wait can still be taken."},
     {NULL, NULL, 0, NULL},

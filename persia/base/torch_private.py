@@ -258,6 +258,11 @@ def made_a_step(optimizer: torch.optim.Optimizer) -> None:
     optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
+def checks_metadata(node: torch.fx.Node) -> bool:
+    """Whether a node of a graph compares types and devices, and no more."""
+    return str(node.target) == "aten._assert_tensor_metadata.default"
+
+
 def onednn_linear() -> Any:
     """The operator of oneDNN for a linear layer on the CPU, called with
     (x, weight, bias, "relu" or "none", [], ""); None: this torch has none.

@@ -1,5 +1,6 @@
-"""The calls of gRPC's service ``inference.GRPCInferenceService`` but for
-ModelInfer, whose messages the C core reads: these are small, and rare."""
+"""The calls of gRPC's service ``inference.GRPCInferenceService`` that ask for
+no inference: they are small, and rare. The C core reads those of ModelInfer.
+"""
 
 from __future__ import annotations
 

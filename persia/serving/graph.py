@@ -17,7 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from persia import _core, errors
-from persia.base.torch_private import onednn_linear, take_for_equal
+from persia.base.torch_private import (
+    checks_metadata,
+    onednn_linear,
+    take_for_equal,
+)
 from persia.data.batches.ids import Ids
 from persia.nn.standins import standing_in
 from persia.serving.form import Form
@@ -324,7 +328,7 @@ def bind(
     # Checks of inputs at each call take longer than most models: Form.check()
     # does it.  So do trees of arguments, which are tensors alone here.
     for node in list(graph.nodes):
-        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+        if checks_metadata(node):
             graph.erase_node(node)
     _use_onednn(graph)
     graph.set_codegen(torch.fx.graph.CodeGen())

@@ -1,5 +1,5 @@
-"""What a process that serves models answers, but for inference; over whatever
-protocol it is asked."""
+"""What a process that serves models says of them, over whatever protocol it is
+asked."""
 
 from __future__ import annotations
 
