@@ -3,20 +3,27 @@
 The DLRM of the Criteo benchmark (26 features of one id, 13 numbers, dim 16,
 int8 rows) behind ``persia serve model``; a request is one user with 13
 features beside 100 candidates with 13 features and the numbers, as binary
-tensors over HTTP, of connections that stay open.
+tensors over gRPC (the C core's client, `benchmarks.calls`) and over HTTP, of
+connections that stay open.
 
 - ``dense``: the dense part alone in this process, its lookups replaced by
   tensors, batches of 1,024 samples on as many threads as the server has. It
   is the ceiling.
+- ``onednn``: the same with the linear layers of the server.
 - ``full``: the same with lookups.
-- ``closed``: requests one behind the other on some connections.
-- ``open``: requests that begin at times set before, at 70 % of the rate of
-  ``closed``; a latency counts from that time, so that waiting shows.
+- ``grpc closed``: requests over gRPC, so many always in flight.
+- ``grpc open``: requests that begin at times set before, at 70 % of the rate
+  of ``grpc closed``; a latency counts from that time, so that waiting shows.
+- ``bags closed``, ``bags open``: the same with torch's ``EmbeddingBag`` in the
+  place of the mapped rows, of the same vocabulary.
+- ``http closed``, ``http open``: over HTTP; requests one behind the other on
+  some connections, and at times set before.
 - ``echo``: the same for a process of the same HTTP library that reads the
   body and answers as many bytes.
 
-The clients are threads of this process and share the processors with the
-server. Processor time is that of the server alone.
+The clients of HTTP are threads of this process, that of gRPC is a process;
+they share the processors with the server. Processor time is that of the server
+alone.
 """
 
 from __future__ import annotations
@@ -24,6 +31,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,14 +41,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 import persia
+import persia.serving.model
 from benchmarks.common import FEATURES, arguments, print_machine, report
 from persia import models
+from persia.serving import graph as graphs
 from persia.serving.graph import bind, read_graph
 
 BENCH = "serve"
@@ -56,6 +67,7 @@ class Sizes:
         self.vocabulary = 1_000 if quick else 100_000
         self.seconds = 2.0 if quick else 20.0
         self.connections = 4
+        self.flight = 32
         self.threads = len(os.sched_getaffinity(0))
 
 
@@ -142,17 +154,25 @@ def run_all(work: Callable[[int], None], threads: int) -> None:
 
 
 def ceilings(folder: str, sizes: Sizes) -> dict[str, tuple[float, float]]:
-    """As of `rate_of`: the dense part alone, and with lookups."""
+    """As of `rate_of`: the dense part alone, as torch computes it and as the
+    server does, and with lookups."""
     samples = 1024
     torch.set_num_threads(1)
     model = persia.load_model(folder)
     ids = torch.randint(0, sizes.vocabulary, (samples * FEATURES,))
     call = (torch.rand(samples, DENSE), persia.JaggedBatch(KEYS, ids))
     tensors = model.form.flatten(call, {})
-    with (model.folder / model.manifest.dense.name).open("rb") as file:
-        graph = bind(read_graph(file), lambda _: _Constant(samples))
+    path = model.folder / model.manifest.dense.name
+    with path.open("rb") as file:
+        ours = bind(read_graph(file), lambda _: _Constant(samples))
+    with (
+        path.open("rb") as file,
+        mock.patch.object(graphs, "onednn_linear", return_value=None),
+    ):
+        torchs = bind(read_graph(file), lambda _: _Constant(samples))
     return {
-        "dense": rate_of(lambda: graph(*tensors), sizes, samples),
+        "dense": rate_of(lambda: torchs(*tensors), sizes, samples),
+        "onednn": rate_of(lambda: ours(*tensors), sizes, samples),
         "full": rate_of(lambda: model.run(tensors), sizes, samples),
     }
 
@@ -167,16 +187,21 @@ def processor_s(pid: int) -> float:
 
 
 @contextmanager
-def started(*words: str) -> Iterator[tuple[str, int]]:
-    """The address and the number of a process that says "serving ... on
-    HOST:PORT"."""
+def started(*words: str) -> Iterator[tuple[str, str, int]]:
+    """The addresses of HTTP and gRPC, and the number of a process that says
+    "gRPC on HOST:PORT", maybe, and "serving ... on HOST:PORT"."""
     process = subprocess.Popen(
         [sys.executable, "-m", *words], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     try:
-        line = next(x for x in process.stdout if "serving" in x)
-        yield line.split()[-1], process.pid
+        grpc = ""
+        for line in process.stdout:
+            if line.startswith("gRPC on"):
+                grpc = line.split()[-1]
+            if line.startswith("serving"):
+                break
+        yield line.split()[-1], grpc, process.pid
     finally:
         process.terminate()
         process.wait()
@@ -248,6 +273,61 @@ def measure(address: str, pid: int, bodies: Any, sizes: Sizes) -> Any:
     return found
 
 
+def measure_calls(address: str, pid: int, sizes: Sizes) -> Any:
+    """The closed and the open loop over gRPC."""
+    found: dict[str, Any] = {}
+    rate = 0.0
+    for case in ("warm", "closed", "open"):
+        seconds = 2.0 if case == "warm" else sizes.seconds
+        before = processor_s(pid)
+        words = [address, seconds, sizes.vocabulary, rate, sizes.flight]
+        text = subprocess.run(
+            [sys.executable, "-m", "benchmarks.calls", *map(str, words)],
+            stdout=subprocess.PIPE,
+            check=True,
+        ).stdout
+        one = json.loads(text)
+        spent = processor_s(pid) - before
+        one["cpu_ms"] = round(spent / one["requests"] * 1e3, 3)
+        found[case] = one
+        rate = one["requests_s"] * SHARE if case == "closed" else 0.0
+    return found
+
+
+class _Bags(nn.Module):
+    """A table of torch for each feature, all ids of which have a row."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.weight = torch.randn(FEATURES * vocabulary, DIM) * 0.1
+        self.first = torch.arange(FEATURES)[:, None] * vocabulary
+
+    def forward(self, values: Tensor, *_: Any) -> Tensor:
+        ids = values.view(FEATURES, -1) + self.first
+        found = nn.functional.embedding_bag(
+            ids.reshape(-1), self.weight, torch.arange(ids.numel()), mode="sum"
+        )
+        out: Tensor = found.view(FEATURES, -1, DIM).transpose(0, 1)
+        return out.reshape(-1, FEATURES * DIM)
+
+
+def bags(folder: str, vocabulary: int) -> None:
+    """Serves the model with tables of torch until a signal."""
+    from persia.serving.config import ModelConfig
+    from persia.serving.process import serving
+
+    config = ModelConfig(port=0, grpc_port=0, poll=0)
+    tables = _Bags(vocabulary)
+    rows = persia.serving.model._Rows
+    with (
+        mock.patch.object(rows, "forward", lambda _, *ids: tables(*ids)),
+        serving(config, (f"m={folder}",)) as one,
+    ):
+        print(f"gRPC on {one.grpc_address}", flush=True)
+        print(f"serving with tables of torch on {one.address}", flush=True)
+        signal.pause()
+
+
 def echo() -> None:
     """Serves an echo of the right size, as ``persia serve model`` does."""
     import uvicorn
@@ -275,11 +355,15 @@ def echo() -> None:
 def main() -> None:
     parser = arguments(str(__doc__).splitlines()[0])
     parser.add_argument("--echo", action="store_true")
+    parser.add_argument("--bags")
     args = parser.parse_args()
     if args.echo:
         echo()
         return
     sizes = Sizes(args.quick)
+    if args.bags:
+        bags(args.bags, sizes.vocabulary)
+        return
     print_machine(BENCH, torch=torch.__version__, threads=sizes.threads)
     rng = np.random.default_rng(args.seed)
     torch.manual_seed(args.seed)
@@ -289,35 +373,46 @@ def main() -> None:
         rates = ceilings(folder, sizes)
         dense, spent = rates["dense"]
         report(BENCH, "dense", dense, "samples/s", cpu_ms=spent)
-        report(
-            *(BENCH, "full", rates["full"][0], "samples/s"),
-            **_beside(dense),
-            cpu_ms=rates["full"][1],
-        )
-        serve = ("persia", "serve", "model", f"m={folder}", "--port", "0")
-        with started(*serve) as (address, pid):
-            found = measure(address, pid, bodies, sizes)
-        closed = found["closed"]
-        report(
-            *(BENCH, "closed", closed["requests_s"] * CANDIDATES, "samples/s"),
-            **_beside(dense),
-            target=0.8,
-            **closed,
-        )
-        late = found["open"]
-        report(
-            *(BENCH, "open", late["p99_ms"], "ms"),
-            target=10.0,
-            at_most=True,
-            **late,
-        )
-        with started("benchmarks.serve", "--echo") as (address, pid):
+        for case in ("onednn", "full"):
+            report(
+                *(BENCH, case, rates[case][0], "samples/s"),
+                **_beside(dense),
+                cpu_ms=rates[case][1],
+            )
+        serve = ["persia", "serve", "model", f"m={folder}"]
+        serve += ["--port", "0", "--grpc-port", "0"]
+        with started(*serve) as (address, grpc, pid):
+            _served("grpc", measure_calls(grpc, pid, sizes), dense)
+            _served("http", measure(address, pid, bodies, sizes), dense)
+        words = ["benchmarks.serve", "--bags", folder]
+        words += ["--quick"] if args.quick else []
+        with started(*words) as (_, grpc, pid):
+            _served("bags", measure_calls(grpc, pid, sizes), dense)
+        with started("benchmarks.serve", "--echo") as (address, _, pid):
             found = measure(address, pid, bodies, sizes)
         for case, one in found.items():
             report(
                 *(BENCH, f"echo {case}", one["requests_s"], "requests/s"),
                 **one,
             )
+
+
+def _served(name: str, found: Any, dense: float) -> None:
+    """Reports what was measured of a server."""
+    closed, late = found["closed"], found["open"]
+    rate = closed["requests_s"] * CANDIDATES
+    report(
+        *(BENCH, f"{name} closed", rate, "samples/s"),
+        **_beside(dense),
+        target=0.8,
+        **closed,
+    )
+    report(
+        *(BENCH, f"{name} open", late["p99_ms"], "ms"),
+        target=10.0,
+        at_most=True,
+        **late,
+    )
 
 
 def _beside(dense: float) -> dict[str, Any]:

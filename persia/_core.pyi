@@ -600,3 +600,62 @@ def rows_batch(
     width: int,
     /,
 ) -> int: ...
+
+@final
+class InferPlan:
+    def __new__(
+        cls, inputs: list[tuple[str, str, Sequence[int]]], /
+    ) -> InferPlan: ...
+
+@final
+class InferRequest:
+    model: str
+    version: str
+    outputs: list[str] | None
+    owner: Any
+    method: str
+    waited: float
+    late: bool
+    def __new__(
+        cls,
+        model: str,
+        version: str,
+        tensors: list[tuple[str, str, Sequence[int], Buffer]],
+        owner: Any,
+    ) -> InferRequest: ...
+    def bind(self, plan: InferPlan, limit: int, /) -> int: ...
+    def tensors(self) -> list[tuple[str, str, tuple[int, ...], bytes]]: ...
+    def message(self) -> bytes: ...
+    def reply(
+        self,
+        version: str,
+        outputs: list[tuple[str, str, Sequence[int], Buffer]],
+        /,
+    ) -> None: ...
+    def reply_message(self, message: bytes, /) -> None: ...
+    def fail(self, code: str, text: str, /) -> None: ...
+
+@final
+class InferQueue:
+    waiting: int
+    refused: dict[str, int]
+    def __new__(cls, room: int, timeout: float, /) -> InferQueue: ...
+    def listen(
+        self,
+        address: str,
+        threads: int,
+        calls: int,
+        connections: int,
+        message_limit: int,
+        security: dict[str, Any],
+    ) -> int: ...
+    def health(self, serving: bool, /) -> None: ...
+    def put(self, request: InferRequest, timeout: float, /) -> None: ...
+    def take(self, samples: int, /) -> list[InferRequest]: ...
+    def take_other(self) -> InferRequest | None: ...
+    def stop(self, grace: float, /) -> None: ...
+    def close(self) -> None: ...
+
+def infer_gather(
+    requests: list[InferRequest], first: int, count: int, out: Buffer, /
+) -> None: ...

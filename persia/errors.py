@@ -28,6 +28,7 @@ __all__ = [
     "MissingFeature",
     "Moved",
     "NonFiniteGradient",
+    "NotFound",
     "OffsetsError",
     "OutOfMemory",
     "PersiaError",
@@ -222,6 +223,10 @@ class Moved(PersiaError, RuntimeError):
     address. Stores follow it by themselves, so only clients that speak the
     protocol on their own see this.
     """
+
+
+class NotFound(PersiaError, LookupError):
+    """There is nothing of that name: a model, or a version of one."""
 
 
 class InternalError(PersiaError, RuntimeError):

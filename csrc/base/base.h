@@ -55,6 +55,7 @@ extern "C" {
     X(PERSIA_EINCOMPLETE, "RestoreIncomplete",                                \
       "a restore has not reached all servers")                                \
     X(PERSIA_EMOVED, "Moved", "the shard is at another server now")           \
+    X(PERSIA_ENOTFOUND, "NotFound", "there is nothing of that name")          \
     X(PERSIA_EINTERNAL, "InternalError", "a bug in persia, please report it")
 
 #define PERSIA_ERROR_CODE(code, name, message) code,

@@ -26,6 +26,8 @@
     X(log)                                                                    \
     X(rows_file)                                                              \
     X(channel)                                                                \
+    X(requests)                                                               \
+    X(inference)                                                              \
     X(times)                                                                  \
     X(server)
 

@@ -160,6 +160,8 @@ grpc_status_code status_of_code(int code)
         return GRPC_STATUS_UNAVAILABLE;
     case PERSIA_EDENIED:
         return GRPC_STATUS_PERMISSION_DENIED;
+    case PERSIA_ENOTFOUND:
+        return GRPC_STATUS_NOT_FOUND;
     default:
         return GRPC_STATUS_INTERNAL;
     }

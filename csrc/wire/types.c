@@ -82,6 +82,16 @@ static size_t types_utf8_length(const unsigned char *s, size_t n)
                : length;
 }
 
+int persia_wire_is_utf8(const char *text, size_t bytes)
+{
+    for (size_t i = 0, n; i < bytes; i += n) {
+        n = types_utf8_length((const unsigned char *)text + i, bytes - i);
+        if (!n || !text[i])
+            return 0;
+    }
+    return 1;
+}
+
 int at_check_name(const wire_at *at, uint32_t no, const char *text,
                   size_t bytes)
 {

@@ -87,6 +87,9 @@ PERSIA_API int persia_wire_put_part(wire_out *o, const wire_part *m,
 PERSIA_API int persia_wire_put_result(wire_out *o, const wire_result *m,
                                       wire_out *message);
 
+/* Whether a text is UTF-8 without a 0. */
+PERSIA_API int persia_wire_is_utf8(const char *text, size_t bytes);
+
 /* ---- values ------------------------------------------------------------- */
 
 /* Narrows n rows of dim floats, `stride` apart, to packed wire values; scales

@@ -258,6 +258,29 @@ def made_a_step(optimizer: torch.optim.Optimizer) -> None:
     optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
+def checks_metadata(node: torch.fx.Node) -> bool:
+    """Whether a node of a graph compares types and devices, and no more."""
+    return str(node.target) == "aten._assert_tensor_metadata.default"
+
+
+def onednn_linear() -> Any:
+    """The operator of oneDNN for a linear layer on the CPU, called with
+    (x, weight, bias, "relu" or "none", [], ""); None: this torch has none.
+
+    torch itself calls MKL, which leaves half of the width of an AMD
+    processor's vectors unused.
+    """
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return None
+    try:
+        found = torch.ops.mkldnn._linear_pointwise.default
+        x = torch.ones(1, 1)
+        found(x, x, None, "relu", [], "")
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+    return found
+
+
 def uncompiled(model: nn.Module) -> nn.Module:
     """The module that ``torch.compile(model)`` has wrapped, or the model."""
     inner = getattr(model, "_orig_mod", model)

@@ -17,6 +17,7 @@ import concurrent.futures
 import contextlib
 import re
 import tempfile
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ from persia.checkpoint.files import (
     refuse_inside,
 )
 from persia.checkpoint.manifest import MANIFEST, File, encode_manifest
-from persia.errors import InvalidArgument, StorageError
+from persia.errors import Closed, InvalidArgument, StorageError
 from persia.redaction import clean
 
 TRANSFERS = 4  # files at once
@@ -208,12 +209,22 @@ class RemoteFolder:
         ):
             _copy(remote, local, tell)
 
-    def _download(self, name: str, files: Iterable[str], target: Path) -> None:
+    def _download(
+        self,
+        name: str,
+        files: Iterable[str],
+        target: Path,
+        stop: threading.Event | None = None,
+    ) -> None:
         """Files of a folder of the root ("": of the root itself) into a local
-        one."""
+        one; raises Closed once ``stop`` is set."""
+
+        def tell() -> None:
+            if stop is not None and stop.is_set():
+                raise Closed("the process ends: nothing is fetched")
 
         def download(file: str) -> None:
-            self.bring(f"{name}/{file}".lstrip("/"), target / file)
+            self.bring(f"{name}/{file}".lstrip("/"), target / file, tell)
 
         with self._calls("read"):
             _side_by_side(download, files)

@@ -98,7 +98,7 @@ def model(
     dry_run: DryRun = False,
     **flags: Any,
 ) -> None:
-    """Answer requests over HTTP, by the Open Inference Protocol v2.
+    """Answer requests over HTTP and gRPC: the Open Inference Protocol v2.
 
     It prints a line "serving 1 models on 127.0.0.1:8080" when it is ready.
     A new version of an export answers as soon as it is current there. At

@@ -1,4 +1,4 @@
-"""Requests that wait become batches as soon as an executor is free.
+"""Threads that compute requests, whatever brought them.
 
 There is no timer: a request that arrives alone is computed alone. What has
 arrived meanwhile is computed together, up to a number of samples."""
@@ -7,197 +7,231 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from persia import _core
 from persia.errors import (
-    Closed,
     DeadlineExceeded,
     InternalError,
-    LimitReached,
+    InvalidArgument,
     PersiaError,
 )
+from persia.serving.inputs import tensors_of
 from persia.serving.measures import Measures
 from persia.serving.model import ExportedModel
+from persia.serving.protocol import Array, RawTensor, arrays_of, output_of
 
-Outputs = tuple[Tensor, ...]
+#: A version's name and its outputs, by name; or what went wrong.
+Answer = tuple[str, dict[str, Array]] | PersiaError
+#: The owner of a request of this process: is called with its answer, once.
+Owner = Callable[[Answer], None]
+#: The version of a model that answers, by the names of both; '': any.
+Find = Callable[[str, str], ExportedModel]
 
 
-@dataclass
-class _Waiting:
-    """A request in the queue."""
+class _Bound(NamedTuple):
+    """A request that fits its model; its tensors, where there is no plan."""
 
-    model: ExportedModel
-    tensors: Sequence[Tensor]
+    request: _core.InferRequest
     samples: int
-    until: float
-    since: float
-    answer: Future[Outputs]
-
-    def goes_with(self, other: _Waiting) -> bool:
-        """Whether the two may be one batch."""
-        return self.model is other.model and all(
-            a.shape[1:] == b.shape[1:]
-            for a, b in zip(self.tensors, other.tensors, strict=True)
-        )
+    tensors: list[Tensor]
 
 
 class Batcher:
     """A bounded queue of requests, and threads that compute them.
 
     Args:
-        executors: threads.
-        batch: samples of a batch; a request of more is one alone.
-        queue: samples that may wait; beyond, requests are refused.
+        find: the version that a request names.
         measures: of the phases.
+        threads: that compute.
+        batch: samples of a batch; a request of more is one alone.
+        queue: samples that may wait; beyond, requests are refused. Where a
+            feature has several ids a sample its ids count.
+        limit: samples that a request may have.
+        timeout: seconds that a call may wait which does not say.
+
+    Attributes:
+        queue: where requests wait. Its calls are answered here, and so are
+            requests whose owner is an `Owner`.
     """
 
     def __init__(
-        self, executors: int, batch: int, queue: int, measures: Measures
+        self,
+        find: Find,
+        measures: Measures,
+        *,
+        threads: int,
+        batch: int,
+        queue: int,
+        limit: int,
+        timeout: float,
     ) -> None:
-        self._batch = batch
-        self._room = queue
+        self.queue = _core.InferQueue(queue, timeout)
+        self._find = find
         self._measures = measures
-        self._queue: deque[_Waiting] = deque()
-        self._waiting = 0
-        self._changed = threading.Condition()
-        self._ends = False
+        self._batch = batch
+        self._limit = limit
         self._threads = [
-            threading.Thread(target=self._work, name=f"persia-executor-{i}")
-            for i in range(executors)
+            threading.Thread(
+                target=self._work, name=f"persia-executor-{i}", daemon=True
+            )
+            for i in range(threads)
         ]
         for thread in self._threads:
-            thread.daemon = True
             thread.start()
-
-    @property
-    def waiting(self) -> int:
-        """Samples in the queue."""
-        return self._waiting
-
-    def submit(
-        self, model: ExportedModel, tensors: Sequence[Tensor], timeout: float
-    ) -> Future[Outputs]:
-        """The outputs, once they are there.
-
-        Args:
-            model: that computes them.
-            tensors: its inputs, which were checked.
-            timeout: seconds; then the request is an error, and is not
-                computed any more.
-
-        Raises:
-            LimitReached: the queue is full.
-            Closed: the server ends.
-        """
-        now = time.monotonic()
-        one = _Waiting(
-            model,
-            tensors,
-            model.form.samples(tensors),
-            now + timeout,
-            now,
-            Future(),
-        )
-        with self._changed:
-            if self._ends:
-                raise Closed("the server ends")
-            # One that is larger than the queue may wait alone.
-            if self._queue and self._waiting + one.samples > self._room:
-                raise LimitReached(
-                    f"{self._waiting:,} samples wait, and the queue has room "
-                    f"for {self._room:,}: send less, or add servers"
-                )
-            self._queue.append(one)
-            self._waiting += one.samples
-            self._changed.notify()
-        return one.answer
-
-    def _take(self) -> list[_Waiting]:
-        """What is one batch now; waits for the first."""
-        with self._changed:
-            while not self._queue:
-                if self._ends:
-                    return []
-                self._changed.wait()
-            found = [self._queue.popleft()]
-            samples = found[0].samples
-            while self._queue:
-                one = self._queue[0]
-                more = samples + one.samples
-                if more > self._batch or not one.goes_with(found[0]):
-                    break
-                found.append(self._queue.popleft())
-                samples = more
-            self._waiting -= samples
-            return found
-
-    def _work(self) -> None:
-        while batch := self._take():
-            now = time.monotonic()
-            alive = []
-            for one in batch:
-                self._measures.phases["queue"].observe(now - one.since)
-                if one.until < now:
-                    one.answer.set_exception(
-                        DeadlineExceeded(
-                            "the request waited until its deadline: "
-                            f"{self._waiting:,} samples wait behind it"
-                        )
-                    )
-                elif one.answer.set_running_or_notify_cancel():
-                    alive.append(one)
-            if alive:
-                self._compute(alive)
-
-    def _compute(self, batch: list[_Waiting]) -> None:
-        begun = time.monotonic()
-        try:
-            outputs = _run(batch)
-        except Exception as error:  # one must not end the executor
-            if len(batch) > 1:  # of whom is it?
-                for one in batch:
-                    self._compute([one])
-                return
-            wrapped = error
-            if not isinstance(error, PersiaError):
-                wrapped = _as_ours(error)
-            batch[0].answer.set_exception(wrapped)
-            return
-        self._measures.phases["compute"].observe(time.monotonic() - begun)
-        self._measures.batches.observe(sum(one.samples for one in batch))
-        for one, answer in zip(batch, outputs, strict=True):
-            one.answer.set_result(answer)
 
     def close(self) -> None:
         """No more requests; those that wait are computed first."""
-        with self._changed:
-            self._ends = True
-            self._changed.notify_all()
+        self.queue.close()
         for thread in self._threads:
             thread.join()
+
+    def _work(self) -> None:
+        while requests := self.queue.take(self._batch):
+            models: dict[ExportedModel, list[_core.InferRequest]] = {}
+            for one in requests:
+                self._measures.phases["queue"].observe(one.waited)
+                try:
+                    if one.late:
+                        raise DeadlineExceeded(
+                            "the request waited until its deadline: "
+                            f"{self.queue.waiting:,} samples wait behind it"
+                        )
+                    model = self._find(one.model, one.version)
+                except Exception as error:
+                    self._fail(one, error)
+                else:
+                    models.setdefault(model, []).append(one)
+            for model, some in models.items():
+                self._compute(model, some)
+
+    # ---- a batch
+
+    def _compute(
+        self, model: ExportedModel, requests: list[_core.InferRequest]
+    ) -> None:
+        phases = self._measures.phases
+        at = time.monotonic()
+        alive = [p for one in requests if (p := self._bound(model, one))]
+        if not alive:
+            return
+        sizes = [one.samples for one in alive]
+        try:
+            tensors = _joined(model, alive)
+            phases["decode"].observe(time.monotonic() - at)
+            at = time.monotonic()
+            outputs = _outputs(model, tensors, sizes)
+            phases["compute"].observe(time.monotonic() - at)
+        except Exception as error:  # one must not end the executor
+            if len(alive) == 1:
+                self._fail(alive[0].request, error)
+            else:  # of whom is it?
+                for one in alive:
+                    self._compute(model, [one.request])
+            return
+        self._measures.batches.observe(sum(sizes))
+        at = time.monotonic()
+        for one, found in zip(alive, outputs, strict=True):
+            self._answer(one.request, model.version, found)
+        phases["encode"].observe(time.monotonic() - at)
+
+    def _bound(
+        self, model: ExportedModel, request: _core.InferRequest
+    ) -> _Bound | None:
+        """None: it is no request of this model, and was answered so."""
+        try:
+            if model.plan is not None:
+                size = request.bind(model.plan.inputs, self._limit)
+                return _Bound(request, size, [])
+            arrays = arrays_of(request.tensors())
+            tensors = tensors_of(model, arrays, self._limit)
+            return _Bound(request, model.form.samples(tensors), tensors)
+        except Exception as error:
+            self._fail(request, error)
+            return None
+
+    # ---- answers
+
+    def _answer(
+        self,
+        one: _core.InferRequest,
+        version: str,
+        found: dict[str, Array],
+    ) -> None:
+        owner: Owner | None = one.owner
+        try:
+            outputs = None if owner else _asked(one.outputs, found)
+            # Before the client can ask how many there were.
+            self._measures.count(one.model, "ok")
+            self._measures.phases["request"].observe(one.waited)
+            if owner is not None:
+                owner((version, found))
+            elif outputs is not None:
+                one.reply(version, outputs)
+        except Exception as error:
+            self._fail(one, error)
+
+    def _fail(self, one: _core.InferRequest, error: Exception) -> None:
+        ours = error if isinstance(error, PersiaError) else _as_ours(error)
+        owner: Owner | None = one.owner
+        self._measures.count(one.model, ours.code)
+        if owner is not None:
+            owner(ours)
+        else:
+            one.fail(ours.code, str(ours))
 
 
 def _as_ours(error: Exception) -> PersiaError:
     return InternalError(f"the model failed: {type(error).__name__}: {error}")
 
 
-def _run(batch: list[_Waiting]) -> list[Outputs]:
-    """The outputs of each request."""
-    model = batch[0].model
-    if len(batch) == 1:
-        return [model.run(batch[0].tensors)]
-    joined = [
-        torch.cat(parts)
-        for parts in zip(*(one.tensors for one in batch), strict=True)
-    ]
-    sizes = [one.samples for one in batch]
-    split: Any = torch.split
-    found = [split(out, sizes) for out in model.run(joined)]
-    return list(zip(*found, strict=True))
+def _asked(
+    names: Sequence[str] | None, found: dict[str, Array]
+) -> list[RawTensor]:
+    for name in names or ():
+        if name not in found:
+            raise InvalidArgument(
+                f"the model has no output {name!r}; it has {', '.join(found)}"
+            )
+    return [output_of(name, found[name]) for name in names or found]
+
+
+def _joined(model: ExportedModel, every: Sequence[_Bound]) -> list[Tensor]:
+    """The inputs of the graph."""
+    if model.plan is not None:
+        samples = sum(one.samples for one in every)
+        return model.plan.gather([one.request for one in every], samples)
+    if len(every) == 1:
+        return every[0].tensors
+    parts = zip(*(one.tensors for one in every), strict=True)
+    return [torch.cat(some) for some in parts]
+
+
+def _outputs(
+    model: ExportedModel, tensors: Sequence[Tensor], sizes: list[int]
+) -> list[dict[str, Array]]:
+    """The outputs of each request, by name."""
+    every = {
+        name: _array(x) for name, x in model.scores(model.run(tensors)).items()
+    }
+    if len(sizes) == 1:
+        return [every]
+    if any(len(x) != sum(sizes) for x in every.values()):
+        raise InvalidArgument("an output has another number of samples")
+    found, at = [], 0
+    for size in sizes:
+        end = at + size
+        found.append({name: x[at:end] for name, x in every.items()})
+        at = end
+    return found
+
+
+def _array(x: Tensor) -> Array:
+    if x.is_floating_point() and x.element_size() == 2:
+        x = x.float()
+    found: Array = x.contiguous().numpy()
+    return found

@@ -14,6 +14,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ from persia.base.urls import Url
 from persia.checkpoint import files
 from persia.checkpoint.manifest import MANIFEST, File, encode_manifest
 from persia.checkpoint.remote import RemoteFolder
-from persia.errors import PersiaError, StorageError
+from persia.errors import Closed, PersiaError, StorageError
 from persia.serving.deltas.packet import FOLDER
 from persia.serving.folder import (
     CURRENT,
@@ -131,16 +132,20 @@ class BucketVersions(RemoteFolder, Versions):
     # ---- the cache
 
     def folder(
-        self, version: Version, cache: Path | None, keep: int = 2
+        self,
+        version: Version,
+        cache: Path | None,
+        keep: int = 2,
+        stop: threading.Event | None = None,
     ) -> Path:
         text = version.manifest.model_dump_json()
         place = (cache or _cache_of_user()) / self._name(version)
         there = place / f"{version.manifest.name}-{_digest(text)}"
         try:
             place.mkdir(parents=True, exist_ok=True)
-            with _locked(place / ".lock"):
+            with _locked(place / ".lock", stop):
                 if not _is_whole(there, version):
-                    self._fetch(version, there)
+                    self._fetch(version, there, stop)
                 os.utime(there)
                 _remove_old(place, keep)
         except OSError as error:
@@ -159,12 +164,15 @@ class BucketVersions(RemoteFolder, Versions):
             path = path.rpartition("/")[0]
         return f"{path.rpartition('/')[2]}-{_digest(path)}"
 
-    def _fetch(self, version: Version, there: Path) -> None:
+    def _fetch(
+        self, version: Version, there: Path, stop: threading.Event | None
+    ) -> None:
         temporary = there.parent / f"{files.TEMPORARY}{secrets.token_hex(8)}"
         temporary.mkdir()
         try:
             every = version.manifest.files
-            self._download(version.name, [f.name for f in every], temporary)
+            names = [one.name for one in every]
+            self._download(version.name, names, temporary, stop)
             for one in every:
                 check_file(temporary, one, version.place)
                 with (temporary / one.name).open("rb") as file:
@@ -207,7 +215,7 @@ def _remove_old(place: Path, keep: int) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path, stop: threading.Event | None) -> Iterator[None]:
     """One process fetches, others of the machine wait for it; a killed one
     leaves no lock."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -217,5 +225,7 @@ def _locked(path: Path) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
+                if stop is not None and stop.is_set():
+                    raise Closed("the process ends") from None
                 time.sleep(_POLL_S)
         yield

@@ -17,6 +17,12 @@ class ModelConfig(Guarded):
     port: int = Field(
         8080, ge=0, le=65535, description="Port of HTTP; 0: any."
     )
+    grpc_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port of gRPC (inference.GRPCInferenceService); 0: any.",
+    )
     threads: int | None = Field(
         None,
         ge=1,
@@ -49,7 +55,8 @@ class ModelConfig(Guarded):
         4096,
         ge=1,
         le=65536,
-        description="Connections and requests at once; more are refused.",
+        description="Connections and requests at once, of HTTP and of gRPC; "
+        "more are refused.",
     )
     timeout: float = Field(
         10.0,

@@ -18,6 +18,7 @@ import json
 import os
 import re
 import shutil
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -222,7 +223,11 @@ class Versions(abc.ABC):
 
     @abc.abstractmethod
     def folder(
-        self, version: Version, cache: Path | None, keep: int = 2
+        self,
+        version: Version,
+        cache: Path | None,
+        keep: int = 2,
+        stop: threading.Event | None = None,
     ) -> Path:
         """The local folder whose files are mapped.
 
@@ -230,8 +235,10 @@ class Versions(abc.ABC):
             version: of this root.
             cache: where those of a bucket are kept; None: that of the user.
             keep: so many versions of the root stay there.
+            stop: once it is set nothing is fetched any more.
 
         Raises:
+            Closed: `stop` is set.
             CorruptFile: what was fetched is damaged.
             StorageError: it cannot be fetched.
         """
@@ -418,7 +425,11 @@ class LocalVersions(files.LocalRoot, Versions):
         return files.LocalRoot(Path(f"{self.path}-rows"))
 
     def folder(
-        self, version: Version, cache: Path | None, keep: int = 2
+        self,
+        version: Version,
+        cache: Path | None,
+        keep: int = 2,
+        stop: threading.Event | None = None,
     ) -> Path:
         return self.path / version.name
 

@@ -17,7 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from persia import _core, errors
-from persia.base.torch_private import take_for_equal
+from persia.base.torch_private import (
+    checks_metadata,
+    onednn_linear,
+    take_for_equal,
+)
 from persia.data.batches.ids import Ids
 from persia.nn.standins import standing_in
 from persia.serving.form import Form
@@ -321,6 +325,40 @@ def bind(
         call.meta = dict(node.meta)
         node.replace_all_uses_with(call)
         graph.erase_node(node)
-    # A new one: torch's checks each input by symbolic arithmetic at each call,
-    # which takes longer than most models. Form.check() does it.
+    # Checks of inputs at each call take longer than most models: Form.check()
+    # does it.  So do trees of arguments, which are tensors alone here.
+    for node in list(graph.nodes):
+        if checks_metadata(node):
+            graph.erase_node(node)
+    _use_onednn(graph)
+    graph.set_codegen(torch.fx.graph.CodeGen())
     return torch.fx.GraphModule(module, graph)
+
+
+def _use_onednn(graph: torch.fx.Graph) -> None:
+    """Has linear layers of fp32 computed by oneDNN, with the ReLU behind."""
+    operator = onednn_linear()
+    aten = torch.ops.aten
+    for node in list(graph.nodes):
+        if operator is None or node.target is not aten.linear.default:
+            continue
+        x, weight, *more = node.args
+        if any(_dtype(n) != torch.float32 for n in (x, weight, node)):
+            continue
+        users = list(node.users)
+        relu = len(users) == 1 and users[0].target is aten.relu.default
+        last = users[0] if relu else node
+        bias = more[0] if more else node.kwargs.get("bias")
+        kind = "relu" if relu else "none"
+        args: tuple[Any, ...] = (x, weight, bias, kind, [], "")
+        with graph.inserting_before(last):
+            call = graph.call_function(operator, args)
+        call.meta = dict(last.meta)
+        last.replace_all_uses_with(call)
+        graph.erase_node(last)
+        if relu:
+            graph.erase_node(node)
+
+
+def _dtype(node: Any) -> Any:
+    return getattr(node.meta.get("val"), "dtype", None)

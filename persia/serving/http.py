@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import json
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,19 +16,15 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from persia import errors
-from persia.base.version import __version__
-from persia.serving.batcher import Batcher
+from persia import _core, errors
+from persia.serving.batcher import Answer, Batcher
 from persia.serving.form import TensorForm
-from persia.serving.inputs import inputs_of, tensors_of
+from persia.serving.inputs import inputs_of
 from persia.serving.measures import Measures
-from persia.serving.model import ExportedModel
-from persia.serving.protocol import Request, decode, encode
-from persia.serving.repository import Model, Repository
+from persia.serving.protocol import decode, encode
+from persia.serving.service import PLATFORM, Service, outputs_of
 
 _HEADER = "Inference-Header-Content-Length"
-_EXTENSIONS = ["binary_tensor_data", "model_repository"]
-_PLATFORM = "persia_export"
 #: The status of an error; others are of the request, 400.
 _STATUS: list[tuple[type[errors.PersiaError], int]] = [
     (errors.AccessDenied, 401),
@@ -36,56 +32,51 @@ _STATUS: list[tuple[type[errors.PersiaError], int]] = [
     (errors.DeadlineExceeded, 504),
     (errors.Unavailable, 503),
     (errors.Closed, 503),
-    (errors.StorageError, 404),
+    (errors.NotFound, 404),
+    (errors.StorageError, 503),
     (errors.CorruptFile, 500),
     (errors.InternalError, 500),
     (errors.OutOfMemory, 500),
 ]
-_ELEMENTS = 1 << 26  # of a tensor
 
 
 class Server:
     """What the application answers with.
 
-    Attributes:
-        repository: the models.
+    Args:
+        service: answers all but inference.
         batcher: computes.
         measures: of the requests.
-        limit: samples that a request may have.
         body: bytes that a request may have.
         timeout: seconds that a request may take, if it does not say.
         token: that requests must show; None: none.
-        ready: whether new requests are welcome.
     """
 
     def __init__(
         self,
-        repository: Repository,
+        service: Service,
         batcher: Batcher,
         measures: Measures,
         *,
-        limit: int,
         body: int,
         timeout: float,
         token: str | None,
     ) -> None:
-        self.repository = repository
-        self.batcher = batcher
-        self.measures = measures
-        self.limit = limit
-        self.body = body
-        self.timeout = timeout
-        self.token = token
-        self.ready = True
+        self._service = service
+        self._batcher = batcher
+        self._measures = measures
+        self._body = body
+        self._timeout = timeout
+        self._token = token
 
     # ---- what is asked of all
 
     def check_token(self, request: HttpRequest) -> None:
         """Raises AccessDenied unless the request shows the token."""
-        if self.token is None:
+        if self._token is None:
             return
         given = request.headers.get("authorization", "")
-        wanted = f"Bearer {self.token}"
+        wanted = f"Bearer {self._token}"
         if not hmac.compare_digest(given.encode(), wanted.encode()):
             raise errors.AccessDenied(
                 "the request has no valid token: send the header "
@@ -106,17 +97,17 @@ class Server:
             )
         parts, size = [], 0
         try:
-            async with asyncio.timeout(self.timeout):
+            async with asyncio.timeout(self._timeout):
                 async for part in request.stream():
                     size += len(part)
-                    if size > self.body:
+                    if size > self._body:
                         raise errors.LimitReached(
-                            f"the body has more than {self.body:,} bytes"
+                            f"the body has more than {self._body:,} bytes"
                         )
                     parts.append(part)
         except TimeoutError:
             raise errors.DeadlineExceeded(
-                f"{size:,} bytes of the body arrived in {self.timeout:g} s"
+                f"{size:,} bytes of the body arrived in {self._timeout:g} s"
             ) from None
         return b"".join(parts)
 
@@ -128,106 +119,67 @@ class Server:
 
     async def is_ready(self, request: HttpRequest) -> Response:
         """All models answer, and the server does not end."""
-        ready = self.ready and self.repository.is_ready
+        ready = self._service.is_ready
         return _json({"live": True, "ready": ready}, 200 if ready else 503)
 
     async def about(self, request: HttpRequest) -> Response:
         """The server."""
-        return _json(
-            {
-                "name": "persia",
-                "version": __version__,
-                "extensions": _EXTENSIONS,
-            }
-        )
-
-    def _model(self, request: HttpRequest) -> Model:
-        return self.repository.model(request.path_params["model"])
-
-    async def _version(self, request: HttpRequest) -> ExportedModel:
-        model = self._model(request)
-        name = request.path_params.get("version")
-        if name is None:
-            return model.current
-        found = await run_in_threadpool(model.version, name)
-        assert isinstance(found, ExportedModel)
-        return found
+        return _json(self._service.about())
 
     async def model_ready(self, request: HttpRequest) -> Response:
         """The model, or its version, answers."""
-        model = self._model(request)
-        version = request.path_params.get("version")
-        ready = self.ready and model.is_ready
-        if version is not None:
-            ready = ready and version in await run_in_threadpool(model.names)
-        return _json(
-            {"name": model.name, "ready": ready}, 200 if ready else 503
+        name, version = _names(request)
+        ready = await run_in_threadpool(
+            self._service.model_is_ready, name, version
         )
+        return _json({"name": name, "ready": ready}, 200 if ready else 503)
 
     async def model_about(self, request: HttpRequest) -> Response:
         """Inputs and outputs."""
-        version = await self._version(request)
-        model = self._model(request)
         return _json(
-            {
-                "name": model.name,
-                "versions": await run_in_threadpool(model.names),
-                "platform": _PLATFORM,
-                "inputs": [_about(one) for one in inputs_of(version)],
-                "outputs": [_about(one) for one in _outputs(version)],
-                "parameters": {"version": version.version},
-            }
+            await run_in_threadpool(
+                self._service.model_about, *_names(request)
+            )
         )
 
     async def config(self, request: HttpRequest) -> Response:
         """The same, as Triton's clients that measure ask for it."""
-        version = await self._version(request)
+        name, version = _names(request)
+        found = await run_in_threadpool(
+            self._service.repository.find, name, version
+        )
         return _json(
             {
-                "name": self._model(request).name,
-                "platform": _PLATFORM,
+                "name": name,
+                "platform": PLATFORM,
                 "max_batch_size": 0,
-                "input": [_configured(one) for one in inputs_of(version)],
-                "output": [_configured(one) for one in _outputs(version)],
+                "input": [_configured(one) for one in inputs_of(found)],
+                "output": [_configured(one) for one in outputs_of(found)],
             }
         )
 
     async def stats(self, request: HttpRequest) -> Response:
         """Ids that were looked up, and those of them without a row."""
-        version = await self._version(request)
-        ids, unknown = version.unknown()
-        return _json(
-            {
-                "model_stats": [
-                    {
-                        "name": self._model(request).name,
-                        "version": version.version,
-                        "ids": ids,
-                        "unknown_ids": unknown,
-                        "lag": version.lag,
-                        "packets": version.packets,
-                    }
-                ]
-            }
+        name, version = _names(request)
+        found = await run_in_threadpool(
+            self._service.repository.find, name, version
         )
+        ids, unknown = found.unknown()
+        one = {
+            "name": name,
+            "version": found.version,
+            "ids": ids,
+            "unknown_ids": unknown,
+            "lag": found.lag,
+            "packets": found.packets,
+        }
+        return _json({"model_stats": [one]})
 
     # ---- the repository
 
     async def index(self, request: HttpRequest) -> Response:
         """All models, with all versions."""
-
-        def listed() -> list[dict[str, str]]:
-            out = []
-            for model in self.repository.models.values():
-                now = model.current.version if model.is_ready else ""
-                for name in model.names():
-                    state = "READY" if name == now else "AVAILABLE"
-                    out.append(
-                        {"name": model.name, "version": name, "state": state}
-                    )
-            return out
-
-        return _json(await run_in_threadpool(listed))
+        return _json(await run_in_threadpool(self._service.index))
 
     async def load(self, request: HttpRequest) -> Response:
         """Makes a version the one that answers."""
@@ -240,41 +192,71 @@ class Server:
             raise errors.ProtocolError("the request is no JSON") from None
         if version is not None and not isinstance(version, str):
             raise errors.ProtocolError("the version is no string")
-        model = self._model(request)
-        await run_in_threadpool(model.load, version, version is not None)
+        name, _ = _names(request)
+        await run_in_threadpool(self._service.load, name, version)
         return _json({})
 
     async def unload(self, request: HttpRequest) -> Response:
         """A model answers no more."""
-        await run_in_threadpool(self._model(request).unload)
+        name, _ = _names(request)
+        await run_in_threadpool(self._service.unload, name)
         return _json({})
 
     # ---- inference
 
     async def infer(self, request: HttpRequest) -> Response:
         """The outputs of inputs."""
-        begun = time.monotonic()
-        phases = self.measures.phases
-        model = self._model(request)
+        name, version = _names(request)
         try:
-            version = await self._version(request)
-            body = await self.read(request)
-            at = time.monotonic()
-            asked = decode(body, _header_of(request), _ELEMENTS)
-            tensors = tensors_of(version, asked.inputs, self.limit)
-            phases["decode"].observe(time.monotonic() - at)
-            left = self.timeout if asked.timeout is None else asked.timeout
-            answer = self.batcher.submit(version, tensors, left)
-            found = await asyncio.wrap_future(answer)
-            at = time.monotonic()
-            response = _answer(asked, model.name, version, found)
-            phases["encode"].observe(time.monotonic() - at)
+            if version:  # it may have to be mapped
+                await run_in_threadpool(
+                    self._service.repository.find, name, version
+                )
+            asked = decode(await self.read(request), _header_of(request))
+            loop = asyncio.get_running_loop()
+            answer: asyncio.Future[Answer] = loop.create_future()
+            waiting = _core.InferRequest(
+                name, version, asked.inputs, _owner_of(loop, answer)
+            )
+            left = self._timeout if asked.timeout is None else asked.timeout
+            self._batcher.queue.put(waiting, left)
         except errors.PersiaError as error:
-            self.measures.answered.labels(model.name, error.code).inc()
+            self._measures.count(name, error.code)
             raise
-        self.measures.answered.labels(model.name, "ok").inc()
-        phases["request"].observe(time.monotonic() - begun)
-        return response
+        found = await answer
+        if isinstance(found, errors.PersiaError):
+            raise found
+        body, header = encode(asked, name, *found)
+        if header is None:
+            return Response(body, media_type="application/json")
+        return Response(
+            body,
+            media_type="application/octet-stream",
+            headers={_HEADER: str(header)},
+        )
+
+
+def _names(request: HttpRequest) -> tuple[str, str]:
+    """The model, and its version or ""."""
+    parameters = request.path_params
+    return parameters["model"], parameters.get("version", "")
+
+
+def _owner_of(
+    loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Answer]
+) -> Callable[[Answer], None]:
+    """What gives an answer from another thread to one who waits in the loop;
+    if it waits no more, or the loop has ended, to none."""
+
+    def settle(found: Answer) -> None:
+        if not answer.done():
+            answer.set_result(found)
+
+    def give(found: Answer) -> None:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, found)
+
+    return give
 
 
 def _header_of(request: HttpRequest) -> int | None:
@@ -284,38 +266,6 @@ def _header_of(request: HttpRequest) -> int | None:
     if not text.isascii() or not text.isdigit() or len(text) > 12:
         raise errors.ProtocolError(f"{_HEADER} is {text[:40]!r}")
     return int(text)
-
-
-def _answer(
-    asked: Request, model: str, version: ExportedModel, found: Any
-) -> Response:
-    outputs = {
-        name: tensor.float().numpy()
-        if tensor.is_floating_point() and tensor.element_size() == 2
-        else tensor.numpy()
-        for name, tensor in version.scores(found).items()
-    }
-    body, header = encode(asked, model, version.version, outputs)
-    if header is None:
-        return Response(body, media_type="application/json")
-    return Response(
-        body,
-        media_type="application/octet-stream",
-        headers={_HEADER: str(header)},
-    )
-
-
-def _outputs(model: ExportedModel) -> list[TensorForm]:
-    if not model.manifest.clicks:
-        return model.form.outputs
-    names = [f"score.{task}" for task in model.tasks] or ["score"]
-    return [
-        TensorForm(name=name, datatype="FP32", shape=[-1]) for name in names
-    ]
-
-
-def _about(one: TensorForm) -> dict[str, Any]:
-    return {"name": one.name, "datatype": one.datatype, "shape": one.shape}
 
 
 def _configured(one: TensorForm) -> dict[str, Any]:
@@ -339,13 +289,13 @@ def error_response(error: errors.PersiaError) -> Response:
     return response
 
 
-Answer = Callable[[HttpRequest], Awaitable[Response]]
+_Handler = Callable[[HttpRequest], Awaitable[Response]]
 
 
 def make_app(server: Server) -> Starlette:
     """The application."""
 
-    def guarded(answer: Answer) -> Answer:
+    def guarded(answer: _Handler) -> _Handler:
         async def call(request: HttpRequest) -> Response:
             try:
                 server.check_token(request)
@@ -362,7 +312,7 @@ def make_app(server: Server) -> Starlette:
 
     routes = []
 
-    def route(method: str, path: str, answer: Answer) -> None:
+    def route(method: str, path: str, answer: _Handler) -> None:
         routes.append(Route(path, guarded(answer), methods=[method]))
 
     async def no(request: HttpRequest, error: Exception) -> Response:

@@ -24,6 +24,7 @@ from persia.serving.deltas.following import DenseParts, Follower
 from persia.serving.deltas.packet import PacketTable
 from persia.serving.folder import Version, check_file, find_version
 from persia.serving.graph import Lookup, bind, read_graph
+from persia.serving.plan import plan_of
 from persia.serving.rows import open_rows
 
 _POOLING = {
@@ -98,6 +99,8 @@ class ExportedModel(nn.Module):
         columns: the schema of requests, without labels; None: they have ids.
         tasks: names of the labels, where there are several.
         form: of its inputs and outputs, as tensors with names.
+        plan: how requests are copied into its inputs; None: they are read by
+            :func:`persia.serving.inputs.tensors_of`.
     """
 
     def __init__(
@@ -115,6 +118,7 @@ class ExportedModel(nn.Module):
             check_file(self.folder, manifest.schema_file)
             self.schema = Schema.load(self.folder / manifest.schema_file.name)
         self.columns = _without_labels(self.schema)
+        self.plan = plan_of(self.form) if self.columns is None else None
         tables = {
             t.options.name: open_rows(
                 self.folder, t.file.name, t.type, t.key, t.options

@@ -18,20 +18,26 @@ from persia.base.signals import Signals
 from persia.distributed.serving import page_of
 from persia.errors import InvalidArgument, StorageError, Unavailable
 from persia.serving.batcher import Batcher
+from persia.serving.calls import Calls
 from persia.serving.config import ModelConfig
 from persia.serving.measures import Measures
 from persia.serving.repository import Repository, named_paths
+from persia.serving.service import Service
+
+_CALLS = 1024  # of gRPC, which are read at once; more wait
 
 
 class Serving:
-    """A server of models over HTTP, from the making to :meth:`close`.
+    """A server of models over HTTP, and over gRPC where it has a port, from
+    the making to :meth:`close`.
 
     Args:
         config: of the process.
         models: ``PATH`` or ``NAME=PATH`` of exports, folders or URLs.
 
     Raises:
-        Unavailable: uvicorn or starlette is not installed.
+        Unavailable: uvicorn or starlette is not installed, or this build has
+            no gRPC.
         StorageError, CorruptFile, SchemaMismatch: a model cannot be loaded;
             or the address is taken.
     """
@@ -42,9 +48,10 @@ class Serving:
 
         security = config.security()
         torch.set_num_threads(1)  # an executor a core
-        self.measures = Measures()
+        paths = named_paths(models)
+        self.measures = Measures(paths)
         self.repository = Repository(
-            named_paths(models),
+            paths,
             config.versions,
             config.poll,
             config.cache,
@@ -52,22 +59,26 @@ class Serving:
         )
         for name, model in self.repository.models.items():
             self.measures.watch_model(name, model)
+        self._service = Service(self.repository)
         self._batcher = Batcher(
-            config.threads or max(1, int(processors())),
-            config.batch_samples,
-            config.queue_samples,
+            self.repository.find,
             self.measures,
+            threads=config.threads or max(1, int(processors())),
+            batch=config.batch_samples,
+            queue=config.queue_samples,
+            limit=config.request_samples,
+            timeout=config.timeout,
         )
         self.measures.watch(
             "queue_samples",
             "Samples that wait.",
-            lambda: float(self._batcher.waiting),
+            lambda: float(self._batcher.queue.waiting),
         )
-        self._server = Server(
-            self.repository,
+        self.measures.watch_refused(lambda: self._batcher.queue.refused)
+        server = Server(
+            self._service,
             self._batcher,
             self.measures,
-            limit=config.request_samples,
             body=config.body_limit,
             timeout=config.timeout,
             token=security.token,
@@ -75,15 +86,16 @@ class Serving:
         self._socket = listen(config.host, config.port)
         host = f"[{config.host}]" if ":" in config.host else config.host
         self.address = f"{host}:{self._socket.getsockname()[1]}"
+        self._grace = max(1.0, config.grace * 0.8)
         self._uvicorn = uvicorn.Server(
             uvicorn.Config(
-                make_app(self._server),
+                make_app(server),
                 log_config=None,
                 access_log=False,
                 lifespan="off",
                 server_header=False,
                 limit_concurrency=config.connections,
-                timeout_graceful_shutdown=max(1, int(config.grace * 0.8)),
+                timeout_graceful_shutdown=int(self._grace),
                 **_tls(config),
             )
         )
@@ -93,6 +105,19 @@ class Serving:
             name="persia-http",
             daemon=True,
         )
+        self._calls: Calls | None = None
+        self.grpc_address: str | None = None
+        if config.grpc_port is not None:
+            self._calls = Calls(self._service, self._batcher.queue)
+            port = self._batcher.queue.listen(
+                address=f"{host}:{config.grpc_port}",
+                threads=max(1, int(processors()) // 4),
+                calls=_CALLS,
+                connections=config.connections,
+                message_limit=config.body_limit,
+                security=security.arguments(),
+            )
+            self.grpc_address = f"{host}:{port}"
 
     def start(self) -> None:
         """Answers requests from now on."""
@@ -101,14 +126,19 @@ class Serving:
             if not self._thread.is_alive():
                 raise Unavailable(f"uvicorn does not serve {self.address}")
             time.sleep(0.01)
+        self._batcher.queue.health(True)
 
     def close(self) -> None:
         """No more requests; those in flight are answered first."""
-        self._server.ready = False
+        self._service.ready = False
         self._uvicorn.should_exit = True
+        self.repository.end()
+        self._batcher.queue.stop(self._grace)
         if self._thread.is_alive():
             self._thread.join()
         self._batcher.close()
+        if self._calls is not None:
+            self._calls.close()
         self.repository.close()
         self._socket.close()
 
@@ -185,6 +215,8 @@ def _run(one: Serving, config: ModelConfig, signals: Signals) -> None:
     one.start()
     for name, model in one.repository.models.items():
         say(f"model {name}: version {model.current.version} answers")
+    if one.grpc_address is not None:
+        say(f"gRPC on {one.grpc_address}")
     signals.serve(
         f"serving {len(one.repository.models)} models on {one.address}",
         "requests in flight were not answered",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,9 @@ from persia.errors import (
 )
 
 Array = npt.NDArray[Any]
+#: Name, datatype, shape, and the elements row after row, little-endian; each
+#: of BYTES behind four bytes of its length.
+RawTensor = tuple[str, str, Sequence[int], Any]
 
 _TYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype("?"),
@@ -42,6 +45,7 @@ _TYPES: dict[str, np.dtype[Any]] = {
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 _DIMS = 8
 _TENSORS = 4096
+_ELEMENTS = 1 << 26  # of a tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +53,8 @@ class Request:
     """What a client asks.
 
     Attributes:
-        inputs: tensors by name; BYTES is an array of objects, ``bytes``.
+        inputs: its tensors, whose bytes were not counted yet: that does
+            ``_core.InferRequest``, for all protocols.
         outputs: the names that are asked for; None: all.
         binary: the outputs that are given as bytes; None: all, or none, as
             ``binary_default`` says.
@@ -58,7 +63,7 @@ class Request:
         parameters: of the request.
     """
 
-    inputs: Mapping[str, Array]
+    inputs: list[RawTensor]
     outputs: Sequence[str] | None
     binary: Mapping[str, bool]
     binary_default: bool
@@ -78,13 +83,12 @@ class Request:
         return value / 1e6
 
 
-def decode(body: bytes, header: int | None, elements: int) -> Request:
+def decode(body: bytes, header: int | None) -> Request:
     """A request of its body.
 
     Args:
         body: JSON, and behind it the tensors that are bytes.
         header: bytes of the JSON, where the client says so.
-        elements: that a tensor may have.
 
     Raises:
         ProtocolError: it is malformed.
@@ -108,12 +112,9 @@ def decode(body: bytes, header: int | None, elements: int) -> Request:
     if not isinstance(entries, list) or not 0 < len(entries) <= _TENSORS:
         raise ProtocolError("the request has no list of inputs")
     rest = _Rest(memoryview(body)[header:])
-    inputs: dict[str, Array] = {}
-    for entry in entries:
-        name, array = _input(entry, rest, elements)
-        if name in inputs:
-            raise ProtocolError(f"input {name!r} occurs twice")
-        inputs[name] = array
+    inputs = [_input(entry, rest) for entry in entries]
+    if len({one[0] for one in inputs}) < len(inputs):
+        raise ProtocolError("an input occurs twice")
     if rest.left:
         raise ProtocolError(
             f"{rest.left} bytes follow the last tensor: see "
@@ -122,9 +123,7 @@ def decode(body: bytes, header: int | None, elements: int) -> Request:
     return _request(document, inputs)
 
 
-def _request(
-    document: Mapping[str, Any], inputs: Mapping[str, Array]
-) -> Request:
+def _request(document: Mapping[str, Any], inputs: list[RawTensor]) -> Request:
     parameters = _object(document, "parameters")
     outputs, binary = None, {}
     if (asked := document.get("outputs")) is not None:
@@ -183,15 +182,16 @@ def _text(entry: Mapping[str, Any], key: str) -> str:
     return value
 
 
-def _input(entry: Any, rest: _Rest, elements: int) -> tuple[str, Array]:
+def _input(entry: Any, rest: _Rest) -> RawTensor:
     if not isinstance(entry, dict):
         raise ProtocolError("an input is no object")
     name, datatype = _text(entry, "name"), _text(entry, "datatype")
-    shape = _shape(name, entry.get("shape"), elements)
-    if datatype != "BYTES" and datatype not in _TYPES:
-        raise DtypeError(
-            f"{name}: no datatype {datatype!r}; there are "
-            f"{', '.join(_TYPES)} and BYTES"
+    shape = entry.get("shape")
+    if type(shape) is not list or not all(type(n) is int for n in shape):
+        raise ShapeError(f"{name}: the shape is {shape!r}, need 1 to 8 sizes")
+    if any(abs(n) > _ELEMENTS for n in shape):
+        raise LimitReached(
+            f"{name}: shape {shape} has more than {_ELEMENTS:,} elements"
         )
     size = _object(entry, "parameters").get("binary_data_size")
     data = entry.get("data")
@@ -200,30 +200,13 @@ def _input(entry: Any, rest: _Rest, elements: int) -> tuple[str, Array]:
             f"{name}: need data, or binary_data_size, and not both"
         )
     if data is not None:
-        return name, _of_json(name, datatype, shape, data)
+        return name, datatype, shape, _of_json(name, datatype, shape, data)
     if not isinstance(size, int) or not 0 <= size <= rest.left:
         raise ProtocolError(
             f"{name}: binary_data_size is {size!r}, and {rest.left} bytes are "
             "left"
         )
-    return name, _of_bytes(name, datatype, shape, rest.take(size))
-
-
-def _shape(name: str, shape: Any, elements: int) -> tuple[int, ...]:
-    if (
-        not isinstance(shape, list)
-        or not 0 < len(shape) <= _DIMS
-        or not all(
-            isinstance(n, int) and not isinstance(n, bool) and n >= 0
-            for n in shape
-        )
-    ):
-        raise ShapeError(f"{name}: the shape is {shape!r}, need 1 to 8 sizes")
-    if math.prod(shape) > elements or max(shape) > elements:
-        raise LimitReached(
-            f"{name}: shape {shape} has more than {elements:,} elements"
-        )
-    return tuple(shape)
+    return name, datatype, shape, rest.take(size)
 
 
 def _flat(data: Any, out: list[Any], limit: int) -> None:
@@ -244,19 +227,24 @@ def _flat(data: Any, out: list[Any], limit: int) -> None:
 
 
 def _of_json(
-    name: str, datatype: str, shape: tuple[int, ...], data: Any
-) -> Array:
+    name: str, datatype: str, shape: Sequence[int], data: Any
+) -> bytes | Array:
     count = math.prod(shape)
     values: list[Any] = []
     _flat(data, values, count)
     if len(values) != count:
         more = "more than " if len(values) > count else ""
         raise ShapeError(
-            f"{name}: shape {list(shape)} has {count} elements, data "
+            f"{name}: shape {shape} has {count} elements, data "
             f"{more}{min(len(values), count)}"
         )
     if datatype == "BYTES":
-        return _texts(name, values).reshape(shape)
+        return _texts(name, values)
+    if datatype not in _TYPES:
+        raise DtypeError(
+            f"{name}: no datatype {datatype!r}; there are "
+            f"{', '.join(_TYPES)} and BYTES"
+        )
     kind = _TYPES[datatype]
     allowed: tuple[type, ...] = (int,)
     if kind.kind == "b":
@@ -270,55 +258,63 @@ def _of_json(
             raise DtypeError(f"{name}: {one!r} is no {datatype}")
     try:
         # Integers never pass through floats, which have 53 bits.
-        return np.array(values, kind).reshape(shape)
+        return np.array(values, kind)
     except (OverflowError, ValueError, TypeError):
         raise DtypeError(f"{name}: a value is no {datatype}") from None
 
 
-def _texts(name: str, values: Sequence[Any]) -> Array:
-    out = np.empty(len(values), object)
-    for i, one in enumerate(values):
+def _texts(name: str, values: Sequence[Any]) -> bytes:
+    parts = []
+    for one in values:
         if not isinstance(one, str):
             raise DtypeError(f"{name}: {one!r} is no text")
         try:
-            out[i] = one.encode()
+            text = one.encode()
         except UnicodeEncodeError:
             raise DtypeError(f"{name}: half a character") from None
+        parts += [len(text).to_bytes(4, "little"), text]
+    return b"".join(parts)
+
+
+def arrays_of(
+    tensors: Iterable[tuple[str, str, Sequence[int], bytes]],
+) -> dict[str, Array]:
+    """Arrays by name, of tensors whose bytes are those of their shapes: as
+    ``_core.InferRequest.tensors`` gives them. BYTES is an array of ``bytes``
+    objects.
+
+    Raises:
+        ProtocolError: a name occurs twice.
+        DtypeError: numpy has no such type.
+    """
+    found: dict[str, Array] = {}
+    for name, datatype, shape, data in tensors:
+        if name in found:
+            raise ProtocolError(f"input {name!r} occurs twice")
+        if datatype == "BYTES":
+            found[name] = _elements(data).reshape(shape)
+        elif datatype in _TYPES:
+            array = np.frombuffer(data, _TYPES[datatype])
+            found[name] = array.reshape(shape)
+        else:
+            raise DtypeError(f"{name}: {datatype} cannot be read here")
+    return found
+
+
+def _elements(data: bytes) -> Array:
+    found, at = [], 0
+    while at < len(data):
+        end = at + 4 + int.from_bytes(data[at : at + 4], "little")
+        found.append(data[at + 4 : end])
+        at = end
+    out = np.empty(len(found), object)
+    out[:] = found
     return out
 
 
-def _of_bytes(
-    name: str, datatype: str, shape: tuple[int, ...], data: memoryview
-) -> Array:
-    count = math.prod(shape)
-    if datatype == "BYTES":
-        return _elements(name, count, data).reshape(shape)
-    kind = _TYPES[datatype]
-    if len(data) != count * kind.itemsize:
-        raise ShapeError(
-            f"{name}: {len(data)} bytes for {count} elements of {datatype}"
-        )
-    return np.frombuffer(data, kind).reshape(shape)
-
-
-def _elements(name: str, count: int, data: memoryview) -> Array:
-    """Each has four bytes of its length before it."""
-    if count > len(data) // 4:
-        raise ShapeError(
-            f"{name}: {len(data)} bytes cannot be {count} elements of BYTES"
-        )
-    out = np.empty(count, object)
-    at = 0
-    for i in range(count):
-        end = at + 4
-        size = int.from_bytes(data[at:end], "little")
-        if end > len(data) or size > len(data) - end:
-            raise ShapeError(f"{name}: element {i} is cut off")
-        out[i] = bytes(data[end : end + size])
-        at = end + size
-    if at != len(data):
-        raise ShapeError(f"{name}: {len(data) - at} bytes follow the last one")
-    return out
+def output_of(name: str, array: Array) -> RawTensor:
+    """An array as an output of that name."""
+    return name, _NAMES[array.dtype], array.shape, array
 
 
 def encode(

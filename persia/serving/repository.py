@@ -15,6 +15,7 @@ from persia.base.logs import say
 from persia.base.urls import Url
 from persia.errors import (
     InvalidArgument,
+    NotFound,
     PersiaError,
     StorageError,
     Unavailable,
@@ -67,6 +68,7 @@ class Model:
         mapped: versions that stay mapped at once.
         cache: where those of a bucket are kept; None: that of the user.
         rows_limit: bytes that rows of packets may take, of each table.
+        ends: once it is set nothing is fetched any more.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Model:
         mapped: int,
         cache: Path | None = None,
         rows_limit: int = 0,
+        ends: threading.Event | None = None,
     ) -> None:
         self.name = name
         self._path = path
@@ -85,6 +88,7 @@ class Model:
         self._mapped = mapped
         self._cache = cache
         self._rows_limit = rows_limit
+        self._ends = ends
         self._lock = threading.Lock()
         self._versions: dict[str, ExportedModel] = {}
         self._current: ExportedModel | None = None
@@ -122,7 +126,8 @@ class Model:
         """A version, which is mapped if it is not yet.
 
         Raises:
-            StorageError: it is not there.
+            NotFound: it is not there.
+            StorageError: it cannot be read.
             CorruptFile: it is damaged.
             Unavailable: None is asked for, and none is loaded.
         """
@@ -135,8 +140,12 @@ class Model:
         return found
 
     def _map(self, name: str | None) -> ExportedModel:
+        if name and name not in self.names():
+            raise NotFound(f"model {self.name!r} has no version {name!r}")
         found = find_version(self._path, name)
-        folder = found.root.folder(found, self._cache, self._mapped)
+        folder = found.root.folder(
+            found, self._cache, self._mapped, self._ends
+        )
         model = ExportedModel(found, folder, self._cache)
         model.limit_rows(self._rows_limit)
         _warm_up(model)
@@ -159,8 +168,8 @@ class Model:
             pin: it stays until another is loaded, whatever the root says.
 
         Raises:
-            StorageError, CorruptFile, SchemaMismatch: it cannot be loaded; the
-                one that answered still does.
+            NotFound, StorageError, CorruptFile, SchemaMismatch: it cannot be
+                loaded; the one that answered still does.
         """
         with self._lock:
             if name is None and self._root is not None:
@@ -302,13 +311,13 @@ class Repository:
         cache: Path | None = None,
         rows_limit: int = 0,
     ) -> None:
+        self._ends = threading.Event()
         self.models = {
-            name: Model(name, path, mapped, cache, rows_limit)
+            name: Model(name, path, mapped, cache, rows_limit, self._ends)
             for name, path in paths.items()
         }
         for model in self.models.values():
             model.load()
-        self._ends = threading.Event()
         self._failed: dict[str, str] = {}
         self._thread = threading.Thread(
             target=self._follow,
@@ -323,14 +332,21 @@ class Repository:
         """A model by its name.
 
         Raises:
-            InvalidArgument: there is none.
+            NotFound: there is none.
         """
         if name not in self.models:
-            raise InvalidArgument(
+            raise NotFound(
                 f"there is no model {name!r}; there are "
                 f"{', '.join(self.models)}"
             )
         return self.models[name]
+
+    def find(self, name: str, version: str) -> ExportedModel:
+        """A version of a model; "": the one that answers.
+
+        Raises: as :meth:`model` and :meth:`Model.version`.
+        """
+        return self.model(name).version(version or None)
 
     @property
     def is_ready(self) -> bool:
@@ -376,7 +392,7 @@ class Repository:
             return call()
         except PersiaError as error:
             text = str(error)
-            if self._failed.get(name) != text:
+            if self._failed.get(name) != text and not self._ends.is_set():
                 self._failed[name] = text
                 say(
                     f"model {name}: the version before answers on: {text}",
@@ -384,9 +400,14 @@ class Repository:
                 )
             return False
 
-    def close(self) -> None:
-        """Follows no more. A version that is being loaded is loaded first:
-        the interpreter's end would abort a thread that is within torch."""
+    def end(self) -> None:
+        """Follows no more, and fetches nothing; models still answer."""
         self._ends.set()
+
+    def close(self) -> None:
+        """Follows no more. A version that is being loaded is loaded first,
+        once its files are there: the interpreter's end would abort a thread
+        that is within torch."""
+        self.end()
         if self._thread.is_alive():
             self._thread.join()

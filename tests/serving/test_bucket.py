@@ -355,6 +355,22 @@ def test_the_cache_keeps_what_was_asked_for_last(
         persia.load_model(uri("ctr"), cache=tmp_path / "file")
 
 
+def test_the_end_breaks_a_fetch_off(
+    place: Path, uri: Uri, bucket: fs.FileSystem, cache: Path
+) -> None:
+    """A process that ends waits for no download, and leaves no half one."""
+    copy(place, bucket)
+    one = Repository({"m": uri("ctr")}, 1, 0)
+    kept = [p for p in cache.rglob("*") if p.is_dir()]
+    versions_of(uri("ctr")).use("v-000001")
+    one.end()
+    with pytest.raises(errors.Closed):
+        one.models["m"].load()
+    assert one.models["m"].current.version == "v-000002"
+    assert [p for p in cache.rglob("*") if p.is_dir()] == kept
+    one.close()
+
+
 def test_a_process_serves_a_bucket(
     place: Path, tmp_path: Path, uri: Uri, bucket: fs.FileSystem
 ) -> None:

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persia import errors
-from persia.serving.protocol import decode, encode
+from persia import _core, errors
+from persia.serving.protocol import arrays_of, encode
+from persia.serving.protocol import decode as parse
 
 KINDS = {
     "BOOL": np.bool_,
@@ -27,7 +28,13 @@ KINDS = {
     "FP32": np.float32,
     "FP64": np.float64,
 }
-LIMIT = 1 << 20
+
+
+def decode(body: bytes, header: int | None) -> Any:
+    """The request, and its arrays by name: as the server reads both."""
+    found = parse(body, header)
+    request = _core.InferRequest("m", "", found.inputs, None)
+    return found, arrays_of(request.tensors())
 
 
 def array_of(kind: str, shape: list[int], seed: int) -> Any:
@@ -94,11 +101,11 @@ def test_what_the_stock_client_sends_is_read(
         timeout=None,
         custom_parameters=None,
     )
-    found = decode(bytes(body), header, LIMIT)
+    found, inputs = decode(bytes(body), header)
     assert found.id == "7" and found.binary_default
     for name, (_, array) in arrays.items():
-        assert found.inputs[name].shape == array.shape
-        assert found.inputs[name].tolist() == array.tolist()
+        assert inputs[name].shape == array.shape
+        assert inputs[name].tolist() == array.tolist()
 
 
 @pytest.mark.parametrize("binary", [False, True])
@@ -106,7 +113,7 @@ def test_what_is_answered_is_read_by_the_stock_client(binary: bool) -> None:
     client = pytest.importorskip(
         "tritonclient.http", reason="tritonclient[http] is not installed"
     )
-    request = decode(
+    request, _ = decode(
         json.dumps(
             {
                 "id": "x",
@@ -115,7 +122,6 @@ def test_what_is_answered_is_read_by_the_stock_client(binary: bool) -> None:
             }
         ).encode(),
         None,
-        LIMIT,
     )
     arrays = {
         name: array_of(name, [2, 3], 5) for name in KINDS if name != "FP16"
@@ -131,7 +137,7 @@ def test_what_is_answered_is_read_by_the_stock_client(binary: bool) -> None:
 def test_integers_keep_all_their_bits() -> None:
     values = [2**64 - 1, 2**63, 2**53 + 1]
     body = json.dumps({"inputs": [one("a", [3], "UINT64", values)]}).encode()
-    assert decode(body, None, LIMIT).inputs["a"].tolist() == values
+    assert decode(body, None)[1]["a"].tolist() == values
 
 
 def one(name: str, shape: Any, kind: str, data: Any) -> dict[str, Any]:
@@ -200,7 +206,7 @@ def test_malformed_bodies_are_refused(body: Any, error: Any) -> None:
     if not isinstance(body, bytes):
         body = json.dumps(body).encode()
     with pytest.raises(error):
-        decode(body, None, LIMIT)
+        decode(body, None)
 
 
 @pytest.mark.parametrize(
@@ -219,10 +225,10 @@ def test_bytes_that_are_no_tensor_are_refused(
 ) -> None:
     text = json.dumps({"inputs": [sized(shape, kind, len(data))]}).encode()
     with pytest.raises(errors.ShapeError):
-        decode(text + data, len(text), LIMIT)
+        decode(text + data, len(text))
     for header in (-1, len(text) + len(data) + 1):
         with pytest.raises(errors.ProtocolError):
-            decode(text + data, header, LIMIT)
+            decode(text + data, header)
 
 
 @settings(max_examples=300, deadline=None)
@@ -231,7 +237,7 @@ def test_any_bytes_are_decoded_or_refused(
     body: bytes, header: int | None
 ) -> None:
     with contextlib.suppress(errors.PersiaError):
-        decode(body, header, LIMIT)
+        decode(body, header)
 
 
 JSON = st.recursive(
@@ -258,4 +264,4 @@ JSON = st.recursive(
 def test_any_json_is_decoded_or_refused(document: Any) -> None:
     for body in (document, {"inputs": [document]}):
         with contextlib.suppress(errors.PersiaError):
-            decode(json.dumps(body).encode(), None, LIMIT)
+            decode(json.dumps(body).encode(), None)

@@ -13,7 +13,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 import persia
-from persia import errors
+from persia import _core, errors
 from persia.serving.batcher import Batcher
 from persia.serving.config import ModelConfig
 from persia.serving.folder import versions_of
@@ -250,8 +250,8 @@ def test_bad_requests_are_named_errors(server: Serving, place: Path) -> None:
             504,
             "DeadlineExceeded",
         ),
-        ("/v2/models/none/infer", good, 400, "InvalidArgument"),
-        ("/v2/models/clicks/versions/v-000009/infer", good, 404, ""),
+        ("/v2/models/none/infer", good, 404, "NotFound"),
+        ("/v2/models/clicks/versions/v-000009/infer", good, 404, "NotFound"),
         ("/v2/models/clicks/versions/..%2Fv/infer", good, 404, ""),
     ]
     for path, body, status, name in cases:
@@ -382,13 +382,38 @@ def test_slow_and_half_bodies_end(place: Path) -> None:
             assert status_of_live == 200
 
 
-def test_requests_that_wait_are_computed_together(ids_model: Any) -> None:
+def request_of(
+    model: Any, tensors: Any, answer: Future[Any]
+) -> _core.InferRequest:
+    inputs = [
+        (one.name, one.datatype, list(x.shape), x.numpy())
+        for one, x in zip(model.form.inputs, tensors, strict=True)
+    ]
+
+    def give(found: Any) -> None:
+        if isinstance(found, errors.PersiaError):
+            answer.set_exception(found)
+        else:
+            answer.set_result(found[1])
+
+    return _core.InferRequest("m", "", inputs, give)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_requests_that_wait_are_computed_together(
+    several: bool, tmp_path: Path
+) -> None:
     """Whatever the batches are, each request has its own answer."""
-    model = persia.load_model(ids_model[1])
-    measures = Measures()
-    calls = [models.batch(n % 5 + 1) for n in range(40)]
+    torch.manual_seed(2)
+    made = models.CLICKS["mmoe"](models.bags())
+    models.train(made, lambda: models.batch(16, several))
+    persia.export(made, tmp_path, example=models.batch(3, several))
+    model = persia.load_model(tmp_path)
+    assert (model.plan is None) == several
+    measures = Measures(["m"])
+    calls = [models.batch(n % 5 + 1, several) for n in range(40)]
     inputs = [model.form.flatten(call, {}) for call in calls]
-    want = [model.run(tensors) for tensors in inputs]
+    want = [model.scores(model.run(tensors)) for tensors in inputs]
     begun, go = threading.Event(), threading.Event()
     first = model.run
 
@@ -398,25 +423,40 @@ def test_requests_that_wait_are_computed_together(ids_model: Any) -> None:
         return first(tensors)
 
     model.run = slow  # type: ignore[method-assign]
-    batcher = Batcher(1, 32, 100, measures)
-    answers = [batcher.submit(model, inputs[0], 60)]
+    room = 300
+    batcher = Batcher(
+        lambda name, version: model,
+        measures,
+        threads=1,
+        batch=32,
+        queue=room,
+        limit=1000,
+        timeout=60.0,
+    )
+
+    def submit(tensors: Any, timeout: float) -> Future[Any]:
+        answer: Future[Any] = Future()
+        batcher.queue.put(request_of(model, tensors, answer), timeout)
+        return answer
+
+    answers = [submit(inputs[0], 60)]
     assert begun.wait(60)
-    late = batcher.submit(model, inputs[1], 0)
-    answers += [batcher.submit(model, t, 60) for t in inputs[2:30]]
+    late = submit(inputs[1], 0)
+    answers += [submit(t, 60) for t in inputs[2:30]]
     refused = 0
-    for tensors in inputs * 3:
+    for tensors in inputs * 10:
         try:
-            batcher.submit(model, tensors, 60)
+            submit(tensors, 60)
         except errors.LimitReached:
             refused += 1
-    assert refused and batcher.waiting <= 100
+    assert refused and batcher.queue.waiting <= room
     go.set()
     batcher.close()
     with pytest.raises(errors.DeadlineExceeded):
         late.result(60)
     for answer, expected in zip(answers, [want[0], *want[2:30]], strict=True):
-        for got, one in zip(answer.result(60), expected, strict=True):
-            torch.testing.assert_close(got, one)
+        for name, got in answer.result(60).items():
+            assert np.allclose(got, expected[name].numpy(), atol=1e-6)
     (family,) = (
         f
         for f in measures.collect()
@@ -425,7 +465,51 @@ def test_requests_that_wait_are_computed_together(ids_model: Any) -> None:
     count = next(s.value for s in family.samples if s.name.endswith("_count"))
     assert count < 30 - 5  # of more requests
     with pytest.raises(errors.Closed):
-        batcher.submit(model, inputs[0], 60)
+        submit(inputs[0], 60)
+
+
+def test_a_request_that_fails_fails_alone(
+    ids_model: Any, tmp_path: Path
+) -> None:
+    """One that the model refuses is beside others that it answers."""
+    model = persia.load_model(ids_model[1])
+    measures = Measures(["m"])
+    begun, go = threading.Event(), threading.Event()
+    first = model.run
+
+    def slow(tensors: Any) -> Any:
+        begun.set()
+        assert go.wait(60)
+        if any((x == 1234).any() for x in tensors):
+            raise RuntimeError("1234")
+        return first(tensors)
+
+    model.run = slow  # type: ignore[method-assign]
+    batcher = Batcher(
+        lambda name, version: model,
+        measures,
+        threads=1,
+        batch=1000,
+        queue=1000,
+        limit=1000,
+        timeout=60.0,
+    )
+    answers: list[Future[Any]] = []
+    for i in range(4):
+        tensors = model.form.flatten(models.batch(3), {})
+        if i == 2:
+            tensors[0] = torch.full_like(tensors[0], 1234)
+        answers.append(Future())
+        batcher.queue.put(request_of(model, tensors, answers[-1]), 60)
+        assert begun.wait(60)
+    go.set()
+    batcher.close()
+    for i, answer in enumerate(answers):
+        if i == 2:
+            with pytest.raises(errors.InternalError):
+                answer.result(60)
+        else:
+            answer.result(60)
 
 
 def test_many_clients_at_once(server: Serving, place: Path) -> None:

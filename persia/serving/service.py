@@ -1,0 +1,93 @@
+"""What a process that serves models says of them, over whatever protocol it is
+asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from persia.base.version import __version__
+from persia.serving.form import TensorForm
+from persia.serving.inputs import inputs_of
+from persia.serving.model import ExportedModel
+from persia.serving.repository import Repository
+
+_EXTENSIONS = ["binary_tensor_data", "model_repository"]
+PLATFORM = "persia_export"
+
+
+class Service:
+    """The questions of the protocol, as dicts of its names.
+
+    Attributes:
+        repository: the models.
+        ready: whether new requests are welcome.
+    """
+
+    def __init__(self, repository: Repository) -> None:
+        self.repository = repository
+        self.ready = True
+
+    @property
+    def is_ready(self) -> bool:
+        """All models answer, and the server does not end."""
+        return self.ready and self.repository.is_ready
+
+    def about(self) -> dict[str, Any]:
+        """The server."""
+        return {
+            "name": "persia",
+            "version": __version__,
+            "extensions": _EXTENSIONS,
+        }
+
+    def model_is_ready(self, name: str, version: str) -> bool:
+        """The model, or its version, answers."""
+        model = self.repository.model(name)
+        ready = self.ready and model.is_ready
+        return ready and (not version or version in model.names())
+
+    def model_about(self, name: str, version: str) -> dict[str, Any]:
+        """Inputs and outputs."""
+        found = self.repository.find(name, version)
+        return {
+            "name": name,
+            "versions": self.repository.model(name).names(),
+            "platform": PLATFORM,
+            "inputs": [_about(one) for one in inputs_of(found)],
+            "outputs": [_about(one) for one in outputs_of(found)],
+            "parameters": {"version": found.version},
+        }
+
+    def index(self) -> list[dict[str, str]]:
+        """All models, with all versions."""
+        out = []
+        for model in self.repository.models.values():
+            now = model.current.version if model.is_ready else ""
+            for name in model.names():
+                state = "READY" if name == now else "AVAILABLE"
+                out.append(
+                    {"name": model.name, "version": name, "state": state}
+                )
+        return out
+
+    def load(self, name: str, version: str | None) -> None:
+        """Makes a version the one that answers; None: the current one."""
+        self.repository.model(name).load(version, version is not None)
+
+    def unload(self, name: str) -> None:
+        """A model answers no more."""
+        self.repository.model(name).unload()
+
+
+def outputs_of(model: ExportedModel) -> list[TensorForm]:
+    """The tensors that an answer has, as metadata say it."""
+    if not model.manifest.clicks:
+        return model.form.outputs
+    names = [f"score.{task}" for task in model.tasks] or ["score"]
+    return [
+        TensorForm(name=name, datatype="FP32", shape=[-1]) for name in names
+    ]
+
+
+def _about(one: TensorForm) -> dict[str, Any]:
+    return {"name": one.name, "datatype": one.datatype, "shape": one.shape}
