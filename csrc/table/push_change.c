@@ -70,7 +70,7 @@ INLINE_HOT void group_run(group *g, const push_part *part,
     for (uint32_t k = from; k < to; k++) {
         size_t i = first + order[k];
         uint64_t id = of.ids[i], hash = hashes[k];
-        const float *grad = push_part_grad(&of, i);
+        const float *grad = of.grad + (of.bag ? of.bag[i] : i) * of.stride;
         float scale = of.scale ? of.scale[i] : 1;
         uint32_t hint = of.rows ? of.rows[i] : ROW_NONE;
         uint32_t at = place_home(hash, mask + 1);
@@ -85,7 +85,7 @@ INLINE_HOT void group_run(group *g, const push_part *part,
         }
         if (of.scale) {
             float *scaled = own.sums + sums_n++ * dim;
-            push_part_sum(&of, i, scaled, 1, dim);
+            floats_add(scaled, grad, scale, 1, dim);
             grad = scaled;
         }
         own.grad[n] = grad;
@@ -115,13 +115,13 @@ HOT static void group_run_distinct(group *g, const push_part *part,
         uint32_t hint = of.rows ? of.rows[i] : ROW_NONE;
         if (hint < own.used)
             row_prefetch(own.base + hint * own.stride, own.stride);
-        own.grad[n] = push_part_grad(&of, i);
+        own.grad[n] = of.grad + (of.bag ? of.bag[i] : i) * of.stride;
         own.id[n] = of.ids[i];
         own.hash[n] = hashes[k];
         own.hint[n] = hint;
         if (of.scale) {
             float *scaled = own.sums + g->sums_n++ * dim;
-            push_part_sum(&of, i, scaled, 1, dim);
+            floats_add(scaled, own.grad[n], of.scale[i], 1, dim);
             own.grad[n] = scaled;
         }
     }

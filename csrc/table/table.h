@@ -106,8 +106,10 @@ INLINE_HOT const float *push_part_grad(const push_part *part, size_t i)
  * order of its ids.  `first` begins the sum.  So the bits are the same
  * wherever they are summed:
  *
- *   table/push_change.c  in the process (the second of an id and those behind
- *                        it in a pass of their own)
+ *   table/push_change.c  in the process: the first of an id stays where it
+ *                        lies, the others are added in a second pass.  It is
+ *                        written out there, which saves 2 % of the
+ *                        instructions of an update
  *   client/sums.c        before they are sent, by the index of a batch
  *   batch/taken.c        of rows that an embedding worker has sent
  */
