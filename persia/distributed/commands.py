@@ -100,11 +100,6 @@ class Cluster:
                 f"shards is {shards}, but each of {servers_most} servers "
                 "needs one"
             )
-        if servers_most > servers and checkpoints is None:
-            raise InvalidArgument(
-                "shards move between servers through the folder of "
-                "`checkpoints`: give that, too"
-            )
         if servers_most > servers and "--durable" in options:
             raise InvalidArgument(
                 "`durable` with a number of servers that changes: the logs of "

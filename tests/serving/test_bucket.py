@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +19,10 @@ from pyarrow import fs
 
 import persia
 from persia import _core, errors
+from persia.base.urls import Url
 from persia.checkpoint import remote
+from persia.checkpoint.far import Far
+from persia.checkpoint.remote import RemoteFolder
 from persia.serving import Publisher, exporting
 from persia.serving import bucket as buckets
 from persia.serving.bucket import BucketVersions
@@ -102,12 +104,12 @@ def test_a_model_is_exported_into_a_bucket(uri: Uri) -> None:
 
 
 @pytest.mark.skipif(not _core.GRPC[0].isdigit(), reason="without gRPC")
-def test_rows_of_servers_are_exported(
-    tmp_path: Path, uri: Uri, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_servers_are_exported(uri: Uri) -> None:
     """They pass through a checkpoint in the bucket."""
-    monkeypatch.setenv("PERSIA_CHECKPOINTS", str(tmp_path))
-    with contextlib.closing(Servers(2, checkpoints=str(tmp_path))) as servers:
+    with (
+        contextlib.closing(Far(Url(uri("")))) as far,
+        contextlib.closing(Servers(2, far=far)) as servers,
+    ):
         store = persia.Store(
             persia.optim.Adagrad(lr=0.1), servers=servers.text
         )
@@ -143,7 +145,7 @@ def test_packets_go_through_a_bucket(uri: Uri, bucket: fs.FileSystem) -> None:
         asked = models.batch(9)
         with torch.no_grad():
             want = model.eval()(*asked)
-        assert torch.equal(loaded(*asked), want)
+        torch.testing.assert_close(loaded(*asked), want)
         old = persia.load_model(root, "v-000001")
         assert not bool(old.has_rows("a", torch.tensor([1])))
     chosen = fs.FileSelector("bucket/models/fresh/deltas", recursive=True)
@@ -200,15 +202,15 @@ def test_an_upload_that_breaks_off_is_not_there(
     persia.export(model, root, example=models.batch(3))
     with monkeypatch.context() as patch:
         if step == "file":
-            write, done = shutil.copyfileobj, []
+            send, done = RemoteFolder.send, []
 
             def some(*args: Any) -> None:
-                done.append(write(*args))
+                done.append(send(*args))
                 if len(done) == 3:
                     raise Killed
 
             patch.setattr(remote, "TRANSFERS", 1)
-            patch.setattr(remote.shutil, "copyfileobj", some)
+            patch.setattr(RemoteFolder, "send", some)
         elif step == "manifest":
             patch.setattr(buckets, "encode_manifest", killed)
         else:

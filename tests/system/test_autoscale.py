@@ -191,9 +191,9 @@ def test_servers_follow_the_load(tmp_path: Path) -> None:
     [
         ["--loaders", "1:3"],
         ["--loaders", "2", "--autoscale"],
-        ["--ps", "1:3", "--autoscale"],
+        ["--ps", "1:3"],
         ["--ps", "0"],
-        ["--ps", "1:3", "--shards", "2", "--autoscale", "--checkpoints", "x"],
+        ["--ps", "1:3", "--shards", "2", "--autoscale"],
         ["--loaders", "3:1", "--autoscale"],
         ["--loaders", "x"],
         ["--loaders", "1:3", "--autoscale", "--parts", "2"],
