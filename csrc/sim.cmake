@@ -61,7 +61,7 @@ foreach(file IN LISTS sim_files)
 endforeach()
 
 # One test a build: each bug is found within 600 histories; all but two are
-# within 200.
+# is within 200.
 if(NOT PERSIA_SANITIZE)
     add_sim(sim_bugs ${planted})
     list(JOIN sim_bugs "," names)

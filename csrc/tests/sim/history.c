@@ -161,6 +161,29 @@ static void cut_off(int r, int s)
         net_cut(s, r, until);
 }
 
+/* Whether the process takes a shard out. */
+static int await_out(uint32_t source)
+{
+    for (;;) {
+        for (uint32_t i = 0; i < w.servers_n; i++)
+            if (w.servers[i].out && w.servers[i].out_of == source)
+                return 1;
+        if (sim_wait(&w.moves, sim_now() + 8 * SIM_S))
+            return 0;
+    }
+}
+
+/* The target has the shard, and dies before it can say so. */
+static void fault_commit(uint32_t source, uint32_t target)
+{
+    if (!await_out(source))
+        return;
+    net_cut(SLOT_SERVERS + (int)target, SLOT_SERVERS + (int)source,
+            sim_now() + sim_between(SIM_S, 8 * SIM_S));
+    sim_sleep(sim_between(100 * SIM_MS, 4 * SIM_S));
+    kill_server(target, 40 * SIM_S);
+}
+
 /* A shard goes to another process; often one of those who take part in it is
  * killed, or nothing reaches it from the other one. */
 static void fault_move(void)
@@ -169,12 +192,17 @@ static void fault_move(void)
     moves_ask(&source, &target);
     if (sim_chance(300))
         return;
-    for (int steps = (int)sim_random(6); steps >= 0; steps--)
+    const uint32_t kind = sim_random(6);
+    if (kind == 4) {
+        fault_commit(source, target);
+        return;
+    }
+    for (int steps = (int)sim_random(9); steps >= 0; steps--)
         if (sim_wait(&w.moves, sim_now() + 8 * SIM_S))
             return;
     if (sim_chance(300))
         sim_sleep(sim_between(SIM_US, SIM_S));
-    switch (sim_random(6)) {
+    switch (kind) {
     case 0:
         kill_server(source, 40 * SIM_S);
         if (!sim_chance(200))
@@ -188,12 +216,6 @@ static void fault_move(void)
         break;
     case 3:
         cut_off(SLOT_SERVERS + (int)source, SLOT_SERVERS + (int)target);
-        break;
-    case 4: /* it has the shard, and dies before it can say so */
-        net_cut(SLOT_SERVERS + (int)target, SLOT_SERVERS + (int)source,
-                sim_now() + sim_between(SIM_S, 8 * SIM_S));
-        sim_sleep(sim_between(100 * SIM_MS, 4 * SIM_S));
-        kill_server(target, 40 * SIM_S);
         break;
     default:
         break;
