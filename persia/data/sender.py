@@ -45,8 +45,8 @@ class Sender:
     Args:
         workers: addresses "host:port" of embedding workers, several with
             commas between or as a list. Default: PERSIA_WORKERS. Lists that
-            begin with "file:" or "dns:" are read again while it is open, see
-            :func:`persia.distributed.addresses.resolve`.
+            begin with "file:" or "dns:" are read again while it is open:
+            "file:/shared/workers", one address a line, or "dns:name:port".
         namespace: of the servers and workers; default: PERSIA_NAMESPACE,
             else "default".
         name: of what it sends. A process that sends the same batches in the

@@ -58,8 +58,8 @@ class Stream:
     Args:
         workers: addresses "host:port" of embedding workers, several with
             commas between or as a list. Default: PERSIA_WORKERS. Lists that
-            begin with "file:" or "dns:" are read again while it trains, see
-            :func:`persia.distributed.addresses.resolve`.
+            begin with "file:" or "dns:" are read again while it trains:
+            "file:/shared/workers", one address a line, or "dns:name:port".
         timeout: seconds after which it is an error that no worker can be
             reached. One that cannot is passed over as long as others can, and
             takes part again when it is back. The same holds for a batch of the

@@ -99,8 +99,8 @@ class ExportedModel(nn.Module):
         columns: the schema of requests, without labels; None: they have ids.
         tasks: names of the labels, where there are several.
         form: of its inputs and outputs, as tensors with names.
-        plan: how requests are copied into its inputs; None: they are read by
-            :func:`persia.serving.inputs.tensors_of`.
+        plan: how requests are copied into its inputs; None: each input
+            becomes a tensor of its own.
     """
 
     def __init__(
@@ -304,8 +304,8 @@ class ExportedModel(nn.Module):
 
     @property
     def lag(self) -> float | None:
-        """Seconds since the moment of the training that it is of; None: its
-        version has no packets."""
+        """How old the model is, in seconds since that moment of the training;
+        None if its version has no packets."""
         if self.follower is None:
             return None
         made = datetime.datetime.fromisoformat(self.manifest.made)
