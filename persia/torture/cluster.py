@@ -263,7 +263,7 @@ class Cluster:
                 one.stopped = 0.0
                 os.kill(one.pid, signal.SIGCONT)
                 self.say(f"CONT {one.name}")
-            if one.back and now >= one.back:
+            if one.back and now >= one.back and not one.pid:
                 self.start(one)
             if one.asked and now - one.asked > STOPS:
                 self.wrong(f"{one.name} does not end by SIGTERM")
