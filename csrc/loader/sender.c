@@ -363,7 +363,7 @@ static void sender_tick(void *owner)
     const int changed = s->servers != s->compared;
     pthread_mutex_unlock(&s->lock);
     if (changed)
-        sender_compare(s);
+        sender_compare(s, SENDER_BEAT_NS);
 }
 
 /* ---- life ---- */
@@ -605,7 +605,7 @@ int persia_sender_flush(loader_sender *s, uint64_t timeout_ns)
     worker_client_wake(&s->c); /* it tells workers */
     if (rc)
         return rc;
-    sender_compare(s);
+    sender_compare(s, s->c.timeout_ns);
     return sender_tell_failed(s);
 }
 
