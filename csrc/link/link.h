@@ -77,6 +77,7 @@ typedef struct worker_link {
     _Atomic(int) unlisted;     /* it is in the list no more */
     _Atomic(uint64_t) message_limit;
     _Atomic(unsigned) tries; /* calls that failed since its last Hello */
+    _Atomic(uint64_t) memory; /* of a loader's stream: see SubmitReply */
 } worker_link;
 
 /* Who is behind links: copied from the configuration. */

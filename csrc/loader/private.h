@@ -13,12 +13,18 @@
  * for one of them. */
 #define SENDER_BEAT_NS ((uint64_t)5 * 1000000000)
 
+/* Who has a batch. */
+typedef struct placed {
+    size_t at;       /* link */
+    uint64_t boot;   /* of the worker there */
+    uint64_t memory; /* of the stream there: see SubmitReply */
+} placed;
+
 /* A batch that may have to be sent again: all before it are not done. */
 typedef struct kept {
     struct kept *next;
     uint64_t number;
-    size_t at;     /* link that has it */
-    uint64_t boot; /* of the worker there */
+    placed placed;
     void *bytes;
     size_t bytes_n;
 } kept;

@@ -1,6 +1,6 @@
 /* A rank whose embedding worker is started again while it trains two batches,
  * and whose next Take reports a loss: the loop makes that Take once more, and
- * it is where it was.  A loader that asks its worker.
+ * it is where it was.  A loader whose worker has forgotten what it sent.
  * (tests.cmake lets the linker wrap the calls below: the requests of rank and
  * loader go to the worker of this process.) */
 #include "loader/private.h"
@@ -18,6 +18,7 @@ static struct {
     world *w;
     unsigned inside; /* requests that the worker has */
     int incomplete;  /* the next Take is answered: servers differ */
+    int silent;      /* no heartbeat arrives */
     uint64_t hello_ns; /* the longest that a Hello was waited for */
 } way = {.lock = PTHREAD_MUTEX_INITIALIZER,
          .moved = PTHREAD_COND_INITIALIZER};
@@ -86,6 +87,8 @@ int __wrap_persia_rpc_start(rpc_channel *c, uint32_t method, wire_out *o,
         way.incomplete = 0;
     if (method == WORKER_HELLO && timeout_ns > way.hello_ns)
         way.hello_ns = timeout_ns;
+    if (method == WORKER_HEARTBEAT && way.silent)
+        s = NULL;
     way.inside++;
     pthread_mutex_unlock(&way.lock);
     if (!s)
@@ -274,6 +277,43 @@ static loader_sender *loader_begin(world *w)
     return s;
 }
 
+static void way_silent(int silent)
+{
+    pthread_mutex_lock(&way.lock);
+    way.silent = silent;
+    pthread_mutex_unlock(&way.lock);
+}
+
+static int begin_forgetful(void **state)
+{
+    int rc = begin(state);
+    worker_replace(*state, SECOND);
+    return rc;
+}
+
+/* The worker takes the loader for dead, and its job ends with what was done,
+ * which the loader never heard. */
+static void a_loader_that_is_forgotten_sends_again(void **state)
+{
+    world *w = *state;
+    uint32_t status;
+    uint64_t of;
+    wire_submit m = batch(w, 1);
+    loader_sender *s = loader_begin(w);
+    way_silent(1);
+    hello(w, 1);
+    declare(w, "b");
+    assert_int_equal(persia_sender_send(s, &m), PERSIA_OK);
+    give_back(w, 1, lease_of(w, 1, 1, &of), RETURN_TRAINED, KEYS, &status);
+    assert_int_equal(status, RETURNED_DONE);
+    while (stats_of(w).streams)
+        persia_pause(SECOND / 50);
+    way_silent(0);
+    assert_int_equal(persia_sender_flush(s, 20 * SECOND), PERSIA_OK);
+    assert_int_equal(stats_of(w).had, 1);
+    persia_sender_close(s, 1);
+}
+
 /* The thread that asks sends the heartbeats to all workers, too. */
 static void no_thread_waits_long_for_what_servers_have(void **state)
 {
@@ -302,6 +342,9 @@ static void no_thread_waits_long_for_what_servers_have(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(
+            a_loader_that_is_forgotten_sends_again, begin_forgetful,
+            finish_world),
         cmocka_unit_test_setup_teardown(
             no_thread_waits_long_for_what_servers_have, begin, finish_world),
         cmocka_unit_test_setup_teardown(
