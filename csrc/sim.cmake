@@ -60,8 +60,8 @@ foreach(file IN LISTS sim_files)
     list(APPEND planted "${out}")
 endforeach()
 
-# One test a build: each bug is found within 600 histories; all but two are
-# is within 200.
+# One test a build: each bug is found within 600 histories; all but one are
+# within 200.
 if(NOT PERSIA_SANITIZE)
     add_sim(sim_bugs ${planted})
     list(JOIN sim_bugs "," names)

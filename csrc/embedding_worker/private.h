@@ -165,6 +165,7 @@ typedef struct worker_stream {
     uint64_t settled;  /* as the loader said */
     window came, done; /* numbers behind it */
     uint64_t rings[2][WORKER_WINDOW / 64];
+    uint64_t memory;   /* number of these windows, at this worker */
     size_t offers;     /* that are not freed */
     int settling;      /* servers are asked which of them they have */
     uint64_t used;     /* when it was heard of last */
@@ -267,6 +268,7 @@ typedef struct asking {
     uint64_t *done;  /* [done_n] of a Submit */
     size_t done_n;
     uint64_t first, epoch;  /* of a loader's Hello, and of a Take */
+    uint64_t stream_memory; /* of a Submit */
     wire_loader_part *parts; /* [parts_n] of a Take */
     size_t parts_n;
     wire_ledger *ledger;    /* of a loader's Hello, or NULL */
@@ -307,6 +309,7 @@ struct embedding_worker {
     worker_plan *plans;
     worker_job *job_list;
     uint64_t joins;            /* of loaders */
+    uint64_t memories;         /* the last number of windows of a stream */
     worker_stream *streams, *old;
     worker_rank *ranks;
     offer *queue, *leased;     /* by seq */

@@ -97,6 +97,7 @@ static int queue_list_done(asking *a, const worker_stream *t, uint64_t settled)
 {
     a->done_n = 0;
     a->first = t->first;
+    a->stream_memory = t->memory;
     a->done = persia_wire_memory_take(&a->memory,
                                       WIRE_BATCHES_MAX * sizeof *a->done);
     if (!a->done)

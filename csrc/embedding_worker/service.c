@@ -88,6 +88,7 @@ static int service_put_submit(asking *a, wire_out *o)
                            .done = a->done,
                            .done_n = a->done_n,
                            .first = a->first,
+                           .memory = a->stream_memory,
                            .failed = a->failed,
                            .failed_n = a->failed_n};
     service_enter(a->s);

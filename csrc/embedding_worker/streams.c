@@ -46,12 +46,13 @@ void stream_drop(embedding_worker *s, worker_stream *t)
         stream_free(t);
 }
 
-static void streams_windows_init(worker_stream *t)
+static void streams_windows_init(embedding_worker *s, worker_stream *t)
 {
     memset(t->rings, 0, sizeof t->rings);
     window_init(&t->came, t->rings[0], WORKER_WINDOW / 64);
     window_init(&t->done, t->rings[1], WORKER_WINDOW / 64);
     t->settled = 0;
+    t->memory = ++s->memories;
 }
 
 /* Ends the stream without batches that was used longest ago. */
@@ -126,7 +127,7 @@ int stream_find(embedding_worker *s, uint64_t name, uint64_t job,
     job_join(s, j, t);
     t->name = name;
     t->used = persia_clock_ns();
-    streams_windows_init(t);
+    streams_windows_init(s, t);
     pthread_mutex_init(&t->opening, NULL);
     worker_stream **end = &s->streams;
     while (*end)
@@ -196,7 +197,7 @@ static void streams_take_over(embedding_worker *s, worker_stream *t,
     t->client = client;
     t->own = t->ends_n = 0;
     t->waits = 0;
-    streams_windows_init(t);
+    streams_windows_init(s, t);
     stream_hear(t, settled);
     streams_came_again(t, s->queue);
     streams_came_again(t, s->leased);

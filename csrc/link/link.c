@@ -216,10 +216,10 @@ int link_hello_again(const worker_client *c, worker_link *l)
 }
 
 int link_ask(const worker_client *c, worker_link *l, uint64_t stream,
-             wire_hello_reply *out)
+             uint64_t timeout_ns, wire_hello_reply *out)
 {
     link_answer answer;
-    int rc = say_hello(c, l, stream, 0, c->timeout_ns, &answer, out);
+    int rc = say_hello(c, l, stream, 0, timeout_ns, &answer, out);
     link_answer_free(&answer);
     return rc;
 }

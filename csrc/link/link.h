@@ -77,6 +77,7 @@ typedef struct worker_link {
     _Atomic(int) unlisted;     /* it is in the list no more */
     _Atomic(uint64_t) message_limit;
     _Atomic(unsigned) tries; /* calls that failed since its last Hello */
+    _Atomic(uint64_t) memory; /* of a loader's stream: see SubmitReply */
 } worker_link;
 
 /* Who is behind links: copied from the configuration. */
@@ -137,10 +138,10 @@ int link_call(const worker_client *c, worker_link *l, uint32_t method,
 int link_hello(const worker_client *c, worker_link *l);
 /* Says it once more: what it holds. */
 int link_hello_again(const worker_client *c, worker_link *l);
-/* What its Hello says of a stream of batches; 0: of none.  Only numbers and
- * the ledger are kept. */
+/* What its Hello says of a stream of batches; 0: of none.  Waits at most
+ * `timeout_ns`.  Only numbers and the ledger are kept. */
 int link_ask(const worker_client *c, worker_link *l, uint64_t stream,
-             wire_hello_reply *out);
+             uint64_t timeout_ns, wire_hello_reply *out);
 /* A call ended with rc: says Hello if the worker may be away.  Whether it
  * is. */
 int link_failed(const worker_client *c, worker_link *l, int rc);

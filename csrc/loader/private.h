@@ -9,14 +9,22 @@
 #include "client/client.h"
 #include "loader/loader.h"
 
+/* The thread tells all workers that the loader is alive: it waits no longer
+ * for one of them. */
 #define SENDER_BEAT_NS ((uint64_t)5 * 1000000000)
+
+/* Who has a batch. */
+typedef struct placed {
+    size_t at;       /* link */
+    uint64_t boot;   /* of the worker there */
+    uint64_t memory; /* of the stream there: see SubmitReply */
+} placed;
 
 /* A batch that may have to be sent again: all before it are not done. */
 typedef struct kept {
     struct kept *next;
     uint64_t number;
-    size_t at;     /* link that has it */
-    uint64_t boot; /* of the worker there */
+    placed placed;
     void *bytes;
     size_t bytes_n;
 } kept;
@@ -72,8 +80,9 @@ int sender_learn(loader_sender *s, uint64_t stream);
 /* A worker's Hello: see worker_client.meet. */
 int sender_meet(void *owner, worker_link *l, const wire_hello_reply *m);
 /* Servers may have been started again without what they had.  Asks a worker
- * that is there; if it cannot tell, a later call finds out. */
-void sender_compare(loader_sender *s);
+ * that is there, and waits so long for each; if it cannot tell, a later call
+ * finds out. */
+void sender_compare(loader_sender *s, uint64_t timeout_ns);
 /* PERSIA_EUNAVAILABLE. */
 int sender_all_away(const loader_sender *s);
 /* PERSIA_EREPLACED: another sender is to send what a load undid.  The lock is

@@ -24,7 +24,7 @@ static int resume_compare_with(loader_sender *s, const acks *before,
     return PERSIA_OK;
 }
 
-void sender_compare(loader_sender *s)
+void sender_compare(loader_sender *s, uint64_t timeout_ns)
 {
     wire_hello_reply reply;
     acks before;
@@ -35,7 +35,8 @@ void sender_compare(loader_sender *s)
     int asked = 0;
     for (size_t i = 0; i < s->c.links_n && !rc && !asked; i++) {
         worker_link *l = &s->c.links[i];
-        asked = !link_is_away(l) && !link_ask(&s->c, l, s->stream, &reply);
+        asked = !link_is_away(l) &&
+                !link_ask(&s->c, l, s->stream, timeout_ns, &reply);
     }
     if (asked)
         (void)resume_compare_with(s, &before, servers, &reply);
@@ -97,7 +98,8 @@ int sender_meet(void *owner, worker_link *l, const wire_hello_reply *m)
     pthread_mutex_lock(&s->lock);
     const int same = m->lineage == s->lineage;
     pthread_mutex_unlock(&s->lock);
-    int rc = same ? PERSIA_OK : link_ask(&s->c, l, s->stream, &reply);
+    int rc = same ? PERSIA_OK
+                  : link_ask(&s->c, l, s->stream, SENDER_BEAT_NS, &reply);
     if (same || rc)
         return rc;
     pthread_mutex_lock(&s->lock);
@@ -152,7 +154,7 @@ static int resume_learn_once(loader_sender *s, uint64_t stream, int *known)
         if (link_is_away(l) && (link_is_any_there(&s->c) ||
                                 link_hello(&s->c, l)))
             continue;
-        const int rc = link_ask(&s->c, l, stream, &reply);
+        const int rc = link_ask(&s->c, l, stream, s->c.timeout_ns, &reply);
         if (rc && !link_failed(&s->c, l, rc))
             left = rc;
         if (rc)

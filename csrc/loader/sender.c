@@ -1,7 +1,8 @@
 /* sender.c: a data loader sends batches to workers in turn, and keeps each
- * until it is done.  A worker that was started again gets its own once more;
- * those of one that is away for long go to the others.  A thread does that,
- * and tells workers that the loader is alive. */
+ * until it is done.  A worker that was started again, or has forgotten the
+ * loader, gets its own once more; those of one that is away for long go to
+ * the others.  A thread does that, and tells workers that the loader is alive.
+ */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -72,6 +73,8 @@ static void sender_note_reply(loader_sender *s, worker_link *l,
         else /* without memory it is not compared later */
             (void)acks_add(&s->acked, m->done[i]);
     }
+    if (m->memory) /* the reply to a claim says none */
+        atomic_store(&l->memory, m->memory);
     s->servers = m->servers ? m->servers : s->servers;
     s->first = s->first ? s->first : m->first;
     window_advance(&s->done);
@@ -84,7 +87,8 @@ static void sender_note_reply(loader_sender *s, worker_link *l,
     pthread_cond_broadcast(&s->heard);
 }
 
-static int sender_keep(loader_sender *s, const wire_submit *m, size_t at)
+static int sender_keep(loader_sender *s, const wire_submit *m,
+                       const placed *at)
 {
     kept *k = calloc(1, sizeof *k);
     wire_out o;
@@ -98,8 +102,7 @@ static int sender_keep(loader_sender *s, const wire_submit *m, size_t at)
         persia_wire_out_copy(&o, k->bytes);
         k->bytes_n = o.bytes;
         k->number = m->number;
-        k->at = at;
-        k->boot = m->caller.boot;
+        k->placed = *at;
         *s->kept_end = k;
         s->kept_end = &k->next;
     } else {
@@ -116,10 +119,11 @@ static uint64_t sender_settled_before(const loader_sender *s, uint64_t number)
     return s->done.watermark < number ? s->done.watermark : number - 1;
 }
 
-/* *status: enum submit_status. */
-static int sender_send_once(loader_sender *s, worker_link *l, wire_submit *m,
+/* To the worker at to->at.  *status: enum submit_status. */
+static int sender_send_once(loader_sender *s, wire_submit *m, placed *to,
                             uint32_t *status)
 {
+    worker_link *l = &s->c.links[to->at];
     wire_submit_reply reply;
     link_answer answer;
     wire_out o;
@@ -146,6 +150,8 @@ static int sender_send_once(loader_sender *s, worker_link *l, wire_submit *m,
         sender_note_reply(s, l, &reply, &m->caller);
         pthread_mutex_unlock(&s->lock);
         *status = reply.status;
+        to->boot = m->caller.boot;
+        to->memory = reply.memory;
     }
     link_answer_free(&answer);
     return rc;
@@ -168,21 +174,21 @@ static size_t sender_pick(const loader_sender *s, size_t first)
     return there < n ? there : first;
 }
 
-/* Until a worker has it: the one at *at, or another if that is away. */
-static int sender_place(loader_sender *s, wire_submit *m, size_t *at)
+/* Until a worker has it: the one at to->at, or another if that is away. */
+static int sender_place(loader_sender *s, wire_submit *m, placed *to)
 {
     uint64_t until = persia_deadline(s->c.timeout_ns);
     for (;;) {
         uint32_t status = SUBMIT_FULL;
-        *at = sender_pick(s, *at);
-        worker_link *l = &s->c.links[*at];
-        int rc = sender_send_once(s, l, m, &status);
+        to->at = sender_pick(s, to->at);
+        worker_link *l = &s->c.links[to->at];
+        int rc = sender_send_once(s, m, to, &status);
         if (!rc && status == SUBMIT_QUEUED)
             return PERSIA_OK;
         if (!rc) { /* it is there, and has no room */
             until = persia_deadline(s->c.timeout_ns);
         } else if (link_failed(&s->c, l, rc) &&
-                   !link_is_away(&s->c.links[sender_pick(s, *at)])) {
+                   !link_is_away(&s->c.links[sender_pick(s, to->at)])) {
             m->attempt = 2; /* it may have arrived */
         } else if ((rc = link_retry(&s->c, l, rc, until))) {
             return rc;
@@ -198,26 +204,26 @@ static int sender_may_pass(int rc)
     return persia_retry(RETRY_SUBMIT, rc) != RETRY_NEVER;
 }
 
-/* The pinned one, once more: to the worker at `to`, or another one.  Whether
- * it is placed, or refused for good; else the thread tries again later. */
-static int sender_place_again(loader_sender *s, kept *k, size_t to)
+/* The pinned one, once more: to the worker at `first`, or another one.
+ * Whether it is placed, or refused for good; else the thread tries again
+ * later. */
+static int sender_place_again(loader_sender *s, kept *k, size_t first)
 {
+    placed to = {.at = sender_pick(s, first)};
     wire_memory memory;
     wire_submit m;
     uint32_t status = SUBMIT_FULL;
-    to = sender_pick(s, to);
     persia_wire_memory_init(&memory);
     int rc = persia_wire_get_submit(k->bytes, k->bytes_n, &memory, &m);
     m.attempt = 2;
     if (!rc)
-        rc = sender_send_once(s, &s->c.links[to], &m, &status);
+        rc = sender_send_once(s, &m, &to, &status);
     if (rc)
-        (void)link_failed(&s->c, &s->c.links[to], rc);
+        (void)link_failed(&s->c, &s->c.links[to.at], rc);
     pthread_mutex_lock(&s->lock);
     assert(s->pin == k->number);
     if (!rc && status == SUBMIT_QUEUED) {
-        k->at = to;
-        k->boot = m.caller.boot;
+        k->placed = to;
         s->counts.moved++;
     } else if (rc && !sender_may_pass(rc)) {
         sender_note_failed(s, k->number, rc, persia_err_text());
@@ -228,15 +234,16 @@ static int sender_place_again(loader_sender *s, kept *k, size_t to)
     return rc ? !sender_may_pass(rc) : status == SUBMIT_QUEUED;
 }
 
-/* Whether the worker that has it was started again, has left, or is away for
- * long. */
+/* Whether the worker that has it was started again, has forgotten the stream,
+ * has left, or is away for long. */
 static int sender_is_lost(const loader_sender *s, const kept *k)
 {
-    const worker_link *l = &s->c.links[k->at];
+    const worker_link *l = &s->c.links[k->placed.at];
     const uint64_t away = atomic_load(&l->away);
     return away ? link_is_leaving(l) ||
                       persia_clock_ns() - away >= s->c.move_ns
-                : k->boot != atomic_load(&l->boot);
+                : k->placed.boot != atomic_load(&l->boot) ||
+                      k->placed.memory != atomic_load(&l->memory);
 }
 
 /* The next one that a link had, and has lost; s->pin: its number. */
@@ -244,8 +251,8 @@ static kept *sender_pin_next(loader_sender *s, size_t at)
 {
     pthread_mutex_lock(&s->lock);
     kept *k = s->kept;
-    while (k && (k->number <= s->pin || k->at != at || !sender_is_lost(s, k) ||
-                 window_has(&s->done, k->number)))
+    while (k && (k->number <= s->pin || k->placed.at != at ||
+                 !sender_is_lost(s, k) || window_has(&s->done, k->number)))
         k = k->next;
     s->pin = k ? k->number : 0;
     if (!k)
@@ -363,7 +370,7 @@ static void sender_tick(void *owner)
     const int changed = s->servers != s->compared;
     pthread_mutex_unlock(&s->lock);
     if (changed)
-        sender_compare(s);
+        sender_compare(s, SENDER_BEAT_NS);
 }
 
 /* ---- life ---- */
@@ -442,7 +449,7 @@ static int sender_name_batch(loader_sender *s, wire_submit *m, int *passed)
 
 static int sender_send_next(loader_sender *s, wire_submit *m)
 {
-    size_t at = (s->number - s->before) % s->c.links_n;
+    placed to = {.at = (s->number - s->before) % s->c.links_n};
     if (s->broken)
         return persia_err_set(PERSIA_ECLOSED,
                               "it is not known whether the last batch was "
@@ -454,11 +461,11 @@ static int sender_send_next(loader_sender *s, wire_submit *m)
     int passed;
     int rc = sender_name_batch(s, m, &passed);
     if (!rc && !passed)
-        rc = sender_place(s, m, &at);
+        rc = sender_place(s, m, &to);
     pthread_mutex_lock(&s->lock);
     if (!rc && !window_has(&s->done, m->number)) {
         m->settled = 0;
-        rc = sender_keep(s, m, at);
+        rc = sender_keep(s, m, &to);
     }
     s->broken = rc == PERSIA_EINTR || rc == PERSIA_EUNAVAILABLE ||
                 rc == PERSIA_ETIMEOUT;
@@ -605,7 +612,7 @@ int persia_sender_flush(loader_sender *s, uint64_t timeout_ns)
     worker_client_wake(&s->c); /* it tells workers */
     if (rc)
         return rc;
-    sender_compare(s);
+    sender_compare(s, s->c.timeout_ns);
     return sender_tell_failed(s);
 }
 

@@ -1018,10 +1018,11 @@ static const wire_field submit_reply_fields[] = {
         .type = &failed_batch_type),
     [5] = F(wire_submit_reply, servers, FIXED64, "servers"),
     [6] = F(wire_submit_reply, leaving, U32, "leaving", .limit = 1),
+    [7] = F(wire_submit_reply, memory, U64, "memory"),
 };
 static const wire_type submit_reply_type = {
     .name = "SubmitReply", .size = sizeof(wire_submit_reply),
-    .fields = submit_reply_fields, .fields_n = 6
+    .fields = submit_reply_fields, .fields_n = 7
 };
 
 static const wire_field take_fields[] = {

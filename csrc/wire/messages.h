@@ -820,6 +820,9 @@ typedef struct wire_submit_reply {
     size_t failed_n;
     uint64_t servers; /* changes when a server was started again */
     uint32_t leaving; /* the worker takes no more batches */
+    /* Changes when the worker has forgotten what it knew of the stream. A
+     * loader sends again what it sent before, and does not know to be done. */
+    uint64_t memory;
 } wire_submit_reply;
 
 typedef struct wire_take {

@@ -37,10 +37,11 @@ class Sender:
     until all is trained, and raises what batches ended with.
 
     Each batch is kept until workers report that it is done. A worker that was
-    started again gets its batches once more. The batches of one that cannot be
-    reached go to the others. A thread does that as long as the sender is open,
-    and tells workers that the loader is alive: the epoch of one that is silent
-    for 30 seconds (``persia serve worker --loader-silence``) ends.
+    started again, or has taken the loader for dead, gets its batches once
+    more. The batches of one that cannot be reached go to the others. A thread
+    does that as long as the sender is open, and tells workers that the loader
+    is alive: the epoch of one that is silent for 30 seconds (``persia serve
+    worker --loader-silence``) ends.
 
     Args:
         workers: addresses "host:port" of embedding workers, several with

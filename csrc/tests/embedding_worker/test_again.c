@@ -1,7 +1,9 @@
 /* A rank whose embedding worker is started again while it trains two batches,
  * and whose next Take reports a loss: the loop makes that Take once more, and
- * it is where it was.  (tests.cmake lets the linker wrap the calls below: the
- * rank's requests go to the worker of this process.) */
+ * it is where it was.  A loader whose worker has forgotten what it sent.
+ * (tests.cmake lets the linker wrap the calls below: the requests of rank and
+ * loader go to the worker of this process.) */
+#include "loader/private.h"
 #include "rank/private.h"
 #include "rpc/channel.h"
 #include "tests/embedding_worker/world.h"
@@ -16,6 +18,8 @@ static struct {
     world *w;
     unsigned inside; /* requests that the worker has */
     int incomplete;  /* the next Take is answered: servers differ */
+    int silent;      /* no heartbeat arrives */
+    uint64_t hello_ns; /* the longest that a Hello was waited for */
 } way = {.lock = PTHREAD_MUTEX_INITIALIZER,
          .moved = PTHREAD_COND_INITIALIZER};
 static atomic_int losses; /* that the store is still to report */
@@ -81,6 +85,10 @@ int __wrap_persia_rpc_start(rpc_channel *c, uint32_t method, wire_out *o,
     const int incomplete = method == WORKER_TAKE && way.incomplete;
     if (incomplete)
         way.incomplete = 0;
+    if (method == WORKER_HELLO && timeout_ns > way.hello_ns)
+        way.hello_ns = timeout_ns;
+    if (method == WORKER_HEARTBEAT && way.silent)
+        s = NULL;
     way.inside++;
     pthread_mutex_unlock(&way.lock);
     if (!s)
@@ -92,24 +100,30 @@ int __wrap_persia_rpc_start(rpc_channel *c, uint32_t method, wire_out *o,
     return PERSIA_OK;
 }
 
-/* The worker ends, and another one begins, which knows nothing. */
-static void worker_restart(world *w)
+/* Another worker, which knows nothing. */
+static void worker_replace(world *w, uint64_t silence_ns)
 {
     embedding_worker_config config = {.servers = w->servers,
                                       .message_limit = 1 << 20,
                                       .queue_limit = 1 << 20,
-                                      .lease_ns = 60 * SECOND,
-                                      .silence_ns = 60 * SECOND,
+                                      .lease_ns = silence_ns,
+                                      .silence_ns = silence_ns,
                                       .loaders = 1,
                                       .jobs = 2};
+    persia_embedding_worker_destroy(w->s);
+    assert_int_equal(persia_embedding_worker_create(&config, &w->s),
+                     PERSIA_OK);
+}
+
+/* The worker ends, and another one begins. */
+static void worker_restart(world *w)
+{
     pthread_mutex_lock(&way.lock);
     way.w = NULL;
     while (way.inside)
         pthread_cond_wait(&way.moved, &way.lock);
     pthread_mutex_unlock(&way.lock);
-    persia_embedding_worker_destroy(w->s);
-    assert_int_equal(persia_embedding_worker_create(&config, &w->s),
-                     PERSIA_OK);
+    worker_replace(w, 60 * SECOND);
     hello(w, 77);
     pthread_mutex_lock(&way.lock);
     way.w = w;
@@ -171,7 +185,7 @@ static const rank_taken *wait_for_state(rank_taker *r, const rank_taken *t,
     return found;
 }
 
-/* ---- the test ---- */
+/* ---- a rank ---- */
 
 static rank_taker *rank_begin(void)
 {
@@ -246,9 +260,93 @@ static void a_take_that_reports_a_loss_is_made_again(void **state)
     persia_client_destroy(c);
 }
 
+/* ---- a loader ---- */
+
+static loader_sender *loader_begin(world *w)
+{
+    static const char *const address = "127.0.0.1:1";
+    const worker_client_config config = {
+        .addresses = &address, .addresses_n = 1, .name_space = "test",
+        .timeout_ns = 60 * SECOND, .move_ns = 60 * SECOND,
+        .message_limit = 1 << 20};
+    loader_sender *s;
+    pthread_mutex_lock(&way.lock);
+    way.w = w;
+    pthread_mutex_unlock(&way.lock);
+    assert_int_equal(persia_sender_open(&config, &s), PERSIA_OK);
+    return s;
+}
+
+static void way_silent(int silent)
+{
+    pthread_mutex_lock(&way.lock);
+    way.silent = silent;
+    pthread_mutex_unlock(&way.lock);
+}
+
+static int begin_forgetful(void **state)
+{
+    int rc = begin(state);
+    worker_replace(*state, SECOND);
+    return rc;
+}
+
+/* The worker takes the loader for dead, and its job ends with what was done,
+ * which the loader never heard. */
+static void a_loader_that_is_forgotten_sends_again(void **state)
+{
+    world *w = *state;
+    uint32_t status;
+    uint64_t of;
+    wire_submit m = batch(w, 1);
+    loader_sender *s = loader_begin(w);
+    way_silent(1);
+    hello(w, 1);
+    declare(w, "b");
+    assert_int_equal(persia_sender_send(s, &m), PERSIA_OK);
+    give_back(w, 1, lease_of(w, 1, 1, &of), RETURN_TRAINED, KEYS, &status);
+    assert_int_equal(status, RETURNED_DONE);
+    while (stats_of(w).streams)
+        persia_pause(SECOND / 50);
+    way_silent(0);
+    assert_int_equal(persia_sender_flush(s, 20 * SECOND), PERSIA_OK);
+    assert_int_equal(stats_of(w).had, 1);
+    persia_sender_close(s, 1);
+}
+
+/* The thread that asks sends the heartbeats to all workers, too. */
+static void no_thread_waits_long_for_what_servers_have(void **state)
+{
+    world *w = *state;
+    loader_sender *s = loader_begin(w);
+    wire_submit m = batch(w, 1);
+    pthread_mutex_lock(&way.lock);
+    way.hello_ns = 0;
+    pthread_mutex_unlock(&way.lock);
+    const wire_hello_reply loaded = {.lineage = s->lineage + 1};
+    assert_int_equal(sender_meet(s, &s->c.links[0], &loaded), PERSIA_OK);
+    assert_int_equal(persia_sender_send(s, &m), PERSIA_OK);
+    pthread_mutex_lock(&s->lock);
+    while (!s->compared || s->compared != s->servers) {
+        pthread_mutex_unlock(&s->lock);
+        persia_pause(SECOND / 50);
+        pthread_mutex_lock(&s->lock);
+    }
+    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_lock(&way.lock);
+    assert_true(way.hello_ns && way.hello_ns <= SENDER_BEAT_NS);
+    pthread_mutex_unlock(&way.lock);
+    persia_sender_close(s, 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(
+            a_loader_that_is_forgotten_sends_again, begin_forgetful,
+            finish_world),
+        cmocka_unit_test_setup_teardown(
+            no_thread_waits_long_for_what_servers_have, begin, finish_world),
         cmocka_unit_test_setup_teardown(
             a_take_that_reports_a_loss_is_made_again, begin, finish_world),
     };

@@ -38,14 +38,23 @@ static int ask_patiently(uint32_t process, const wire_move *m,
     return rc;
 }
 
+/* ... places(): each shard is at a server that answers. */
+static int command_places(uint32_t *at)
+{
+    for (uint32_t k = 0; k < w.servers_n; k++) {
+        const process_role *p = &w.processes[at[k] = w.servers[k].at];
+        if (!sim_node_alive(p->node) || !(p->has >> k & 1))
+            return PERSIA_EUNAVAILABLE;
+    }
+    return PERSIA_OK;
+}
+
 /* ... tell(), of places that may change meanwhile. */
 static int command_tell(void)
 {
     uint32_t at[SERVERS_MAX];
     wire_move_reply r;
-    int rc = PERSIA_OK;
-    for (uint32_t k = 0; k < w.servers_n; k++)
-        at[k] = w.servers[k].at;
+    int rc = command_places(at);
     for (uint32_t i = 0; i < processes_n(); i++)
         for (uint32_t k = 0; k < w.servers_n && !rc; k++) {
             const wire_move m = moves_message(MOVE_PLACE, 0, k, at[k]);
