@@ -77,7 +77,8 @@ static int write_entered(log_disk *disk, int file, uint64_t at,
         const uint64_t some = spans[i].n < d->room ? spans[i].n : d->room;
         if (at + some > f->bytes)
             resize(f, at + some);
-        memcpy(f->data + at, spans[i].data, some);
+        if (some)
+            memcpy(f->data + at, spans[i].data, some);
         at += some;
         if (d->room != UINT64_MAX)
             d->room -= some;
