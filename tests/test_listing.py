@@ -80,3 +80,21 @@ def test_a_list_is_followed(
     wait_until(lambda: threads() == 0)
     listing.follow(owner, "a:1,b:1", None, Owner.tell)
     assert threads() == 0
+
+
+def test_a_list_that_cannot_be_used_is_told_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(listing, "_PERIOD", 0.01)
+    path = tmp_path / "list"
+    path.write_text("no address\n")
+    owner = Owner(path)
+    wait_until(lambda: len(caplog.records) == 1)
+    path.unlink()
+    wait_until(lambda: len(caplog.records) == 2)
+    path.with_suffix(".new").write_text("end:1\n")
+    path.with_suffix(".new").rename(path)
+    wait_until(lambda: threads() == 0)
+    assert owner.told == [["end:1"]] and len(caplog.records) == 2

@@ -15,8 +15,9 @@ import torch
 
 import persia
 from persia import _core, errors
+from persia.cli.scale import ps
 from persia.distributed import moves
-from persia.distributed.scaling import Scaling, plan
+from persia.distributed.scaling import Move, Progress, Scaling, plan
 from persia.distributed.server import ServeConfig
 from persia.distributed.shards import Shards
 from persia.distributed.status import ask
@@ -222,6 +223,39 @@ def test_memory_goes_with_the_shard(tmp_path: Path) -> None:
         counter.store.close()
 
 
+@pytest.mark.parametrize("step", [1, -1])
+def test_clients_may_name_a_server_without_a_shard(
+    step: int, tmp_path: Path
+) -> None:
+    with serving(tmp_path) as servers:
+        found = ask(addresses(servers), interval=0.0)
+        assert [s.error for s in found] == [""] * SHARDS
+        counter = Counter(addresses(servers[::step]))
+        counter.add(1)
+        scale(servers, 3)
+        scale(servers[::-1], 1)
+        counter.add(1)
+        counter.check(2)
+        counter.store.close()
+
+
+def test_a_long_copy_is_told_every_two_seconds(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run(
+        self: Scaling, found: list[Move], show: Callable[[Progress], None]
+    ) -> None:
+        for i in range(100):
+            show(Progress(found[0], 1, 1, "copies", i, i / 10))
+
+    monkeypatch.setattr(Scaling, "run", run)
+    with serving(tmp_path) as servers:
+        ps(to=3, servers=",".join(addresses(servers)))
+    assert capsys.readouterr().out.count("copies") == 5
+
+
 def test_what_status_says(tmp_path: Path) -> None:
     with serving(tmp_path) as servers:
         counter = Counter(addresses(servers[:2]))
@@ -324,6 +358,26 @@ def test_a_server_that_does_not_answer(
         with contextlib.closing(begin(servers, "127.0.0.1:9")) as asked:
             cancel(asked)
             assert end_of(asked)["state"] == _core.MOVED_FAILED
+        assert_serves(servers)
+
+
+def test_a_cancel_while_rows_are_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is told has no name that is private."""
+
+    def copy(self: moves.Moves, one: moves._Leaving, *ignored: object) -> None:
+        while True:
+            self._check_cancelled(one)
+            time.sleep(0.02)
+
+    monkeypatch.setattr(moves.Moves, "_copy", copy)
+    with serving(tmp_path) as servers:
+        with contextlib.closing(begin(servers, servers[2].address)) as asked:
+            cancel(asked)
+            answer = end_of(asked)
+        assert answer["state"] == _core.MOVED_FAILED
+        assert "_Cancelled" not in answer["text"]
         assert_serves(servers)
 
 

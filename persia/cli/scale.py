@@ -18,6 +18,8 @@ from persia.cli.options import (
 from persia.cli.shared import Commands
 from persia.errors import InvalidArgument
 
+_PAUSE = 2.0  # seconds between two lines about the rows of a move
+
 commands = Commands(no_args_is_help=True)
 
 
@@ -64,8 +66,15 @@ def ps(
         )
     addresses, security = resolve(servers, Security.from_environment())
     said: list[str] = []
+    shown: tuple[int, str] | None = None
+    again = 0.0
 
     def show(progress: Progress) -> None:
+        nonlocal shown, again
+        now = progress.number, progress.text
+        if now == shown and progress.seconds < again:
+            return
+        shown, again = now, progress.seconds + _PAUSE
         move = progress.move
         rows = f", {progress.rows:,} rows" if progress.rows else ""
         line = (

@@ -137,7 +137,7 @@ def _look(
                 timeout=timeout,
                 interval=interval,
             )
-            if servers or not workers  # else workers alone are asked
+            if servers or not (workers or scale_log)  # else these alone
             else []
         )
         trainers = asked.result()
@@ -174,6 +174,8 @@ def _look(
             show(_lost(trainers))
         if decisions:
             show(_decided(decisions))
+        elif scale_log:
+            console.print(f"{scale_log}: no decision yet")
         waits = [
             (s.address, f"the disk has not taken its log for {_seconds(n)}")
             for s in found

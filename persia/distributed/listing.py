@@ -63,6 +63,7 @@ def _follow(
     period: float,
 ) -> None:
     known: list[str] = []
+    before = said = ""  # why it could not be read
     while True:
         time.sleep(period)
         owner = ref()
@@ -72,9 +73,13 @@ def _follow(
             found, _ = resolve_workers(workers, security)
             if found != known:
                 tell(owner, found)
-            known = found
+            known, before = found, ""
         except Closed:
             return
         except PersiaError as error:
-            log.debug("the list of embedding workers stays: %s", error)
+            why = str(error)
+            if why == before != said:  # not while it is written
+                log.warning("the list of embedding workers stays: %s", why)
+                said = why
+            before = why
         del owner

@@ -102,6 +102,13 @@ class _Stopping(errors.PersiaError):
     """The server ends; what is on its disk says how the move continues."""
 
 
+def _why(error: Exception) -> str:
+    """Why a move failed: its error, by its name where users know it."""
+    if isinstance(error, _Cancelled):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
 @dataclasses.dataclass
 class _Leaving:
     """A shard of this server that goes to another one."""
@@ -326,7 +333,7 @@ class Moves:
         except _Stopping:
             return
         except Exception as error:
-            one.text = f"{type(error).__name__}: {error}"
+            one.text = _why(error)
             one.state = _core.MOVED_FAILED
             say(f"shard {shard} stays here: {one.text}")
             return
@@ -602,7 +609,7 @@ class Moves:
                 steps = one.server.core.steps()
                 self._places.prepare(one.server.shard, number, steps)
         except Exception as error:
-            one.text = f"{type(error).__name__}: {error}"
+            one.text = _why(error)
             one.state = _core.MOVED_FAILED
         else:
             one.parts += 1
@@ -658,7 +665,7 @@ class Moves:
             server = self._again(found.shard, folder)
             server.core.set_steps(found.steps)
         except Exception as error:
-            one.text = f"{type(error).__name__}: {error}"
+            one.text = _why(error)
             one.state = _core.MOVED_FAILED
             say(f"shard {found.shard} cannot arrive: {one.text}", "warning")
         else:

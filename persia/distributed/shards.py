@@ -44,12 +44,13 @@ def these(numbers: Sequence[int], shards: int) -> str:
     return f"{which} of {shards}"
 
 
-def find_count(config: ServeConfig, join: str) -> int:
-    """How many shards the job has that a server joins."""
+def find_job(config: ServeConfig, join: str) -> tuple[int, list[int]]:
+    """How many shards the job has that a server joins, and those of which
+    the server at this address knows."""
     asked = moves.channel(join, moves.towards(config), _ANSWER)
     with contextlib.closing(asked):
         answer = patiently(lambda: asked.hello(config.namespace, 0), _ANSWER)
-    return int(answer["shards"])
+    return answer["shards"], answer["here"]
 
 
 class Shards:
@@ -69,11 +70,14 @@ class Shards:
     def __init__(self, config: ServeConfig) -> None:
         self.config = config
         self._join = find_join(config)
+        self._elsewhere: list[int] = []
         numbers, self.count = (
             find_shards(config)
             if self._join is None
-            else (range(0), self._joined() or find_count(config, self._join))
+            else (range(0), self._joined() or 0)
         )
+        if self._join is not None and not self.count:
+            self.count, self._elsewhere = find_job(config, self._join)
         self._lock = threading.Lock()
         self.servers: list[Server] = []
         self.is_ready = False
@@ -175,6 +179,9 @@ class Shards:
             self.servers,
             min(max(self.count, 1), _ROOM),
         )
+        for shard in self._elsewhere:  # clients may begin to ask here
+            assert self._join is not None
+            self.core.place(shard, self._join, 0)
         self._moves = moves.Moves(self)
         return address
 

@@ -576,3 +576,13 @@ def test_a_model_whose_rows_are_on_servers(
     assert erased.status == 0, erased
     there = call("predict", root, log, *where)
     assert there.stdout != call("predict", root, log).stdout
+
+
+def test_status_of_a_log_of_decisions_alone(tmp_path: Path) -> None:
+    log = tmp_path / "scale.jsonl"
+    done = call("status", "--scale-log", log)
+    assert done.status == 0 and done.stdout, done
+    line = {"at": 0, "text": "scale: servers 1 -> 2"}
+    log.write_text(json.dumps(line) + "\n")
+    done = call("status", "--scale-log", log)
+    assert done.status == 0 and "servers 1 -> 2" in done.stdout, done
