@@ -400,6 +400,40 @@ def test_a_storage_that_fails_loses_nothing(
     store.close()
 
 
+def test_a_version_that_cannot_be_written_ends_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = models.store()
+    model = model_of(store)
+    train(model, 4)
+    told: list[str] = []
+    monkeypatch.setattr(publishers, "warn", told.append)
+    add, fails = LocalVersions.add, threading.Event()
+
+    def failing(self: LocalVersions, *args: Any) -> Any:
+        if fails.is_set():
+            raise errors.StorageError("the storage is away")
+        return add(self, *args)
+
+    monkeypatch.setattr(LocalVersions, "add", failing)
+    root = tmp_path / "out"
+    with start(model, root, rebase=0.5) as publisher:
+        loaded = persia.load_model(root)
+        fails.set()
+        train(model, 8)
+        published(publisher)  # and no second version
+        assert told
+        assert versions_of(root).names() == ["v-000001"]
+        assert loaded.catch_up() > 0
+        fails.clear()
+        train(model, 8)
+        published(publisher)
+        assert versions_of(root).names() == ["v-000001", "v-000002"]
+        assert loaded.catch_up() > 0
+        same(loaded, model, tmp_path / "export")
+    store.close()
+
+
 def test_old_packets_are_removed(tmp_path: Path) -> None:
     store = models.store()
     model = model_of(store)
