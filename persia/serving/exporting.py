@@ -211,10 +211,10 @@ def export_store(
     with root.writing() as temporary:
         saved = files.LocalRoot(temporary / "checkpoint")
         before = engine_of(store).checkpoint_id, engine_of(store).saved
-        saving.save(store, saved.path, step=0)
+        saving.save(store, saved.path)
         engine_of(store).checkpoint_id, engine_of(store).saved = before
         return _write(
-            trial, root, temporary, (saved, files.find(saved, 0)), *more
+            trial, root, temporary, (saved, files.find(saved, None)), *more
         )
 
 

@@ -289,6 +289,8 @@ def test_a_rollback_takes_packets_back(tmp_path: Path) -> None:
         train(model, 8)
         published(publisher)  # and a second version
         first, second = versions.names()
+        about = versions.version(second).manifest
+        assert about.step == about.updates == store.updates
         assert server.catch_up() > 0
         assert server.follow() == second
         versions.use(first)
