@@ -211,7 +211,7 @@ class Publisher:
                 self._export()
             except (errors.StorageError, errors.DeadlineExceeded) as error:
                 warn(f"a new version was not published: {error}")
-                self._rows = 0  # the packets go on; the next one is as far
+                self._rows = 0  # after as many rows again
         return True
 
     def _begin_chain(self, found: Sequence[TableChanges] = ()) -> None:
