@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -206,15 +207,15 @@ def export_store(
         if store.rank != 0:
             return None
         source = shared, files.find(shared, None)
-        with root.writing() as temporary:
+        with _writing(root) as temporary:
             return _write(trial, root, temporary, source, *more)
-    with root.writing() as temporary:
+    with _writing(root) as temporary:
         saved = files.LocalRoot(temporary / "checkpoint")
         before = engine_of(store).checkpoint_id, engine_of(store).saved
-        saving.save(store, saved.path, step=0)
+        saving.save(store, saved.path)
         engine_of(store).checkpoint_id, engine_of(store).saved = before
         return _write(
-            trial, root, temporary, (saved, files.find(saved, 0)), *more
+            trial, root, temporary, (saved, files.find(saved, None)), *more
         )
 
 
@@ -237,8 +238,21 @@ def publish_rows(
     root = path if isinstance(path, Versions) else versions_of(path)
     check_options(row_dtype, keep)
     check_tables(trial.graph, [t.name for t in source[1].manifest.tables])
-    with root.writing() as temporary:
+    with _writing(root) as temporary:
         return _write(trial, root, temporary, source, row_dtype, publish, keep)
+
+
+@contextlib.contextmanager
+def _writing(root: Versions) -> Iterator[Path]:
+    try:
+        with root.writing() as temporary:
+            yield temporary
+    except errors.PersiaError:
+        raise
+    except OSError as error:
+        raise errors.StorageError(
+            f"exporting into {root} failed: {error}"
+        ) from error
 
 
 def _write(
@@ -255,43 +269,34 @@ def _write(
     folder = temporary / "version"
     folder.mkdir()
     graph = trial.graph
-    try:
-        files.write_file(folder / _DENSE, graph.write)
-        schema = _write_schema(folder, trial.schema)
-        tables = [
-            _write_table(
-                folder, i, source, name, row_dtype, publish or Publish()
-            )
-            for i, name in enumerate(graph.tables)
-        ]
-        document: dict[str, Any] = {
-            "format": FORMAT,
-            "version": VERSION,
-            "name": root.next_name(),
-            "made": datetime.datetime.now(datetime.UTC).isoformat(),
-            "persia": __version__,
-            "torch": torch.__version__,
-            "checkpoint": found.manifest.id,
-            "step": found.manifest.step,
-            "updates": found.manifest.updates,
-            "publish": (publish or Publish()).model_dump(),
-            "tables": [one.model_dump(mode="json") for one in tables],
-            "lookups": {n: v.model_dump() for n, v in graph.lookups.items()},
-            "form": graph.form.model_dump(),
-            "dense": entry_of(folder, _DENSE).model_dump(),
-            "schema_file": None if schema is None else schema.model_dump(),
-            "tasks": list(trial.tasks),
-            "clicks": trial.clicks,
-        }
-        if chain is not None:
-            document["chain"] = chain.model_dump()
-        there = root.add(folder, document, keep)
-    except errors.PersiaError:
-        raise
-    except OSError as error:
-        raise errors.StorageError(
-            f"exporting into {root} failed: {error}"
-        ) from error
+    files.write_file(folder / _DENSE, graph.write)
+    schema = _write_schema(folder, trial.schema)
+    tables = [
+        _write_table(folder, i, source, name, row_dtype, publish or Publish())
+        for i, name in enumerate(graph.tables)
+    ]
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": root.next_name(),
+        "made": datetime.datetime.now(datetime.UTC).isoformat(),
+        "persia": __version__,
+        "torch": torch.__version__,
+        "checkpoint": found.manifest.id,
+        "step": found.manifest.step,
+        "updates": found.manifest.updates,
+        "publish": (publish or Publish()).model_dump(),
+        "tables": [one.model_dump(mode="json") for one in tables],
+        "lookups": {n: v.model_dump() for n, v in graph.lookups.items()},
+        "form": graph.form.model_dump(),
+        "dense": entry_of(folder, _DENSE).model_dump(),
+        "schema_file": None if schema is None else schema.model_dump(),
+        "tasks": list(trial.tasks),
+        "clicks": trial.clicks,
+    }
+    if chain is not None:
+        document["chain"] = chain.model_dump()
+    there = root.add(folder, document, keep)
     every = [graph_file.bytes for graph_file in (t.file for t in tables)]
     return Exported(
         path=there,

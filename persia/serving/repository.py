@@ -93,6 +93,7 @@ class Model:
         self._versions: dict[str, ExportedModel] = {}
         self._current: ExportedModel | None = None
         self._pinned = False
+        self._held = False  # no packets are applied
         self._why = "it was not loaded yet"
 
     @property
@@ -163,6 +164,10 @@ class Model:
     def load(self, name: str | None = None, pin: bool = False) -> str:
         """Makes a version the one that answers; its name.
 
+        The newest one follows the packets. One that was put into use by hand,
+        here or in the root, answers as it was exported: packets would make
+        the newest one of it.
+
         Args:
             name: of the version; None: the current one of the root.
             pin: it stays until another is loaded, whatever the root says.
@@ -174,14 +179,19 @@ class Model:
         with self._lock:
             if name is None and self._root is not None:
                 name = self._root.current()
-            found = self._versions.get(name or "") or self._map(name)
-            if not pin and self._root is not None:
+            held = pin or (
+                self._root is not None and [name] != self._root.names()[-1:]
+            )
+            found = self._versions.get(name or "")
+            if found is None or (held and found.packets):
+                found = self._map(name)
+            if not held and self._root is not None:
                 self._catch_up_first(found)
             if self._current is not None:
                 self._current.stop_following()
-            if pin:
+            if held:
                 found.stop_following()
-            self._current, self._pinned = found, pin
+            self._current, self._pinned, self._held = found, pin, held
             return found.version
 
     def _catch_up_first(self, found: ExportedModel) -> None:
@@ -208,7 +218,7 @@ class Model:
         now = self._current
         return (
             self._root is not None
-            and not self._pinned
+            and not self._held
             and now is not None
             and now.follower is not None
         )
@@ -261,7 +271,7 @@ class Model:
         """It answers no more."""
         with self._lock:
             self._current, self._versions = None, {}
-            self._pinned = True
+            self._pinned = self._held = True
             self._why = "it was unloaded"
 
     def follow(self) -> str | None:

@@ -18,6 +18,7 @@ from persia.base.environment import variable
 from persia.base.options import seconds_of
 from persia.base.torch_private import without_compiler
 from persia.base.urls import Url
+from persia.base.warning import warn
 from persia.checkpoint import files, saving
 from persia.data import Dataset, Files, Kafka, Schema
 from persia.datasets import ClickStream, SyntheticCTR
@@ -304,21 +305,29 @@ class Run:
         if self._trial is None or config.publish_to is None or self.finished:
             yield
             return
-        with Publisher.of_trial(
-            self._trial,
-            self.model,
-            self.store,
-            config.publish_to,
-            config.publish_every,
-            config.export_row_dtype,
-        ) as publisher:
-            tell(f"published {publisher.version} to {config.publish_to}")
-            hooks.append(
-                Every(publisher.publish, minutes=config.publish_every / 60)
-            )
-            yield
-            publisher.flush()
-            publisher.publish()
+        trained = False
+        try:
+            with Publisher.of_trial(
+                self._trial,
+                self.model,
+                self.store,
+                config.publish_to,
+                config.publish_every,
+                config.export_row_dtype,
+            ) as publisher:
+                tell(f"published {publisher.version} to {config.publish_to}")
+                hooks.append(
+                    Every(publisher.publish, minutes=config.publish_every / 60)
+                )
+                yield
+                trained = True
+                publisher.flush()
+                publisher.publish()
+        except errors.PersiaError as error:
+            if not trained:
+                raise
+            # What was trained can be saved all the same.
+            warn(f"the end of the training was not published: {error}")
 
     def _fit_windows(
         self,

@@ -268,6 +268,52 @@ def test_a_packet_of_another_schema_is_refused(
     refused(root, errors.PersiaError)
 
 
+def test_a_rollback_takes_packets_back(tmp_path: Path) -> None:
+    store = models.store()
+    model = model_of(store)
+    train(model, 4)
+    root = tmp_path / "out"
+    versions = versions_of(root)
+
+    def exported(name: str, one: ExportedModel) -> bool:
+        want = persia.load_model(root, name)
+        call = models.batch(9)
+        return all(
+            torch.equal(one.vectors(key, IDS), want.vectors(key, IDS))
+            for key in models.KEYS
+        ) and torch.equal(one(*call), want(*call))
+
+    with start(model, root, rebase=0.5, keep=3) as publisher:
+        server = Model("m", str(root), 3)
+        server.load()
+        train(model, 8)
+        published(publisher)  # and a second version
+        first, second = versions.names()
+        about = versions.version(second).manifest
+        assert about.step == about.updates == store.updates
+        assert server.catch_up() > 0
+        assert server.follow() == second
+        versions.use(first)
+        assert server.follow() == first
+        train_others(store)  # too few rows for another version
+        published(publisher)
+        assert versions.names() == [first, second]
+        late = Model("late", str(root), 3)
+        late.load()
+        for one in (server, late):
+            assert one.catch_up() == 0
+            one.check()
+            assert exported(first, one.current)
+        versions.use(second)
+        assert server.follow() == second
+        same(server.current, model, tmp_path / "export")
+        # By name: without packets as well, though it has had some.
+        server.load(second, pin=True)
+        assert server.catch_up() == 0
+        assert exported(second, server.current)
+    store.close()
+
+
 def test_erased_ids_leave_every_version(tmp_path: Path) -> None:
     store = models.store()
     model = model_of(store)
@@ -352,6 +398,40 @@ def test_a_storage_that_fails_loses_nothing(
         fails.clear()
         published(publisher)
         assert loaded.catch_up() == 2
+        same(loaded, model, tmp_path / "export")
+    store.close()
+
+
+def test_a_version_that_cannot_be_written_ends_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = models.store()
+    model = model_of(store)
+    train(model, 4)
+    told: list[str] = []
+    monkeypatch.setattr(publishers, "warn", told.append)
+    add, fails = LocalVersions.add, threading.Event()
+
+    def failing(self: LocalVersions, *args: Any) -> Any:
+        if fails.is_set():
+            raise errors.StorageError("the storage is away")
+        return add(self, *args)
+
+    monkeypatch.setattr(LocalVersions, "add", failing)
+    root = tmp_path / "out"
+    with start(model, root, rebase=0.5) as publisher:
+        loaded = persia.load_model(root)
+        fails.set()
+        train(model, 8)
+        published(publisher)  # and no second version
+        assert told
+        assert versions_of(root).names() == ["v-000001"]
+        assert loaded.catch_up() > 0
+        fails.clear()
+        train(model, 8)
+        published(publisher)
+        assert versions_of(root).names() == ["v-000001", "v-000002"]
+        assert loaded.catch_up() > 0
         same(loaded, model, tmp_path / "export")
     store.close()
 

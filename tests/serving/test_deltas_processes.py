@@ -3,6 +3,7 @@ are killed in the middle of packets."""
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import shutil
@@ -18,7 +19,9 @@ import pytest
 import torch
 
 import persia
-from persia.serving.folder import versions_of
+from persia import errors
+from persia.serving import Publisher
+from persia.serving.folder import LocalVersions, versions_of
 from tests.ready import Ready
 from tests.serving.conftest import call
 
@@ -47,6 +50,21 @@ def test_what_was_published_is_what_was_saved(
     assert torch.equal(loaded.predict(frame), want)
     call("model", "verify", out)
     call("model", "ls", out)
+
+
+def test_a_training_is_saved_that_could_not_be_published(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(self: LocalVersions, name: str, data: bytes) -> None:
+        raise errors.StorageError("the storage is away")
+
+    monkeypatch.setattr(LocalVersions, "write_file", failing)
+    short = functools.partialmethod(Publisher.flush, timeout=0.1)
+    monkeypatch.setattr(Publisher, "flush", short)
+    saved = tmp_path / "saved"
+    with pytest.warns(UserWarning, match="published"):
+        call(*options(place, tmp_path / "out"), "--save", saved)
+    call("export", saved, tmp_path / "export")
 
 
 def stats(address: str) -> dict[str, Any]:

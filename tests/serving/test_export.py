@@ -339,6 +339,15 @@ def test_an_export_that_breaks_off_is_not_there(
     assert not list(tmp_path.glob(".tmp*"))  # what was left is removed
 
 
+def test_a_place_without_room_is_an_error_with_a_name(tmp_path: Path) -> None:
+    model = models.CLICKS["widedeep"](models.bags())
+    (tmp_path / "file").touch()
+    with pytest.raises(errors.StorageError):
+        persia.export(
+            model, tmp_path / "file" / "out", example=models.batch(3)
+        )
+
+
 class Chooses(nn.Module):
     """A forward that depends on the elements of a tensor."""
 

@@ -156,6 +156,8 @@ class Publisher:
         self._failed: Exception | None = None  # the thread has ended
         self._bases: list[int] = []  # numbers of packets that bases have
         self._oldest = 1  # number of the oldest packet that is there
+        self._rows = 0  # in packets since the last version
+        self._base_rows = 1  # of that version
         self.version = ""
         self.rows_published = 0
         self._begin_chain()
@@ -187,7 +189,7 @@ class Publisher:
 
         Raises:
             Unavailable, DeadlineExceeded: a server does not answer.
-            StorageError: a new version cannot be written.
+            StorageError: the first version of a new chain cannot be written.
         """
         with self._changed:
             if self._waiting is not None:
@@ -205,7 +207,11 @@ class Publisher:
         self._rows += rows
         self.rows_published += rows
         if self._rows > self._rebase * self._base_rows:
-            self._export()
+            try:
+                self._export()
+            except (errors.StorageError, errors.DeadlineExceeded) as error:
+                warn(f"a new version was not published: {error}")
+                self._rows = 0  # after as many rows again
         return True
 
     def _begin_chain(self, found: Sequence[TableChanges] = ()) -> None:
