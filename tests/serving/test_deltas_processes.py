@@ -62,7 +62,7 @@ def test_a_training_is_saved_that_could_not_be_published(
     short = functools.partialmethod(Publisher.flush, timeout=0.1)
     monkeypatch.setattr(Publisher, "flush", short)
     saved = tmp_path / "saved"
-    with pytest.warns(UserWarning, match="published"):
+    with pytest.warns(UserWarning):
         call(*options(place, tmp_path / "out"), "--save", saved)
     call("export", saved, tmp_path / "export")
 
