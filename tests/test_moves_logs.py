@@ -261,3 +261,24 @@ def test_a_server_without_a_log(job: Job, counter: Counter) -> None:
         assert sizes(job.servers) == [2, 2, 0]
         counter.add(1)
         counter.check(3)
+
+
+@pytest.mark.parametrize(
+    "missing", ["*.moves", "*-at-join-*[0-9a-f]", "*-at-join-*/log-*"]
+)
+def test_what_is_missing_after_a_move(
+    missing: str, job: Job, counter: Counter
+) -> None:
+    """A server that lacks it does not begin, and removes nothing."""
+    scale(job.servers, 3)
+    before = job.servers[2].shards.here()
+    job.servers.pop().close()
+    (path,) = job.folder.joinpath("joined").glob(missing)
+    path.rename(job.folder / "kept")
+    for _ in range(2):
+        with pytest.raises(errors.CorruptFile):
+            job.make(2)
+    path.parent.mkdir(exist_ok=True)
+    (job.folder / "kept").rename(path)
+    job.servers.append(job.make(2))
+    assert job.servers[2].shards.here() == before == [3]

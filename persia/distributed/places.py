@@ -85,6 +85,7 @@ class Places:
 
     Raises:
         SchemaMismatch: shards have moved since servers had other shards.
+        CorruptFile: the file, or the log of a shard that is here, is missing.
         Unavailable: another server has the file.
     """
 
@@ -129,7 +130,31 @@ class Places:
         self._now = found or _Moves(
             first=first, here={n: self._plain(n) for n in first}
         )
+        if found is None:
+            self._check_none_arrived()
+        else:
+            self._check_here()
         self._remove_rest()
+
+    def _check_none_arrived(self) -> None:
+        """Folders of shards that arrive are younger than the file."""
+        for path in self._arrivals():
+            raise CorruptFile(
+                f"{self._path} is missing, which says whether the shard of "
+                f"{path} is here. Bring it back from a copy, or start with a "
+                "checkpoint, --restore and another --log"
+            )
+
+    def _check_here(self) -> None:
+        """All shards that are here have a log."""
+        for shard, path in self.here().items():
+            if not any(p.name != "lock" for p in path.glob("*")):
+                raise CorruptFile(
+                    f"{path} is missing or empty, and {self._path} says that "
+                    f"it has the log of shard {shard}. Bring it back from a "
+                    "copy, or start with a checkpoint, --restore and another "
+                    "--log"
+                )
 
     def _plain(self, shard: int) -> str:
         return f"{self._namespace}-{shard}-of-{self._shards}"
@@ -139,11 +164,15 @@ class Places:
         kept = set(self._now.here.values())
         kept |= {one.folder for one in self._now.prepared.values()}
         kept |= {gone.folder for gone in self._now.gone.values()}
-        namespace = glob.escape(self._namespace)
-        some = f"{namespace}-*-of-{self._shards}-at-{self._who}-*"
-        for path in self._log.glob(some):
+        for path in self._arrivals():
             if path.name not in kept:
                 shutil.rmtree(path, ignore_errors=True)
+
+    def _arrivals(self) -> list[Path]:
+        """The folders of shards that have arrived, or were to."""
+        namespace = glob.escape(self._namespace)
+        some = f"{namespace}-*-of-{self._shards}-at-{self._who}-*"
+        return list(self._log.glob(some))
 
     def close(self) -> None:
         """Another server may have the file."""
@@ -225,7 +254,10 @@ class Places:
     # ---- a shard arrives
 
     def arriving(self, shard: int, move: int) -> Path:
-        """An empty folder for its log."""
+        """An empty folder for its log; the file is there before it."""
+        if not self._path.exists():
+            with self._change():
+                pass
         folder = self._folder(shard, move)
         shutil.rmtree(folder, ignore_errors=True)
         return folder
