@@ -236,6 +236,8 @@ def test_workers_are_asked(tmp_path: Path) -> None:
         dry = Autoscaler(spec, dry=True)
         (said,) = dry.ask([one, two], counts, ready=True)
         assert said == f"{want} (dry run)"
+        lost = Autoscaler(spec, log=tmp_path)  # which takes no line
+        assert lost.ask([one, two], counts, ready=True) == [want]
     first, second = last_decisions(log, 3)
     assert first["text"] == str(want)
     assert (second["role"], second["failed"]) == (LOADER, "no room")

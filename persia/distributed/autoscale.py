@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from persia.base.logs import say
 from persia.distributed.load import (
     SERVER,
     WINDOW,
@@ -161,8 +162,11 @@ class Autoscaler:
     def _write(self, text: str, **fields: Any) -> None:
         if self._log is not None:
             line = json.dumps({"at": time.time(), "text": text} | fields)
-            with self._log.open("a") as file:
-                file.write(line + "\n")
+            try:
+                with self._log.open("a") as file:
+                    file.write(line + "\n")
+            except OSError as error:  # the job continues
+                say(f"{self._log}: {error.strerror}: {text}", "warning")
 
 
 def last_decisions(log: Path, n: int) -> list[dict[str, Any]]:
