@@ -142,7 +142,7 @@ class Places:
             raise CorruptFile(
                 f"{self._path} is missing, which says whether the shard of "
                 f"{path} is here. Bring it back from a copy, or start with a "
-                "checkpoint, --restore and another --log"
+                "checkpoint and another folder of logs"
             )
 
     def _check_here(self) -> None:
@@ -152,8 +152,8 @@ class Places:
                 raise CorruptFile(
                     f"{path} is missing or empty, and {self._path} says that "
                     f"it has the log of shard {shard}. Bring it back from a "
-                    "copy, or start with a checkpoint, --restore and another "
-                    "--log"
+                    "copy, or start with a checkpoint and another folder "
+                    "of logs"
                 )
 
     def _plain(self, shard: int) -> str:

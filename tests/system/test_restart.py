@@ -17,7 +17,7 @@ from tests.system.test_serve import Serving
 if not _core.GRPC[0].isdigit():
     pytest.skip("built without gRPC", allow_module_level=True)
 
-STEPS = 400
+STEPS = 3000  # so many that it trains when the server ends again
 # Each update adds exactly 1 to each of ten rows.
 WORKER = f"""
 import persia, torch
