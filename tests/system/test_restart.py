@@ -17,7 +17,7 @@ from tests.system.test_serve import Serving
 if not _core.GRPC[0].isdigit():
     pytest.skip("built without gRPC", allow_module_level=True)
 
-STEPS = 3000  # so many that it trains when the server ends again
+STEPS = 400
 # Each update adds exactly 1 to each of ten rows.
 WORKER = f"""
 import persia, torch
@@ -36,6 +36,8 @@ for step, batch in enumerate(
     (-bags(batch).values()).sum().backward()
     if step % 50 == 0:
         print("step", step, flush=True)
+    if step in (150, 350):  # the server has started again
+        input()
 store.flush()
 print("rows", store.rows("user", range(10)).tolist())
 counts = store.stats()["client"]
@@ -62,6 +64,7 @@ def test_sigterm_and_a_new_start_lose_nothing(
     worker = Ready(
         *("-c", WORKER),
         env=environment(PERSIA_SERVERS=server.address),
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -73,6 +76,9 @@ def test_sigterm_and_a_new_start_lose_nothing(
             assert "saved job: 10 rows" in server.stop(signal.SIGTERM)
             server = Serving(*flags)
             assert server.said[0] == "restored job: 10 rows", server.said
+            assert worker.stdin is not None
+            worker.stdin.write("\n")
+            worker.stdin.flush()
         output, messages = worker.communicate(timeout=150)
     finally:
         worker.kill()
