@@ -33,26 +33,10 @@ int persia_client_changes(ps_client *r, uint32_t shard, const wire_changes *m,
                                       const wire_changes_reply *reply),
                           void *ctx)
 {
-    const table_config *t;
     asking a = {.m = m, .take = take, .ctx = ctx};
     fan f = {.method = WIRE_CHANGES,
              .fill = changes_fill,
              .accept = changes_accept,
              .ctx = &a};
-    int rc = persia_fork_check("changes of a table");
-    if (!rc)
-        rc = client_check_mixture(r, 0);
-    if (!rc)
-        rc = client_find_table(r, m->no, &t);
-    if (!rc && shard >= r->servers_n)
-        rc = persia_err_set(PERSIA_EARG, "there is no shard %u", shard);
-    call *k = rc ? NULL : call_take(r);
-    if (!k)
-        return rc ? rc : PERSIA_ENOMEM;
-    server *to = r->servers[shard];
-    rc = fan_prepare(k, &to, 1);
-    if (!rc)
-        rc = fan_run(k, &f, client_deadline(r));
-    call_give(k);
-    return rc;
+    return client_ask_shard(r, "changes of a table", m->no, shard, &f);
 }

@@ -180,6 +180,12 @@ int fan_prepare(call *k, server *const *to, size_t n);
  * again; the result is that of the first one that failed. */
 int fan_run(call *k, const fan *f, uint64_t deadline);
 
+/* ---- rows.c ---- */
+
+/* A request about a table to one shard; what: names it in an error. */
+int client_ask_shard(ps_client *r, const char *what, uint32_t no,
+                     uint32_t shard, fan *f);
+
 /* ---- embedded.c ---- */
 
 typedef struct embedded {

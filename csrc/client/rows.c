@@ -260,28 +260,37 @@ static int rows_accept_list(void *ctx, request *q)
     return PERSIA_OK;
 }
 
-int persia_client_list(ps_client *r, uint32_t no, uint32_t shard,
-                       uint64_t *cursor, size_t room, uint64_t *ids, size_t *n)
+int client_ask_shard(ps_client *r, const char *what, uint32_t no,
+                     uint32_t shard, fan *f)
 {
     const table_config *t;
-    listing l = {.no = no, .room = room, .cursor = *cursor, .ids = ids};
-    fan f = {.method = WIRE_GET_ROWS,
-             .fill = rows_fill_list,
-             .accept = rows_accept_list,
-             .ctx = &l};
-    int rc = persia_fork_check("ids of a table");
+    int rc = persia_fork_check(what);
     if (!rc)
         rc = client_check_mixture(r, 0);
     if (!rc)
         rc = client_find_table(r, no, &t);
+    if (!rc && shard >= r->servers_n)
+        rc = persia_err_set(PERSIA_EARG, "there is no shard %u", shard);
     call *k = rc ? NULL : call_take(r);
     if (!k)
         return rc ? rc : PERSIA_ENOMEM;
     server *to = r->servers[shard];
     rc = fan_prepare(k, &to, 1);
     if (!rc)
-        rc = fan_run(k, &f, client_deadline(r));
+        rc = fan_run(k, f, client_deadline(r));
     call_give(k);
+    return rc;
+}
+
+int persia_client_list(ps_client *r, uint32_t no, uint32_t shard,
+                       uint64_t *cursor, size_t room, uint64_t *ids, size_t *n)
+{
+    listing l = {.no = no, .room = room, .cursor = *cursor, .ids = ids};
+    fan f = {.method = WIRE_GET_ROWS,
+             .fill = rows_fill_list,
+             .accept = rows_accept_list,
+             .ctx = &l};
+    int rc = client_ask_shard(r, "ids of a table", no, shard, &f);
     *n = l.n;
     *cursor = l.cursor;
     return rc;

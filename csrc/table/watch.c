@@ -24,6 +24,8 @@ struct table_watch {
     table_watch *next;      /* of the table; guarded by its gate */
     pthread_mutex_t lock;   /* guards: */
     id_list erased;
+    size_t erasing;         /* ids that have room in `erased`, of calls that
+                               erase them now */
     uint32_t stripe;        /* that is read next */
     struct stripe_watch of[]; /* [stripes] */
 };
@@ -134,32 +136,52 @@ void watch_gone_locked(const table *t, stripe *s, uint64_t id)
             w->gone.ids[w->gone.n++] = id;
 }
 
+/* Room for n ids more than those that other calls erase now. */
+static int watch_promise(const table *t, table_watch *w, size_t n)
+{
+    pthread_mutex_lock(&w->lock);
+    const int rc = id_list_need(t, &w->erased, w->erasing + n,
+                                SIZE_MAX / sizeof(uint64_t));
+    if (!rc)
+        w->erasing += n;
+    pthread_mutex_unlock(&w->lock);
+    return rc;
+}
+
+/* What was promised becomes these ids; NULL: none. */
+static void watch_keep(table_watch *w, size_t n, const uint64_t *ids)
+{
+    pthread_mutex_lock(&w->lock);
+    assert(w->erasing >= n && w->erased.n + n <= w->erased.room);
+    w->erasing -= n;
+    if (ids) {
+        memcpy(w->erased.ids + w->erased.n, ids, n * sizeof *ids);
+        w->erased.n += n;
+    }
+    pthread_mutex_unlock(&w->lock);
+}
+
 int watch_erase_begin(table *t, size_t n)
 {
-    int rc = PERSIA_OK;
-
-    for (table_watch *w = t->watches; w && !rc; w = w->next) {
-        pthread_mutex_lock(&w->lock);
-        rc = id_list_need(t, &w->erased, n, SIZE_MAX / sizeof(uint64_t));
-        pthread_mutex_unlock(&w->lock);
+    for (table_watch *w = t->watches; w; w = w->next) {
+        const int rc = watch_promise(t, w, n);
+        if (!rc)
+            continue;
+        for (table_watch *had = t->watches; had != w; had = had->next)
+            watch_keep(had, n, NULL);
+        return persia_err_set(rc,
+                              "table %s: no memory to note %zu erased ids "
+                              "for a reader of its changes; nothing was "
+                              "erased",
+                              t->config.name, n);
     }
-    return rc ? persia_err_set(rc,
-                               "table %s: no memory to note %zu erased ids "
-                               "for who reads its changes; nothing was "
-                               "erased",
-                               t->config.name, n)
-              : PERSIA_OK;
+    return PERSIA_OK;
 }
 
 void watch_erase_end(table *t, size_t n, const uint64_t *ids)
 {
-    for (table_watch *w = t->watches; w; w = w->next) {
-        pthread_mutex_lock(&w->lock);
-        assert(w->erased.n + n <= w->erased.room);
-        memcpy(w->erased.ids + w->erased.n, ids, n * sizeof *ids);
-        w->erased.n += n;
-        pthread_mutex_unlock(&w->lock);
-    }
+    for (table_watch *w = t->watches; w && n; w = w->next)
+        watch_keep(w, n, ids);
 }
 
 /* ---- life --------------------------------------------------------------- */

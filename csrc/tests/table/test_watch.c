@@ -358,6 +358,76 @@ static void test_readers_beside_pushes(void **state)
     }
 }
 
+/* Erasures of several threads note their ids at once. */
+enum { ERASERS = 4, ERASED = 20000, TURNS = 10 };
+
+typedef struct eraser {
+    table *t;
+    pthread_barrier_t *together;
+    uint64_t ids[ERASED];
+} eraser;
+
+static void *erase_together(void *of)
+{
+    const eraser *e = of;
+    uint64_t n;
+
+    pthread_barrier_wait(e->together);
+    if (persia_table_erase(e->t, ERASED, e->ids, &n))
+        abort();
+    return NULL;
+}
+
+/* How many of the ids below ERASERS * ERASED a watch has, once each. */
+static size_t erased_once(table_watch *w)
+{
+    uint64_t ids[256], gone[256], erased[256];
+    table_changes c = {
+        .room = 256, .ids = ids, .gone = gone, .erased = erased
+    };
+    uint8_t *found = calloc(ERASERS, ERASED);
+    size_t n = 0;
+
+    do {
+        assert_int_equal(persia_table_watch_next(w, &c), PERSIA_OK);
+        for (size_t i = 0; i < c.erased_n; i++)
+            n += !found[erased[i]]++;
+    } while (!c.end);
+    free(found);
+    return n;
+}
+
+static void test_several_threads_erase(void **state)
+{
+    (void)state;
+    const table_config config = config_of(4, OPTIM_ADAGRAD);
+    table *t = table_of(&config);
+    eraser *of = calloc(ERASERS, sizeof *of);
+    pthread_t thread[ERASERS];
+    pthread_barrier_t together;
+    table_watch *w;
+
+    pthread_barrier_init(&together, NULL, ERASERS);
+    for (uint64_t i = 0; i < ERASERS; i++) {
+        of[i].t = t;
+        of[i].together = &together;
+        for (uint64_t k = 0; k < ERASED; k++)
+            of[i].ids[k] = i * ERASED + k;
+    }
+    for (int turn = 0; turn < TURNS; turn++) {
+        assert_int_equal(persia_table_watch_open(t, 0, &w), PERSIA_OK);
+        for (int i = 0; i < ERASERS; i++)
+            pthread_create(&thread[i], NULL, erase_together, &of[i]);
+        for (int i = 0; i < ERASERS; i++)
+            pthread_join(thread[i], NULL);
+        assert_int_equal(erased_once(w), ERASERS * ERASED);
+        persia_table_watch_close(w);
+    }
+    pthread_barrier_destroy(&together);
+    persia_table_destroy(t);
+    free(of);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -366,6 +436,7 @@ int main(void)
         cmocka_unit_test(test_a_slow_reader_reads_all),
         cmocka_unit_test(test_without_memory_all_counts_as_changed),
         cmocka_unit_test(test_readers_beside_pushes),
+        cmocka_unit_test(test_several_threads_erase),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
