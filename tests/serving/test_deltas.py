@@ -436,6 +436,45 @@ def test_a_version_that_cannot_be_written_ends_no_training(
     store.close()
 
 
+def test_a_new_chain_waits_for_the_storage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training continues, and no erased id is forgotten."""
+    store = models.store()
+    model = model_of(store)
+    train(model)
+    root = tmp_path / "out"
+    with start(model, root) as publisher:
+        chain = publisher.place.chain
+        with monkeypatch.context() as away:
+
+            def fails(*_: Any, **__: Any) -> None:
+                raise errors.StorageError("the storage is away")
+
+            away.setattr(publishers, "add_erased", fails)
+            away.setattr(publishers, "export_store", fails)
+            ids = IDS[persia.load_model(root).has_rows("a", IDS)][:3]
+            store.erase("a", ids)
+            store.clear("b")  # a packet could not say that
+            told: list[str] = []
+            away.setattr(publishers, "warn", told.append)
+            for _ in range(2):
+                assert not publisher.publish()
+                train(model)
+            assert len(told) == 1
+        assert publisher.publish()
+        assert publisher.place.chain != chain
+        old = persia.load_model(root, "v-000001")
+        assert not bool(old.has_rows("a", ids).any())
+        same(persia.load_model(root), model, tmp_path / "export")
+        train(model)
+        published(publisher)
+        loaded = persia.load_model(root)
+        assert loaded.catch_up() == 1
+        same(loaded, model, tmp_path / "export")
+    store.close()
+
+
 def test_old_packets_are_removed(tmp_path: Path) -> None:
     store = models.store()
     model = model_of(store)

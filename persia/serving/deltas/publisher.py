@@ -156,6 +156,10 @@ class Publisher:
         self._failed: Exception | None = None  # the thread has ended
         self._bases: list[int] = []  # numbers of packets that bases have
         self._oldest = 1  # number of the oldest packet that is there
+        self._begins = False  # the chain has no version yet
+        self._said = False  # that the storage does not take it
+        # Of earlier chains: versions do not have their erased ids yet.
+        self._unnoted: list[Sequence[TableChanges]] = []
         self._rows = 0  # in packets since the last version
         self._base_rows = 1  # of that version
         self.version = ""
@@ -189,7 +193,6 @@ class Publisher:
 
         Raises:
             Unavailable, DeadlineExceeded: a server does not answer.
-            StorageError: the first version of a new chain cannot be written.
         """
         with self._changed:
             if self._waiting is not None:
@@ -199,9 +202,8 @@ class Publisher:
         self._next = time.monotonic() + self._every
         assert self._reader is not None
         found, whole = self._reader.read()
-        if not whole:
-            self._begin_chain(found)
-            return True
+        if not whole or self._begins:
+            return self._begin_again(found)
         self._hand_over(found)
         rows = sum(len(one.ids) for one in found)
         self._rows += rows
@@ -214,21 +216,38 @@ class Publisher:
                 self._rows = 0  # after as many rows again
         return True
 
+    def _begin_again(self, found: Sequence[TableChanges]) -> bool:
+        """A new chain, whose first version may wait for the storage."""
+        try:
+            self._begin_chain(found)
+        except errors.StorageError as error:
+            if not self._said:
+                warn(f"a new chain waits for the storage: {error}")
+            self._said = True
+            return False
+        self._said = False
+        return True
+
     def _begin_chain(self, found: Sequence[TableChanges] = ()) -> None:
         """A chain, and its first version; what the last one had is known as
         far as ``found`` says."""
-        self._note_erased(found)
+        self._begins = True
+        self._unnoted.append(found)
         old = self._reader
         # From before the rows are read: what changes meanwhile is in both.
         self._reader = Reader(self._store, [t.name for t in self._tables])
         if old is not None:
-            self._note_erased(old.read()[0])
+            self._unnoted.append(old.read()[0])
             old.close()
+        while self._unnoted:
+            self._note_erased(self._unnoted[0])
+            del self._unnoted[0]
         self._place = ChainPlace(chain=secrets.token_hex(16), number=0)
         self._bases, self._oldest = [], 1
         self._since = time.time()
         self._export()
         self._root.keep_chains([self._place.chain])
+        self._begins = False
 
     def _export(self) -> None:
         """A new version, of this moment."""
