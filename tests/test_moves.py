@@ -364,7 +364,7 @@ def test_a_server_that_does_not_answer(
 def test_a_cancel_while_rows_are_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is told has no name that is private."""
+    """The message names no private class."""
 
     def copy(self: moves.Moves, one: moves._Leaving, *ignored: object) -> None:
         while True:

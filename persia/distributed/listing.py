@@ -32,7 +32,7 @@ def follow(
     is empty, or cannot be read now, stays as it was.
 
     Args:
-        owner: who has the list.
+        owner: what uses the list; the thread ends with it.
         workers, security: as of :func:`resolve_workers`.
         tell: is called with the addresses when they have changed; ``Closed``
             ends it.

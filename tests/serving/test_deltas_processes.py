@@ -93,8 +93,8 @@ def started(out: Path) -> tuple[Ready, str]:
 
 
 def test_killed_trainings_and_servers(place: Path, tmp_path: Path) -> None:
-    """Whoever is killed: the other one goes on, and what is loaded afterwards
-    is whole."""
+    """One of both is killed: the other continues, and what is loaded then is
+    whole."""
     rng = random.Random(7)
     out = tmp_path / "out"
     serving: tuple[Ready, str] | None = None

@@ -33,7 +33,7 @@ TABLES = ("u", "i")
 
 
 class Gate:
-    """Stands before a bucket, and answers in its place what it is told to.
+    """A proxy of a bucket that gives other answers on request.
 
     Attributes:
         endpoint: its address.
@@ -231,7 +231,7 @@ def test_a_server_is_killed_in_the_middle_of_an_upload(
 def test_a_bucket_that_refuses(
     gate: Gate, far: Uri, bucket: fs.FileSystem, status: int
 ) -> None:
-    """The error has its answer; training goes on, and saves again."""
+    """The error has its answer; training continues, and saves again."""
     flags = ("--checkpoints", far("jobs"), "--save-on-exit", "out")
     with served(1, *flags) as one:
         job = trained(one)

@@ -41,7 +41,7 @@ def serve(
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_workers_join_and_leave(processes: Processes, tmp_path: Path) -> None:
-    """Each batch is trained once, and a worker that is told to end has none
+    """Each batch is trained once, and a worker that gets SIGTERM has none
     left: trainers take what it has, the loader sends the rest to others."""
     _, server = processes.server()
     first, one = serve(processes, server)
