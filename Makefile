@@ -95,7 +95,7 @@ ifdef PEERS
 endif
 	@for b in $$(ls benchmarks/*.py); do \
 	    name=$$(basename $$b .py); \
-	    case $$name in __init__|common|accuracy) continue;; esac; \
+	    case $$name in __init__|common|accuracy|pairs) continue;; esac; \
 	    echo "# python -m benchmarks.$$name" >&2; \
 	    $(RUN) -m benchmarks.$$name || exit 1; \
 	done

@@ -82,6 +82,16 @@ def test_module_memory_and_unseen(capsys, monkeypatch):
 
 
 @pytest.mark.long
+def test_pairs_of_one_build(capsys):
+    from benchmarks import pairs
+
+    pairs.main([str(pairs.ROOT), "--quick", "--only", "embedded, 1"])
+    (line,) = [x for x in lines(capsys) if x["case"] != "machine"]
+    assert 0 < line["lowest"] <= line["value"] <= line["highest"]
+    assert len(line["starts"]) == 2
+
+
+@pytest.mark.long
 def test_windows_prints_both_aucs(capsys):
     from benchmarks import windows
 
