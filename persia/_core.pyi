@@ -297,6 +297,31 @@ def ckpt_file_crc(folder: int, name: str, /) -> tuple[int, int]: ...
 CALL_BOUNDS: tuple[float, ...]  # seconds
 Calls = tuple[tuple[int, ...], float, int, int]
 
+# --- csrc/py/traces.c ---
+
+# Kind; trace (high, low), its own id, that above it (0: none); error; when it
+# began and ended, in ns of time.monotonic_ns(); stream and number of the
+# batch, attempt, shard, rows, bytes (0: not known).
+Span = tuple[
+    str,
+    int,
+    int,
+    int,
+    int,
+    str | None,
+    int,
+    int,
+    int,
+    int,
+    int,
+    int,
+    int,
+    int,
+]
+
+def trace_start(rate: float, room: int, /) -> None: ...
+def trace_take() -> tuple[list[Span], int]: ...
+
 GRPC: str  # version of the gRPC library, or "none"
 GRPC_HOLES: str  # its published holes; "": none is known
 MESSAGE_LIMIT: int  # bytes of a message, unless an option says otherwise

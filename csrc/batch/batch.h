@@ -23,6 +23,7 @@ struct batch_index;
 struct ps_client;
 struct client_sum;
 struct client_update;
+struct wire_trace;
 typedef struct batcher batcher;
 
 enum plan_kind { PLAN_BAGS, PLAN_ROWS, PLAN_KINDS };
@@ -43,6 +44,7 @@ typedef struct id_batch {
     const int64_t *values;  /* [n] */
     const int64_t *offsets; /* [keys * bags + 1], or NULL: one id a bag */
     const float *weights;   /* [n], or NULL: all 1 */
+    const struct wire_trace *trace; /* of a lookup that is traced, or NULL */
 } id_batch;
 
 /* The client must outlive the batcher. */

@@ -137,8 +137,8 @@ static int forward_forward(batcher *w, const plan *p, const id_batch *b,
     }
     rc = from->source
              ? taken_pull(w, from->source, tables, jobs, jobs_n)
-             : persia_client_pull_indexed(w->c, from->after, tables, jobs,
-                                          jobs_n, from->index);
+             : persia_client_pull_indexed(w->c, from->after, b->trace, tables,
+                                          jobs, jobs_n, from->index);
     if (rc)
         return rc;
     return forward_pool_all(w, p, b, slices, tmp->rows.data,

@@ -96,7 +96,8 @@ int persia_client_check_restores(ps_client *c)
 int persia_client_pull(ps_client *c, uint64_t after, const uint32_t *tables,
                        pull_job *jobs, size_t jobs_n)
 {
-    return persia_client_pull_indexed(c, after, tables, jobs, jobs_n, NULL);
+    return persia_client_pull_indexed(c, after, NULL, tables, jobs, jobs_n,
+                                      NULL);
 }
 
 uint32_t persia_client_shard_table(const ps_client *c, uint32_t shard,

@@ -89,8 +89,10 @@ PERSIA_API int persia_client_pull(ps_client *c, uint64_t after,
 
 /* The same, and, unless embedded, the index of the batch with its hints, for
  * the update of these ids: a reference of the caller's, or NULL.  Its segments
- * are the jobs that have ids; then the jobs' `rows` may be NULL. */
+ * are the jobs that have ids; then the jobs' `rows` may be NULL.  trace: of
+ * what is traced, or NULL. */
 PERSIA_API int persia_client_pull_indexed(ps_client *c, uint64_t after,
+                                          const wire_trace *trace,
                                           const uint32_t *tables,
                                           pull_job *jobs, size_t jobs_n,
                                           batch_index **index);
@@ -123,6 +125,7 @@ typedef struct client_update {
     uint64_t group;       /* of an update of several batches, each a part; or
                              0: then parts are of a step */
     wire_maker maker;     /* the rank that an embedding worker sends it for */
+    wire_trace trace;     /* of what is traced */
 } client_update;
 /* A number is at most so far behind `through`, or as many before it are in
  * flight.  Numbers that were passed over may still be sent by a later life of

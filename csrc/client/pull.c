@@ -29,6 +29,7 @@ typedef struct pulling {
     ps_client *r;
     call *k;
     uint64_t after; /* waits for this update; 0: for none */
+    const wire_trace *trace; /* or NULL */
     pull_job *jobs;
     const size_t *job_of;    /* [segments] */
     uint32_t units, shards;
@@ -164,6 +165,8 @@ static void fill_pull(void *ctx, request *q)
         m->stream = atomic_load(&p->r->stream);
         m->after = p->after;
     }
+    if (p->trace)
+        m->trace = *p->trace;
     q->args.pull.args = (shard_pull){.m = m};
     q->expects = one->bytes;
 }
@@ -482,8 +485,9 @@ static int pull_jobs(pulling *p, const uint32_t *tables, size_t jobs_n,
 }
 
 int persia_client_pull_indexed(ps_client *r, uint64_t after,
-                               const uint32_t *tables, pull_job *jobs,
-                               size_t jobs_n, batch_index **index)
+                               const wire_trace *trace, const uint32_t *tables,
+                               pull_job *jobs, size_t jobs_n,
+                               batch_index **index)
 {
     if (index)
         *index = NULL;
@@ -495,7 +499,7 @@ int persia_client_pull_indexed(ps_client *r, uint64_t after,
     call *k = call_take(r);
     if (!k)
         return PERSIA_ENOMEM;
-    pulling p = {.r = r, .k = k, .after = after, .jobs = jobs,
+    pulling p = {.r = r, .k = k, .after = after, .trace = trace, .jobs = jobs,
                  .shards = r->servers_n};
     r->counts.pulls++;
     uint64_t deadline = client_deadline(r);

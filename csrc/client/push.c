@@ -116,7 +116,8 @@ static void fill_push(void *ctx, request *q)
                      .dtype = r->dtype,
                      .skips = (uint32_t)p->skips,
                      .shared = (uint32_t)r->shared,
-                     .maker = p->update.maker};
+                     .maker = p->update.maker,
+                     .trace = p->update.trace};
     pthread_mutex_lock(&r->lock);
     m->settled = r->settled.w.watermark;
     pthread_mutex_unlock(&r->lock);

@@ -93,6 +93,11 @@ size_t offer_feature(const offer *o, const char *name)
     return at;
 }
 
+uint32_t offer_attempt(const offer *o)
+{
+    return o->takes + (o->m.attempt > 1 ? o->m.attempt - 1 : 0);
+}
+
 const worker_plan *offer_plan(const offer *o)
 {
     return o->stream->job->plan;
@@ -214,6 +219,7 @@ void offer_again(embedding_worker *s, offer *o, int failed)
     offer_event(o, OFFER_AGAIN);
     (void)PERSIA_HOLDS(s->stats.leased);
     offers_remove(&s->leased, o);
+    o->waits = persia_clock_ns();
     offers_insert(&s->queue, o);
     s->stats.leased--;
     s->stats.queued++;

@@ -21,6 +21,7 @@
 #include "batch/batch.h"
 #include "embedding_worker/embedding_worker.h"
 #include "link/link.h"
+#include "trace/trace.h"
 
 enum {
     WORKER_STREAMS = 256, /* of loaders at once */
@@ -206,6 +207,8 @@ typedef struct offer {
     wire_submit m;
     uint64_t seq;       /* order of arrival */
     uint64_t since;     /* of its arrival */
+    uint64_t waits;     /* for a rank, since then */
+    uint32_t takes;     /* of it by ranks */
     unsigned offers;    /* that ended without its gradients */
     uint64_t expired;   /* when its last lease did, whose rank may have it yet;
                            0: it has not */
@@ -265,6 +268,7 @@ typedef struct asking {
     uint32_t status;
     void (*job)(void *asking); /* that answers it; or NULL */
     int waits;       /* the job waits for those of others */
+    trace_span trace; /* of the job */
     uint64_t *done;  /* [done_n] of a Submit */
     size_t done_n;
     uint64_t first, epoch;  /* of a loader's Hello, and of a Take */
@@ -353,6 +357,8 @@ uint64_t offer_epoch(const offer *o);
 /* Whether its ids add up, and all features of the plan (NULL: none) are
  * there. */
 int offer_check(const offer *o, const worker_plan *plan);
+/* How often it was sent, and taken here. */
+uint32_t offer_attempt(const offer *o);
 /* What its ranks look up. */
 const worker_plan *offer_plan(const offer *o);
 /* The place of a feature in it, or features_n. */

@@ -148,7 +148,7 @@ static void queue_enqueue(embedding_worker *s, worker_stream *t, offer *o)
     (void)window_add(&t->came, o->m.number);
     o->stream = t;
     t->offers++;
-    o->since = persia_clock_ns();
+    o->since = o->waits = persia_clock_ns();
     o->doubted = o->m.attempt > 1 ? o->since : 0;
     o->seq = ++s->seq;
     offers_insert(&s->queue, o);
@@ -314,6 +314,10 @@ static void queue_lease_to(asking *a, offer *o, uint64_t client,
 
 static void queue_lease(asking *a, offer *o)
 {
+    o->takes++;
+    if (o->state == OFFER_QUEUED)
+        persia_trace_part(TRACE_QUEUE, o->m.stream, o->m.number, o->waits,
+                          offer_attempt(o), PERSIA_OK);
     a->s->stats.taken++;
     a->job = work_take;
     a->epoch = offer_epoch(o);

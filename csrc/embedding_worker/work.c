@@ -253,10 +253,11 @@ static int work_is_replaced(embedding_worker *s, const worker_stream *t,
 }
 
 /* persia_batcher_forward(), once more where servers lost updates. */
-static int work_forward(asking *a, uint32_t plan, const id_batch *b,
-                        float *out, size_t width, batch_index **index)
+static int work_forward(asking *a, uint32_t plan, id_batch *b, float *out,
+                        size_t width, batch_index **index)
 {
     const offer *o = a->o;
+    b->trace = &a->trace.at;
     int rc = persia_batcher_forward(o->stream->w, plan, b, 0, out, width, NULL,
                                     index);
     if (client_is_loss(rc)) { /* ranks and loaders find out what is lost */
@@ -288,7 +289,7 @@ static int work_look_up_pooled(asking *a, float **out)
     const offer *o = a->o;
     const wire_plan *plan = &offer_plan(o)->plan;
     const size_t width = work_column_of(plan, plan->features_n);
-    const id_batch b = batch_of(o);
+    id_batch b = batch_of(o);
     *out = NULL;
     if (!width)
         return PERSIA_OK;
@@ -306,7 +307,7 @@ static int work_look_up_rows(asking *a, float **out)
     *out = NULL;
     if (!width)
         return PERSIA_OK;
-    const id_batch b = row_ids_batch(plan, &o->rows);
+    id_batch b = row_ids_batch(plan, &o->rows);
     *out = malloc((b.n * width + 1) * sizeof **out);
     if (!*out)
         return persia_err_set(PERSIA_ENOMEM, "no memory for embeddings");
@@ -377,14 +378,25 @@ static void work_end_lookup(asking *a, int rc, int bad, const char *text)
     }
 }
 
+/* A job of a batch begins. */
+static void work_trace(asking *a, enum trace_kind kind)
+{
+    const offer *o = a->o;
+    persia_trace_begin(&a->trace, kind, o->m.stream, o->m.number);
+    a->trace.attempt = offer_attempt(o);
+    a->trace.rows = o->m.ids.n;
+}
+
 void work_take(void *ctx)
 {
     asking *a = ctx;
     embedding_worker *s = a->s;
     offer *o = a->o;
     err_kept error;
+    work_trace(a, TRACE_LOOKUP);
     int bad, rc = work_look_up(a, &bad);
     persia_err_keep(&error, rc);
+    persia_trace_end(&a->trace, rc);
     if (rc && work_is_replaced(s, o->stream, rc))
         rc = PERSIA_EUNAVAILABLE; /* its loader sends it again */
     service_enter(s);
@@ -569,7 +581,8 @@ static int work_push(asking *a, const batcher_grad *g, size_t n)
                                   .group = m->group,
                                   .maker = m->maker,
                                   .through = o->m.settled,
-                                  .t = m->t};
+                                  .t = m->t,
+                                  .trace = a->trace.at};
     int rc = persia_batcher_backward(o->stream->w, g, n, &update, optim,
                                      tables, &a->counts);
     free(optim);
@@ -709,8 +722,10 @@ void work_return(void *ctx)
     embedding_worker *s = a->s;
     offer *o = a->o;
     err_kept error;
+    work_trace(a, TRACE_APPLY);
     int rc = with_grads(a, work_push);
     persia_err_keep(&error, rc);
+    persia_trace_end(&a->trace, rc);
     const int gone = work_is_replaced(s, o->stream, rc);
     if (gone ||
         client_is_loss(rc)) /* of earlier updates: see work_forward() */

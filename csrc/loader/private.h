@@ -8,6 +8,7 @@
 
 #include "client/client.h"
 #include "loader/loader.h"
+#include "trace/trace.h"
 
 /* The thread tells all workers that the loader is alive: it waits no longer
  * for one of them. */
@@ -25,6 +26,7 @@ typedef struct kept {
     struct kept *next;
     uint64_t number;
     placed placed;
+    trace_span trace; /* until its end is known */
     void *bytes;
     size_t bytes_n;
 } kept;

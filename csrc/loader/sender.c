@@ -56,6 +56,16 @@ static const wire_failed_batch *sender_failure_of(const wire_submit_reply *m,
     return i < m->failed_n ? &m->failed[i] : NULL;
 }
 
+/* The end of a batch is known: of its trace, too. */
+static void sender_trace_end(const loader_sender *s, uint64_t number, int code)
+{
+    kept *k = s->kept;
+    while (k && k->number < number)
+        k = k->next;
+    if (k && k->number == number)
+        persia_trace_end(&k->trace, code);
+}
+
 /* What a worker says, which has this boot and rows of this lineage. */
 static void sender_note_reply(loader_sender *s, worker_link *l,
                               const wire_submit_reply *m,
@@ -67,9 +77,10 @@ static void sender_note_reply(loader_sender *s, worker_link *l,
         if (window_add(&s->done, m->done[i]) != WINDOW_ADDED)
             continue;
         const wire_failed_batch *f = sender_failure_of(m, m->done[i]);
+        const int code = f ? sender_code_of(f->error) : PERSIA_OK;
+        sender_trace_end(s, m->done[i], code);
         if (f)
-            sender_note_failed(s, f->number, sender_code_of(f->error),
-                               f->text);
+            sender_note_failed(s, f->number, code, f->text);
         else /* without memory it is not compared later */
             (void)acks_add(&s->acked, m->done[i]);
     }
@@ -88,7 +99,7 @@ static void sender_note_reply(loader_sender *s, worker_link *l,
 }
 
 static int sender_keep(loader_sender *s, const wire_submit *m,
-                       const placed *at)
+                       const placed *at, const trace_span *trace)
 {
     kept *k = calloc(1, sizeof *k);
     wire_out o;
@@ -103,6 +114,7 @@ static int sender_keep(loader_sender *s, const wire_submit *m,
         k->bytes_n = o.bytes;
         k->number = m->number;
         k->placed = *at;
+        k->trace = *trace;
         *s->kept_end = k;
         s->kept_end = &k->next;
     } else {
@@ -141,7 +153,10 @@ static int sender_send_once(loader_sender *s, wire_submit *m, placed *to,
         persia_wire_out_free(&o);
         return rc;
     }
+    const uint64_t began = persia_trace_now();
     rc = link_call(&s->c, l, WORKER_SUBMIT, &o, 1, s->c.timeout_ns, &answer);
+    persia_trace_part(TRACE_SUBMIT, m->stream, m->number, began, m->attempt,
+                      rc);
     if (!rc)
         rc = persia_wire_get_submit_reply(answer.bytes.data, answer.bytes.n,
                                           &answer.memory, &reply);
@@ -459,13 +474,18 @@ static int sender_send_next(loader_sender *s, wire_submit *m)
             (void)sender_beat(s, &s->c.links[i],
                               0); /* before any batch is done */
     int passed;
+    trace_span trace = {0};
     int rc = sender_name_batch(s, m, &passed);
-    if (!rc && !passed)
+    if (!rc && !passed) {
+        persia_trace_begin(&trace, TRACE_BATCH, m->stream, m->number);
         rc = sender_place(s, m, &to);
+    }
     pthread_mutex_lock(&s->lock);
     if (!rc && !window_has(&s->done, m->number)) {
         m->settled = 0;
-        rc = sender_keep(s, m, &to);
+        rc = sender_keep(s, m, &to, &trace);
+    } else {
+        persia_trace_end(&trace, rc);
     }
     s->broken = rc == PERSIA_EINTR || rc == PERSIA_EUNAVAILABLE ||
                 rc == PERSIA_ETIMEOUT;

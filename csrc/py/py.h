@@ -29,6 +29,7 @@
     X(requests)                                                               \
     X(inference)                                                              \
     X(times)                                                                  \
+    X(traces)                                                                 \
     X(server)
 
 #define PY_DECLARE(file) int py_add_##file(PyObject *module);

@@ -13,6 +13,7 @@
 
 #include "batch/batch.h"
 #include "rank/rank.h"
+#include "trace/trace.h"
 
 /* A worker. */
 typedef struct at_link {
@@ -147,6 +148,7 @@ struct rank_taken {
     size_t tries;         /* links that have none */
     int look;             /* it is not this link's turn */
     ps_client *c;         /* of the store that looks it up */
+    uint64_t asked, used; /* when: of persia_trace_now() */
     batch_index *index;   /* of the store's lookup */
     wire_take_reply m;
     link_answer answer;

@@ -386,6 +386,7 @@ static int rank_ask(rank_taken *t)
         return rc;
     }
     link_answer_free(&t->answer);
+    t->asked = persia_trace_now();
     rc = link_call(&r->c, t->from, WORKER_TAKE, &o, 0, RPC_NS, &t->answer);
     if (!rc)
         rc = persia_wire_get_take_reply(t->answer.bytes.data,
@@ -506,10 +507,11 @@ static int rank_take_once(rank_taken *t, int *taken)
     if (t->m.status == TAKE_BATCH) {
         /* A Hello that says a later place lists it. */
         const int is_only = pass_hold(t);
-        if (is_only && rank_accept(t, own))
-            got = 1;
-        else
+        got = is_only && rank_accept(t, own);
+        if (!got)
             persia_taken_give_back(t);
+        persia_trace_part(TRACE_TAKE, t->m.stream, t->m.number, t->asked, 0,
+                          got ? PERSIA_OK : PERSIA_ECLOSED);
     }
     *taken = got || t->m.status == TAKE_IDLE ||
              (t->m.status == TAKE_EMPTY && !t->place);
@@ -586,6 +588,7 @@ void persia_taken_put(rank_taken *t)
 void persia_taken_use(rank_taken *t)
 {
     rank_taker *r = t->r;
+    t->used = persia_trace_now();
     pthread_mutex_lock(&r->lock);
     pass_held_event_locked(t, HELD_USE);
     if (t->place && t->generation == r->generation)

@@ -318,11 +318,14 @@ static int source_push(batcher_source *source, const taken_update *u,
     m.hypers_n = t->r->plan.tables_n;
     int rc = hypers ? source_make_grads(t, u, &m, &memory)
                     : persia_err_set(PERSIA_ENOMEM, "no memory for an update");
+    persia_trace_part(TRACE_TRAIN, m.stream, m.number, t->used, 0, rc);
+    const uint64_t began = persia_trace_now();
     if (!rc) {
         pass_held_event(t, HELD_RETURN);
         rc = send_return(t, &m, &reply);
         pass_held_event(t, HELD_DROP);
     }
+    persia_trace_part(TRACE_RETURN, m.stream, m.number, began, 0, rc);
     free(memory);
     free(hypers);
     const int late = !rc && reply.status == RETURNED_GONE;

@@ -3,11 +3,14 @@
 
 #include <stdio.h>
 
+#include "trace/trace.h"
+
 /* A request that is not answered.  It lies in its own memory. */
 typedef struct request {
     ps_service *s;
     rpc_call *call;
     wire_memory memory;
+    uint64_t began; /* of persia_trace_now() */
     union {
 #define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
     wire_##message name;
@@ -148,6 +151,33 @@ static void line_change(const request *r, const void *reply)
         line_hello(r, reply);
 }
 
+/* ---- traces ------------------------------------------------------------- */
+
+/* What a client asked for a batch that is traced. */
+static void calls_trace(const request *r, int rc, size_t bytes)
+{
+    trace_span t = {0};
+    if (!r->began)
+        return;
+    if (r->call->method == WIRE_PULL) {
+        const wire_pull *m = &r->m.pull;
+        persia_trace_below(&t, TRACE_PULL, &m->trace, r->began);
+        for (size_t i = 0; i < m->tables_n; i++)
+            t.rows += m->tables[i].n;
+        t.bytes = bytes;
+    } else if (r->call->method == WIRE_PUSH) {
+        const wire_push *m = &r->m.push;
+        persia_trace_below(&t, TRACE_PUSH, &m->trace, r->began);
+        for (size_t i = 0; i < m->tables_n; i++)
+            t.rows += m->tables[i].grads.n;
+        t.bytes = r->call->request_n;
+        t.stream = m->stream;
+        t.number = m->number;
+    }
+    t.shard = persia_shard_no(r->s->shard);
+    persia_trace_end(&t, rc);
+}
+
 /* ---- answers ------------------------------------------------------------ */
 
 static void request_free(request *r)
@@ -185,6 +215,7 @@ static void calls_answered(void *ctx, int rc, shard_reply *reply)
         rc = methods[call->method].put(&o, reply->message);
     if (!rc)
         rc = persia_shard_check_bytes(s->shard, "an answer", o.bytes);
+    calls_trace(r, rc, o.bytes);
     if (rc) {
         persia_wire_out_free(&o);
         request_free(r);
@@ -234,6 +265,7 @@ void persia_service_handle(void *service, rpc_call *call)
         r->s = s;
         r->call = call;
         r->memory = memory;
+        r->began = persia_trace_now();
         r->reply.release = NULL;
         rc = methods[call->method].start(r);
     }

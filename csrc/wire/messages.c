@@ -41,6 +41,16 @@ static const wire_type maker_type = {
     .fields_n = 3
 };
 
+static const wire_field trace_fields[] = {
+    [1] = F(wire_trace, high, FIXED64, "high"),
+    [2] = F(wire_trace, low, FIXED64, "low"),
+    [3] = F(wire_trace, span, FIXED64, "span"),
+};
+static const wire_type trace_type = {
+    .name = "Trace", .size = sizeof(wire_trace), .fields = trace_fields,
+    .fields_n = 3
+};
+
 static const wire_field batch_name_fields[] = {
     [1] = F(wire_batch_name, stream, FIXED64, "stream"),
     [2] = F(wire_batch_name, number, U64, "number"),
@@ -231,10 +241,11 @@ static const wire_field pull_fields[] = {
     [5] = F(wire_pull, tables, MESSAGES, "tables", COUNT(wire_pull, tables_n),
         .limit = 4096, .type = &pull_table_type),
     [6] = F(wire_pull, stream, FIXED64, "stream"),
+    [7] = F(wire_pull, trace, MESSAGE, "trace", .type = &trace_type),
 };
 static const wire_type pull_type = {
     .name = "PullRequest", .size = sizeof(wire_pull), .fields = pull_fields,
-    .fields_n = 6, .dtype = 2
+    .fields_n = 7, .dtype = 2
 };
 
 static const wire_field values_fields[] = {
@@ -319,10 +330,11 @@ static const wire_field push_fields[] = {
     [14] = F(wire_push, skips, U32, "skips", .limit = 1),
     [16] = F(wire_push, shared, U32, "shared", .limit = 1),
     [17] = F(wire_push, maker, MESSAGE, "maker", .type = &maker_type),
+    [18] = F(wire_push, trace, MESSAGE, "trace", .type = &trace_type),
 };
 static const wire_type push_type = {
     .name = "PushRequest", .size = sizeof(wire_push), .fields = push_fields,
-    .fields_n = 17, .dtype = 8, .check = at_check_push
+    .fields_n = 18, .dtype = 8, .check = at_check_push
 };
 
 static const wire_field push_reply_fields[] = {

@@ -177,6 +177,14 @@ typedef struct wire_maker {
     uint64_t incarnation;
 } wire_maker;
 
+/* Of a batch that is traced: its trace, and the span of the client that the
+ * request is part of. Of others it is left out. */
+typedef struct wire_trace {
+    uint64_t high;
+    uint64_t low;
+    uint64_t span;
+} wire_trace;
+
 typedef struct wire_batch_name {
     uint64_t stream;
     uint64_t number;
@@ -314,6 +322,7 @@ typedef struct wire_pull {
     wire_pull_table *tables;
     size_t tables_n;
     uint64_t stream; /* with after */
+    wire_trace trace;
 } wire_pull;
 
 /* Vectors of n rows. */
@@ -372,6 +381,7 @@ typedef struct wire_push {
      * step counts if its rank has joined the steps with this stream. */
     uint32_t shared;
     wire_maker maker;
+    wire_trace trace;
 } wire_push;
 
 typedef struct wire_push_reply {

@@ -14,6 +14,7 @@ from torch import Tensor
 from persia import _core
 from persia.base.check import kind, number, whole
 from persia.base.patience import saying_so
+from persia.base.traces import begin_traces
 from persia.base.warning import warn
 from persia.data.batches.batch import Batch, check_tensors, flat
 from persia.data.batches.jagged import tensors_of
@@ -89,6 +90,7 @@ class Sender:
         security: Security | None = None,
     ) -> None:
         timeout = number("timeout", timeout, 1e-9, 1e9)
+        begin_traces("loader")
         given = security
         addresses, security = resolve_workers(workers, security)
         namespace = namespace_of(namespace)

@@ -13,6 +13,7 @@ from persia import _core
 from persia.base.logs import say
 from persia.base.patience import patiently
 from persia.base.signals import Signals
+from persia.base.traces import begin_traces
 from persia.distributed import moves
 from persia.distributed.places import Gone, Places, Prepared, joined
 from persia.distributed.server import (
@@ -283,6 +284,7 @@ def serve(config: ServeConfig) -> None:
     """
     least = SAVE_SECONDS if config.save_on_exit is not None else 0.0
     unserved = "nothing was served, nothing is saved"
+    begin_traces("server")
     with (
         Signals(max(config.grace, least), unserved) as signals,
         contextlib.closing(Shards(config)) as shards,

@@ -22,6 +22,7 @@ from persia.base.environment import variable
 from persia.base.logs import say
 from persia.base.patience import saying_so, watching
 from persia.base.signals import Signals
+from persia.base.traces import begin_traces
 from persia.distributed.addresses import WIRE_DTYPES, resolve, why_away
 from persia.distributed.security import Security
 from persia.distributed.serving import Listening, page_of, warn_of
@@ -198,6 +199,7 @@ def serve_worker(config: WorkerConfig) -> None:
     """Serves until SIGTERM, after which trainers may take the batches that
     are here, or SIGINT, after which they may not; a second one ends it at
     once."""
+    begin_traces("embedding-worker")
     with Signals(config.grace) as signals:
         page = page_of(config, signals.health)
         with contextlib.closing(Worker(config)) as worker:

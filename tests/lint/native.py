@@ -34,7 +34,7 @@ from tests.lint.words import WORDS
 ROOMS = (
     *("base", "simd", "data", "spec", "mem", "sched", "ids", "pool", "cuda"),
     *("optim", "evict", "admit", "table", "ckpt", "rows_file", "log"),
-    *("wire", "rpc", "infer", "shard"),
+    *("wire", "trace", "rpc", "infer", "shard"),
     *("client", "server", "batch", "loop", "link", "loader", "rank"),
     *("embedding_worker", "py", "torch"),
 )

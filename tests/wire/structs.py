@@ -81,6 +81,7 @@ STRUCTS = _read_header()
 NAMES = {
     "Caller": "caller",
     "Maker": "maker",
+    "Trace": "trace",
     "HelloRequest": "hello",
     "HelloReply": "hello_reply",
     "Ledger": "ledger",

@@ -41,7 +41,7 @@ static void direct_end(direct *d)
 }
 
 static const id_batch direct_batch = {IDS, SAMPLES, (const int64_t *)ids,
-                                      (const int64_t *)offsets, NULL};
+                                      (const int64_t *)offsets, NULL, NULL};
 
 static void direct_rows(const direct *d, float *out)
 {

@@ -54,7 +54,7 @@ static wire_pull_table pull_tables[] = {
     { 0, N, ids }, { 1, 0, NULL }, { 4095, 3, ids + 1 }
 };
 static wire_pull pull = {
-    CALLER, WIRE_FP16, 1, 12345, pull_tables, 3, UINT64_MAX - 6
+    CALLER, WIRE_FP16, 1, 12345, pull_tables, 3, UINT64_MAX - 6, { 7, 8, 9 }
 };
 static wire_values values[] = {
     { 0, DIM, N, halves, floats, rows },
@@ -70,7 +70,7 @@ static wire_push_table push_tables[] = {
 };
 static wire_push push = {
     CALLER, 8, 9, 7, 10, 2, 3, WIRE_FP32, push_tables, 3, 11, 0, 1, 1,
-    { 12, 13, 14 }
+    { 12, 13, 14 }, { 15, 16, UINT64_MAX }
 };
 static uint64_t left[] = { 0, 127, 4095 };
 static wire_push_reply push_reply = {
