@@ -425,6 +425,8 @@ class Server:
         others: int = 0,
         boot: int = 0,
         far: Callable[[str, str, str, int], object] | None = None,
+        lines_json: bool = False,
+        audit: int = 0,
     ) -> None: ...
     def start(
         self,

@@ -113,7 +113,8 @@ static PyObject *server_new(PyTypeObject *type, PyObject *args,
                             "threads",       "memory_limit", "lineage",
                             "message_limit", "checkpoints", "lines",
                             "log",           "beside",      "others",
-                            "boot",          "far",         NULL};
+                            "boot",          "far",         "lines_json",
+                            "audit",         NULL};
     const char *name_space, *checkpoints, *path = NULL;
     PyObject *log = Py_None, *beside = Py_None, *far = Py_None;
     tables_config shard = {0};
@@ -121,10 +122,10 @@ static PyObject *server_new(PyTypeObject *type, PyObject *args,
     unsigned long long memory, lineage, message, boot = 0;
     int ignored;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "sIIIKKKz|iOOIKO", words, &name_space, &config.shard,
-            &config.shards, &shard.threads, &memory, &lineage, &message,
-            &checkpoints, &config.lines, &log, &beside, &shard.beside, &boot,
-            &far))
+            args, kwargs, "sIIIKKKz|iOOIKOpi", words, &name_space,
+            &config.shard, &config.shards, &shard.threads, &memory, &lineage,
+            &message, &checkpoints, &config.lines, &log, &beside,
+            &shard.beside, &boot, &far, &config.lines_json, &config.audit))
         return NULL;
     if (py_name(name_space, config.name_space, sizeof config.name_space))
         return NULL;

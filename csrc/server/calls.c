@@ -2,6 +2,7 @@
 #include "server/private.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "trace/trace.h"
 
@@ -70,7 +71,7 @@ static const struct {
 
 /* ---- lines of the log --------------------------------------------------- */
 
-enum { PEER = 128 };
+enum { PEER = 128, LINE_MORE = 4 /* fields */ };
 
 static const char *calls_peer_of(rpc_call *call, char *out)
 {
@@ -83,9 +84,10 @@ static const char *calls_peer_of(rpc_call *call, char *out)
 static void line_denied(ps_service *s, const char *method, const char *peer,
                        const char *reason)
 {
-    service_wake(s, lines_write(&s->lines, LINE_DENIED,
-                             "peer=%s method=%s reason=%s", peer, method,
-                             reason));
+    const line_field fields[] = {{.name = "peer", .text = peer},
+                                 {.name = "method", .text = method},
+                                 {.name = "reason", .text = reason}};
+    service_wake(s, lines_write(&s->lines, LINE_DENIED, fields, 3));
 }
 
 void persia_service_denied(void *service, const char *method, const char *peer)
@@ -93,51 +95,68 @@ void persia_service_denied(void *service, const char *method, const char *peer)
     line_denied(service, method, peer, "token");
 }
 
-static void line_rows(const request *r)
+/* A line that begins with who asked. */
+static void line_of(const request *r, enum line_kind kind, uint64_t client,
+                    const line_field *more, size_t n)
 {
     ps_service *s = r->s;
-    const wire_rows *m = &r->m.put_rows;
-    const table *t = persia_tables_table(persia_shard_tables(s->shard), m->no);
-    const enum line_kind kind = m->drop    ? LINE_DROPPED
-                               : m->erase ? LINE_ERASED
-                                          : LINE_CLEARED;
     char peer[PEER];
-    if (t && (m->drop || m->erase || m->clear))
-        service_wake(s, lines_write(&s->lines, kind,
-                                    "peer=%s client=%016llx table=%s",
-                                    calls_peer_of(r->call, peer),
-                                    (unsigned long long)m->caller.client,
-                                    persia_table_get_config(t)->name));
+    line_field fields[2 + LINE_MORE] = {
+        {.name = "peer", .text = calls_peer_of(r->call, peer)},
+        {.name = "client", .number = client, .hex = 1}};
+    assert(n <= LINE_MORE);
+    memcpy(fields + 2, more, n * sizeof *more);
+    service_wake(s, lines_write(&s->lines, kind, fields, 2 + n));
+}
+
+static void line_rows(const request *r)
+{
+    const wire_rows *m = &r->m.put_rows;
+    const table *t =
+        persia_tables_table(persia_shard_tables(r->s->shard), m->no);
+    const enum line_kind kind = m->drop    ? LINE_DROPPED
+                                : m->erase ? LINE_ERASED
+                                : m->clear ? LINE_CLEARED
+                                           : LINE_SET;
+    if (!t)
+        return;
+    const line_field more[] = {
+        {.name = "table", .text = persia_table_get_config(t)->name},
+        {.name = "ids", .number = m->n}};
+    line_of(r, kind, m->caller.client, more,
+            kind == LINE_ERASED || kind == LINE_SET ? 2 : 1);
+}
+
+static void line_snapshot(const request *r)
+{
+    const wire_snapshot *m = &r->m.snapshot;
+    const line_field more[] = {{.name = "root", .text = m->root},
+                               {.name = "folder", .text = m->folder}};
+    if (m->verb == SNAPSHOT_BEGIN)
+        line_of(r, LINE_SAVED, m->caller.client, more, 2);
 }
 
 static void line_restore(const request *r, const wire_restore_reply *reply)
 {
     const wire_restore *m = &r->m.restore;
-    char peer[PEER];
+    const line_field more[] = {
+        {.name = "root", .text = m->root},
+        {.name = "folder", .text = m->folder},
+        {.name = "lineage", .number = m->lineage, .hex = 1},
+        {.name = "rows", .number = reply->rows}};
     if (m->verb == RESTORE_COMMIT && reply->done)
-        service_wake(r->s,
-                     lines_write(&r->s->lines, LINE_RESTORED,
-                                 "peer=%s client=%016llx root=%s folder=%s "
-                                 "lineage=%016llx rows=%llu",
-                                 calls_peer_of(r->call, peer),
-                                 (unsigned long long)m->caller.client, m->root,
-                                 m->folder, (unsigned long long)m->lineage,
-                                 (unsigned long long)reply->rows));
+        line_of(r, LINE_RESTORED, m->caller.client, more, 4);
 }
 
 static void line_hello(const request *r, const wire_hello_reply *reply)
 {
     const wire_hello *m = &r->m.hello;
-    char peer[PEER];
+    const line_field more[] = {
+        {.name = "rank", .number = m->rank},
+        {.name = "stream", .number = m->stream, .hex = 1},
+        {.name = "incarnation", .number = m->caller.incarnation}};
     if (reply->taken)
-        service_wake(
-            r->s, lines_write(&r->s->lines, LINE_TAKEOVER,
-                              "peer=%s client=%016llx rank=%u stream=%016llx "
-                              "incarnation=%llu",
-                              calls_peer_of(r->call, peer),
-                              (unsigned long long)m->caller.client, m->rank,
-                              (unsigned long long)m->stream,
-                              (unsigned long long)m->caller.incarnation));
+        line_of(r, LINE_TAKEOVER, m->caller.client, more, 3);
 }
 
 /* What a call has changed for others than its client. */
@@ -147,6 +166,8 @@ static void line_change(const request *r, const void *reply)
         line_rows(r);
     else if (r->call->method == WIRE_RESTORE)
         line_restore(r, reply);
+    else if (r->call->method == WIRE_SNAPSHOT)
+        line_snapshot(r);
     else if (r->call->method == WIRE_HELLO)
         line_hello(r, reply);
 }

@@ -1,67 +1,131 @@
 #include "server/lines.h"
 
 #include <poll.h>
-#include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/base.h"
 
-enum { LINES = 3, TEXT = 1024 };
+enum { LINES = 3, TEXT = 4096 };
 #define MINUTE_NS ((uint64_t)60 * 1000000000)
 
 static const char *const names[LINE_KINDS] = {
     [LINE_DENIED] = "denied",   [LINE_RESTORED] = "restored",
     [LINE_CLEARED] = "cleared", [LINE_ERASED] = "erased",
-    [LINE_DROPPED] = "dropped", [LINE_TAKEOVER] = "takeover"};
+    [LINE_DROPPED] = "dropped", [LINE_TAKEOVER] = "takeover",
+    [LINE_SET] = "set",         [LINE_SAVED] = "saved"};
 
-void lines_init(server_lines *l, int fd)
+void lines_init(server_lines *l, const lines_to *to)
 {
-    *l = (server_lines){.fd = fd};
+    *l = (server_lines){.to = *to};
     pthread_mutex_init(&l->lock, NULL);
 }
 
-/* Names in messages are of any bytes: one line stays one line. */
-static size_t lines_make_printable(char *text, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if ((unsigned char)text[i] < ' ' || text[i] == 0x7f)
-            text[i] = '?';
-    text[n] = '\n';
-    return n + 1;
-}
+/* ---- one line ----------------------------------------------------------- */
 
-static size_t lines_smaller(size_t n, size_t most)
-{
-    return n < most ? n : most;
-}
-
-/* Whether the file took it. */
-static int write_line(const server_lines *l, enum line_kind kind,
-                      const char *fields)
-{
+typedef struct line {
     char text[TEXT];
-    struct pollfd room = {.fd = l->fd, .events = POLLOUT};
+    size_t n;
+    int json;
+} line;
+
+static void line_put(line *t, char c)
+{
+    if (t->n + 1 < sizeof t->text) /* its end fits */
+        t->text[t->n++] = c;
+}
+
+static void line_add(line *t, const char *text)
+{
+    while (*text)
+        line_put(t, *text++);
+}
+
+/* Names in messages are of any bytes: one line stays one line. */
+static void line_add_value(line *t, const char *text)
+{
+    for (; *text; text++) {
+        if (t->json && (*text == '"' || *text == '\\'))
+            line_put(t, '\\');
+        line_put(t, (unsigned char)*text < ' ' || *text == 0x7f ? '?' : *text);
+    }
+}
+
+static void line_field_add(line *t, const line_field *f)
+{
+    char number[32];
+    snprintf(number, sizeof number, f->hex ? "%016llx" : "%llu",
+             (unsigned long long)f->number);
+    const int quotes = t->json && (f->text || f->hex);
+    line_add(t, t->json ? ", \"" : " ");
+    line_add(t, f->name);
+    line_add(t, t->json ? "\": " : "=");
+    line_add(t, quotes ? "\"" : "");
+    line_add_value(t, f->text ? f->text : number);
+    line_add(t, quotes ? "\"" : "");
+}
+
+static void line_make(line *t, int json, const lines_to *to,
+                      enum line_kind kind, const line_field *fields, size_t n)
+{
     const time_t now = (time_t)persia_clock_seconds();
     struct tm utc;
-    size_t n = strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ ",
-                        gmtime_r(&now, &utc));
-    n += (size_t)snprintf(text + n, sizeof text - n, "%s %s", names[kind],
-                          fields);
-    n = lines_make_printable(text, lines_smaller(n, sizeof text - 2));
-    return poll(&room, 1, 0) == 1 && (room.revents & POLLOUT) &&
-           write(l->fd, text, n) == (ssize_t)n;
+    char at[32];
+    strftime(at, sizeof at, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
+    t->n = 0;
+    t->json = json;
+    line_add(t, json ? "{\"time\": \"" : "");
+    line_add(t, at);
+    line_add(t, !json                 ? " "
+                : kind == LINE_DENIED ? "\", \"level\": \"warning\", \"event\""
+                                        ": \""
+                                      : "\", \"level\": \"info\", \"event\": "
+                                        "\"");
+    line_add(t, names[kind]);
+    if (json) {
+        const line_field shard = {.name = "shard", .number = to->shard};
+        line_add(t, "\", \"role\": \"server\"");
+        line_field_add(t, &shard);
+    }
+    for (size_t i = 0; i < n; i++)
+        line_field_add(t, &fields[i]);
+    line_add(t, json ? "}" : "");
+    t->text[t->n++] = '\n';
 }
+
+static int line_write(const line *t, int fd)
+{
+    struct pollfd room = {.fd = fd, .events = POLLOUT};
+    return poll(&room, 1, 0) == 1 && (room.revents & POLLOUT) &&
+           write(fd, t->text, t->n) == (ssize_t)t->n;
+}
+
+/* To the files that are to have it; whether they took it. */
+static int lines_put(const server_lines *l, enum line_kind kind,
+                     const line_field *fields, size_t n, int text, int audits)
+{
+    const lines_to *to = &l->to;
+    line t;
+    int done = 1;
+    if (to->fd && text && kind < LINE_SET) {
+        line_make(&t, to->json, to, kind, fields, n);
+        done = line_write(&t, to->fd);
+    }
+    if (to->audit && audits) {
+        line_make(&t, 1, to, kind, fields, n);
+        done &= line_write(&t, to->audit);
+    }
+    return done;
+}
+
+/* ---- of a minute -------------------------------------------------------- */
 
 static void lines_write_count_locked(server_lines *l, enum line_kind kind)
 {
-    char text[64];
-    if (!l->of[kind].more)
-        return;
-    snprintf(text, sizeof text, "more=%llu",
-             (unsigned long long)l->of[kind].more);
-    if (write_line(l, kind, text))
+    const line_field more = {.name = "more", .number = l->of[kind].more};
+    if (more.number && lines_put(l, kind, &more, 1, 1, kind == LINE_DENIED))
         l->of[kind].more = 0;
 }
 
@@ -91,21 +155,18 @@ void lines_free(server_lines *l)
 }
 
 uint64_t lines_write(server_lines *l, enum line_kind kind,
-                     const char *format, ...)
+                     const line_field *fields, size_t n)
 {
-    char fields[TEXT];
-    va_list list;
-    if (!l->fd)
+    if (!l->to.fd && !l->to.audit)
         return UINT64_MAX;
     const uint64_t now = persia_clock_ns();
     (void)lines_count(l, now);
-    va_start(list, format);
-    vsnprintf(fields, sizeof fields, format, list);
-    va_end(list);
     pthread_mutex_lock(&l->lock);
     if (!l->of[kind].until)
         l->of[kind].until = now + MINUTE_NS;
-    if (l->of[kind].lines++ >= LINES || !write_line(l, kind, fields))
+    const int few = l->of[kind].lines++ < LINES;
+    if (!lines_put(l, kind, fields, n, few, few || kind != LINE_DENIED) ||
+        !few)
         l->of[kind].more++;
     const uint64_t next =
         l->of[kind].more ? l->of[kind].until : UINT64_MAX;

@@ -74,7 +74,10 @@ int persia_service_create(tables *p, const service_config *config,
         return persia_err_set(PERSIA_ENOMEM, "no memory for a service");
     persia_timer_init(&s->timer);
     persia_job_ends_init(&s->ends);
-    lines_init(&s->lines, config->lines);
+    lines_init(&s->lines, &(lines_to){.fd = config->lines,
+                                      .json = config->lines_json,
+                                      .audit = config->audit,
+                                      .shard = config->shard});
     int rc = server_make_shard(s, p, config);
     if (!rc)
         rc = persia_timer_start(&s->timer, server_tick, s, "persia-timer");

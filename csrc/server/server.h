@@ -30,6 +30,8 @@ typedef struct service_config {
     int lines; /* file descriptor for a line on each call that is denied, row
                   that is restored, cleared, erased or dropped, and stream that
                   is taken over; 0: none */
+    int lines_json; /* they are objects of JSON */
+    int audit; /* file descriptor for all of these, as JSON; 0: none */
     updates_log *log; /* see shard_config */
 } service_config;
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import sys
 import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from persia.errors import flagged
+from persia.errors import StorageError, flagged
 from persia.redaction import shown
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -42,10 +44,9 @@ class _Handler(logging.Handler):
         out = sys.stdout if own and low and not aside else sys.stderr
         text = flagged(shown(record.getMessage()))
         if self.form == "json":
-            fields = getattr(record, "fields", {})
-            text = _line(
-                record.levelname.lower(), text, record.created, fields
-            )
+            fields = {"message": text} | _about
+            fields |= getattr(record, "fields", {})
+            text = _line(record.levelname.lower(), record.created, fields)
         elif own and not low:
             text = f"{record.levelname.lower()}: {text}"
         with contextlib.suppress(OSError, ValueError):
@@ -54,7 +55,10 @@ class _Handler(logging.Handler):
 
 @contextlib.contextmanager
 def said(
-    level: Level = "info", form: Format = "text", results: bool = False
+    level: Level = "info",
+    form: Format = "text",
+    results: bool = False,
+    audits: Path | None = None,
 ) -> Iterator[None]:
     """Lines of this process within the block.
 
@@ -63,7 +67,13 @@ def said(
         form: "text", or "json": objects with time (UTC, ISO 8601), level,
             message and fields.
         results: stdout is for a result alone; all lines are on stderr.
+        audits: the file of :func:`audit`.
+
+    Raises:
+        StorageError: that cannot be written.
     """
+    if audits is not None:
+        _audits.append(_opened(audits))
     handler, before = _Handler(form, results), _ROOT.level
     _forms.append(form)
     others = _ROOT.handlers[:]
@@ -79,6 +89,31 @@ def said(
             warnings.showwarning = shows
         _ROOT.handlers[:] = others
         _ROOT.setLevel(before)
+        if audits is not None:
+            os.close(_audits.pop())
+
+
+def describe(**about: Any) -> None:
+    """What each object of JSON says of this process, such as its role."""
+    _about.update(about)
+
+
+def audit(event: str, **fields: Any) -> None:
+    """A line in the file of audits, if there is one: who changed what."""
+    if not _audits:
+        return
+    line = _line("info", time.time(), {"event": event} | _about | fields)
+    with contextlib.suppress(OSError):  # what is audited has happened
+        os.write(_audits[-1], f"{line}\n".encode())
+
+
+def lines_of_core() -> dict[str, Any]:
+    """Where the core writes its lines, as arguments of what it serves."""
+    return {
+        "lines": 2,
+        "lines_json": _forms[-1:] == ["json"],
+        "audit": _audits[-1] if _audits else 0,
+    }
 
 
 def say(
@@ -108,11 +143,24 @@ def error_line(code: str, text: str) -> str | None:
     of this process are text."""
     if _forms[-1:] != ["json"]:
         return None
-    return _line("error", text, time.time(), {"code": code})
+    fields = {"message": text} | _about | {"code": code}
+    return _line("error", time.time(), fields)
+
+
+def _opened(path: Path) -> int:
+    try:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        return os.open(path, flags, 0o640)
+    except OSError as error:
+        raise StorageError(
+            f"{path}: audits cannot be written there: {error.strerror}"
+        ) from None
 
 
 # Of the commands of this process, in their order.
 _forms: list[Format] = []
+_audits: list[int] = []  # file descriptors
+_about: dict[str, Any] = {}
 
 
 def _warned(
@@ -126,13 +174,12 @@ def _warned(
     _ROOT.warning("%s", message)
 
 
-def _line(level: str, text: str, at: float, fields: dict[str, Any]) -> str:
+def _line(level: str, at: float, fields: dict[str, Any]) -> str:
     whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at))
     return json.dumps(
         {
             "time": f"{whole}.{int(at % 1 * 1000):03d}Z",
             "level": level,
-            "message": text,
         }
         | fields,
         default=str,

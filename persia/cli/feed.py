@@ -13,7 +13,7 @@ from pydantic import Field
 
 from persia.base.environment import variable
 from persia.base.health import Health
-from persia.base.logs import say
+from persia.base.logs import describe, say
 from persia.base.memory import keep_memory
 from persia.base.options import validated
 from persia.base.signals import Ending
@@ -176,6 +176,7 @@ def command(
     given |= positional(file, given)
     config = validated(FeedConfig, given)
     begin(config.model_dump(by_alias=True))
+    describe(role="loader")
     index, count = map(int, config.loader.split("/"))
     if index >= count:
         raise InvalidArgument(

@@ -86,11 +86,24 @@ _Format = Annotated[
     ),
 ]
 
+_Audits = Annotated[
+    Path | None,
+    typer.Option(
+        "--audit-log",
+        envvar="PERSIA_AUDIT_LOG",
+        metavar="<file>",
+        rich_help_panel=PANEL,
+        help="Append who changed what to this file, as JSON: administration, "
+        "denied calls, erased rows, decisions of scaling.",
+    ),
+]
+
 SHARED: Mapping[str, tuple[Any, Any]] = {
     "config": (_Config, None),
     "print_config": (_Print, False),
     "log_level": (_Level, "info"),
     "log_format": (_Format, "text"),
+    "audit_log": (_Audits, None),
 }
 """The options of every command, with types and defaults."""
 
@@ -208,6 +221,7 @@ class _Now(NamedTuple):
     print_config: bool = False
     log_level: Level = "info"
     log_format: Format = "text"
+    audit_log: Path | None = None
 
 
 _NONE = _Now({})
@@ -224,10 +238,13 @@ def log_variables() -> dict[str, str]:
     """The variables with which processes that a command starts write their
     lines as it does."""
     now = _now.get(_NONE)
-    return {
+    found: dict[str, str] = {
         "PERSIA_LOG_LEVEL": now.log_level,
         "PERSIA_LOG_FORMAT": now.log_format,
     }
+    if now.audit_log is not None:
+        found["PERSIA_AUDIT_LOG"] = str(now.audit_log.absolute())
+    return found
 
 
 def layers(flags: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -270,6 +287,7 @@ def _shared(command: Callable[..., None]) -> Callable[..., None]:
             of_all["log_level"],
             of_all["log_format"],
             results=bool(given.get("json")),
+            audits=of_all["audit_log"],
         ):
             _warn_of_variables(ctx)
             token = _now.set(_Now(sources, **of_all))

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from persia.base.logs import say
+from persia.base.logs import audit, say
 from persia.distributed.load import (
     SERVER,
     WINDOW,
@@ -160,6 +160,7 @@ class Autoscaler:
         return [text]
 
     def _write(self, text: str, **fields: Any) -> None:
+        audit("scaled", text=text, **fields)
         if self._log is not None:
             line = json.dumps({"at": time.time(), "text": text} | fields)
             try:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persia import _core, errors
-from persia.base.logs import say
+from persia.base.logs import audit, say
 from persia.distributed.places import Gone, Prepared
 from persia.distributed.security import Security
 from persia.distributed.server import Arrival, ServeConfig, Server
@@ -342,6 +342,13 @@ class Moves:
             one.text += f", it took no updates for {one.held:.3f} s"
         one.state = _core.MOVED_DONE
         say(f"{one.text}; {one.rows:,} rows")
+        audit(
+            "moved",
+            shard=shard,
+            to=to,
+            by=one.request["by"],
+            rows=one.rows,
+        )
 
     def _left(self, one: _Leaving) -> None:
         """The other server has it."""

@@ -24,7 +24,7 @@ from pydantic import Field
 
 from persia import _core
 from persia.base.environment import variable
-from persia.base.logs import say
+from persia.base.logs import lines_of_core, say
 from persia.base.urls import Url
 from persia.checkpoint import files
 from persia.checkpoint import manifest as manifests
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from persia.checkpoint.far import Far
     from persia.checkpoint.remote import RemoteRoot
 
-_LINES = 2  # the file of lines about denied calls and changes of rows
 _WAIT = 3600.0  # seconds that a call within the process may take
 _POLL = 0.02  # seconds between questions whether something is done
 SAVE_SECONDS = 3.0  # that a save on exit has, whatever `grace` says
@@ -455,7 +454,7 @@ class Server:
             lineage=arrives.lineage if arrives is not None else 0,
             message_limit=config.message_limit,
             checkpoints=str(folder) if folder is not None else None,
-            lines=_LINES,
+            **lines_of_core(),
             log=self.log.arguments() if self.log is not None else None,
             beside=beside,
             others=others,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persia import _core
-from persia.base.logs import say
+from persia.base.logs import describe, say
 from persia.base.patience import patiently
 from persia.base.signals import Signals
 from persia.base.traces import begin_traces
@@ -285,6 +285,7 @@ def serve(config: ServeConfig) -> None:
     least = SAVE_SECONDS if config.save_on_exit is not None else 0.0
     unserved = "nothing was served, nothing is saved"
     begin_traces("server")
+    describe(role="server", namespace=config.namespace)
     with (
         Signals(max(config.grace, least), unserved) as signals,
         contextlib.closing(Shards(config)) as shards,

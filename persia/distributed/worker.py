@@ -19,7 +19,7 @@ from pydantic import Field
 
 from persia import _core
 from persia.base.environment import variable
-from persia.base.logs import say
+from persia.base.logs import describe, say
 from persia.base.patience import saying_so, watching
 from persia.base.signals import Signals
 from persia.base.traces import begin_traces
@@ -200,6 +200,7 @@ def serve_worker(config: WorkerConfig) -> None:
     are here, or SIGINT, after which they may not; a second one ends it at
     once."""
     begin_traces("embedding-worker")
+    describe(role="embedding-worker", namespace=config.namespace)
     with Signals(config.grace) as signals:
         page = page_of(config, signals.health)
         with contextlib.closing(Worker(config)) as worker:
