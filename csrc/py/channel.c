@@ -82,6 +82,11 @@ static PyObject *channel_declare(PyObject *self, PyObject *args,
                : channel_end(self, py_peer_declare(&p, args, kwargs));
 }
 
+static PyObject *channel_slow(PyObject *self, PyObject *unused)
+{
+    return channel_ask(self, unused, py_peer_slow);
+}
+
 static PyObject *channel_stats(PyObject *self, PyObject *unused)
 {
     return channel_ask(self, unused, py_peer_stats);
@@ -167,6 +172,8 @@ static PyMethodDef channel_methods[] = {
      METH_VARARGS | METH_KEYWORDS,
      "declare(**config) -> (number, created); words as Store.declare"},
     {"stats", channel_stats, METH_NOARGS, "stats()\n--\n\nIts counters."},
+    {"slow", channel_slow, METH_NOARGS,
+     "slow()\n--\n\nIts last calls that took long."},
     {"snapshot", channel_snapshot, METH_VARARGS,
      "snapshot(verb, root, folder, proof)\n--\n\nSee wire.h."},
     {"restore", channel_restore, METH_VARARGS,

@@ -218,6 +218,36 @@ static PyObject *stats_to_dict(const wire_stats_reply *r)
     return out;
 }
 
+/* [(call, seconds, when, bytes, client, peer)], the last one first. */
+static PyObject *peer_slow_to_list(const wire_stats_reply *r)
+{
+    PyObject *list = PyList_New((Py_ssize_t)r->slow_n);
+    for (size_t i = 0; list && i < r->slow_n; i++) {
+        const wire_slow_call *c = &r->slow[i];
+        const char *path =
+            c->method < WIRE_METHODS_N ? persia_wire_paths[c->method] : NULL;
+        PyObject *one = Py_BuildValue(
+            "(sdKKKs)", path ? strrchr(path, '/') + 1 : "?",
+            (double)c->ns / 1e9, (unsigned long long)c->at,
+            (unsigned long long)c->bytes, (unsigned long long)c->client,
+            c->peer);
+        if (!one || PyList_SetItem(list, (Py_ssize_t)i, one))
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+PyObject *py_peer_slow(const py_peer *p, PyObject *unused)
+{
+    wire_stats stats = {.caller = p->caller, .slow = 1};
+    shard_reply reply;
+    (void)unused;
+    const wire_stats_reply *r = py_peer_ask(p, WIRE_STATS, &stats, &reply);
+    PyObject *out = r ? peer_slow_to_list(r) : NULL;
+    persia_shard_release(&reply);
+    return out;
+}
+
 PyObject *py_peer_stats(const py_peer *p, PyObject *unused)
 {
     wire_stats stats = {.caller = p->caller};

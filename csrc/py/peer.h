@@ -22,6 +22,8 @@ PyObject *py_peer_declare(const py_peer *p, PyObject *args,
                           PyObject *kwargs);
 /* stats() -> dict */
 PyObject *py_peer_stats(const py_peer *p, PyObject *unused);
+/* slow() -> list, see peer.c */
+PyObject *py_peer_slow(const py_peer *p, PyObject *unused);
 /* snapshot(verb, root, folder, proof) -> dict */
 PyObject *py_peer_snapshot(const py_peer *p, PyObject *args);
 /* restore(verb, root, folder, proof, lineage, updates, step, pushes,

@@ -114,18 +114,22 @@ static PyObject *server_new(PyTypeObject *type, PyObject *args,
                             "message_limit", "checkpoints", "lines",
                             "log",           "beside",      "others",
                             "boot",          "far",         "lines_json",
-                            "audit",         NULL};
+                            "audit",         "slow",        NULL};
     const char *name_space, *checkpoints, *path = NULL;
     PyObject *log = Py_None, *beside = Py_None, *far = Py_None;
     tables_config shard = {0};
     service_config config = {0};
     unsigned long long memory, lineage, message, boot = 0;
+    double slow = 0;
     int ignored;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "sIIIKKKz|iOOIKOpi", words, &name_space,
+            args, kwargs, "sIIIKKKz|iOOIKOpid", words, &name_space,
             &config.shard, &config.shards, &shard.threads, &memory, &lineage,
             &message, &checkpoints, &config.lines, &log, &beside,
-            &shard.beside, &boot, &far, &config.lines_json, &config.audit))
+            &shard.beside, &boot, &far, &config.lines_json, &config.audit,
+            &slow))
+        return NULL;
+    if (py_seconds(slow, &config.slow_ns))
         return NULL;
     if (py_name(name_space, config.name_space, sizeof config.name_space))
         return NULL;

@@ -11,7 +11,7 @@ typedef struct request {
     ps_service *s;
     rpc_call *call;
     wire_memory memory;
-    uint64_t began; /* of persia_trace_now() */
+    uint64_t began;
     union {
 #define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
     wire_##message name;
@@ -53,6 +53,10 @@ static void calls_keep_raw(request *r)
     static int put_##name(wire_out *o, const void *m)                         \
     {                                                                         \
         return persia_wire_put_##reply(o, m);                                 \
+    }                                                                         \
+    static const wire_caller *calls_caller_##name(const request *r)           \
+    {                                                                         \
+        return &r->m.name.caller;                                             \
     }
 SHARD_OPS(SHARD_OP)
 #undef SHARD_OP
@@ -61,10 +65,11 @@ static const struct {
     /* Decodes and calls; after an error the request is still the caller's. */
     int (*start)(request *r);
     int (*put)(wire_out *o, const void *reply);
+    const wire_caller *(*caller)(const request *r);
     int flags;
 } methods[WIRE_METHODS_N] = { /* Many is a host's */
 #define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
-    [WIRE_##upper] = {start_##name, put_##name, flags},
+    [WIRE_##upper] = {start_##name, put_##name, calls_caller_##name, flags},
     SHARD_OPS(SHARD_OP)
 #undef SHARD_OP
 };
@@ -172,14 +177,36 @@ static void line_change(const request *r, const void *reply)
         line_hello(r, reply);
 }
 
-/* ---- traces ------------------------------------------------------------- */
+/* ---- traces, and calls that took long ----------------------------------- */
+
+static void calls_note_slow(const request *r)
+{
+    slow_calls *s = &r->s->slow;
+    const uint64_t ns = persia_clock_ns() - r->began;
+    if (!s->over_ns || ns <= s->over_ns)
+        return;
+    wire_slow_call c = {.method = r->call->method,
+                        .ns = ns,
+                        .at = persia_clock_seconds(),
+                        .bytes = r->call->request_n};
+    char peer[PEER];
+    snprintf(c.peer, sizeof c.peer, "%s", calls_peer_of(r->call, peer));
+    c.client = methods[r->call->method].caller(r)->client;
+    slow_note(s, &c);
+}
+
+/* The statistics with those calls. */
+static int calls_put_slow(request *r, wire_out *o, const void *reply)
+{
+    wire_stats_reply m = *(const wire_stats_reply *)reply;
+    int rc = slow_list(&r->s->slow, &r->memory, &m.slow, &m.slow_n);
+    return rc ? rc : persia_wire_put_stats_reply(o, &m);
+}
 
 /* What a client asked for a batch that is traced. */
 static void calls_trace(const request *r, int rc, size_t bytes)
 {
     trace_span t = {0};
-    if (!r->began)
-        return;
     if (r->call->method == WIRE_PULL) {
         const wire_pull *m = &r->m.pull;
         persia_trace_below(&t, TRACE_PULL, &m->trace, r->began);
@@ -232,11 +259,14 @@ static void calls_answered(void *ctx, int rc, shard_reply *reply)
     r->reply = *reply;
     if (!rc)
         line_change(r, reply->message);
-    if (!rc)
+    if (!rc && call->method == WIRE_STATS && r->m.stats.slow)
+        rc = calls_put_slow(r, &o, reply->message);
+    else if (!rc)
         rc = methods[call->method].put(&o, reply->message);
     if (!rc)
         rc = persia_shard_check_bytes(s->shard, "an answer", o.bytes);
     calls_trace(r, rc, o.bytes);
+    calls_note_slow(r);
     if (rc) {
         persia_wire_out_free(&o);
         request_free(r);
@@ -286,7 +316,7 @@ void persia_service_handle(void *service, rpc_call *call)
         r->s = s;
         r->call = call;
         r->memory = memory;
-        r->began = persia_trace_now();
+        r->began = persia_clock_ns();
         r->reply.release = NULL;
         rc = methods[call->method].start(r);
     }

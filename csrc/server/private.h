@@ -3,6 +3,7 @@
  *   server.c    life, the timer
  *   calls.c     messages to calls of the shard, answers to messages
  *   lines.c     lines for those who run it
+ *   slow.c      the last calls that took long
  *
  * Order of locks: the shard's, then one of these.
  */
@@ -11,6 +12,7 @@
 
 #include "server/lines.h"
 #include "server/server.h"
+#include "server/slow.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -23,6 +25,7 @@ struct ps_service {
     persia_timer timer;
     job_ends ends;  /* has a lock of its own; so has: */
     server_lines lines;
+    slow_calls slow;
 };
 
 /* The timer looks at this time already: of the shard's environment.  0: at

@@ -78,6 +78,7 @@ int persia_service_create(tables *p, const service_config *config,
                                       .json = config->lines_json,
                                       .audit = config->audit,
                                       .shard = config->shard});
+    slow_init(&s->slow, config->slow_ns);
     int rc = server_make_shard(s, p, config);
     if (!rc)
         rc = persia_timer_start(&s->timer, server_tick, s, "persia-timer");
@@ -120,6 +121,7 @@ int persia_service_destroy(ps_service *s)
     persia_shard_destroy(s->shard);
     persia_job_ends_free(&s->ends);
     lines_free(&s->lines);
+    slow_free(&s->slow);
     persia_timer_free(&s->timer);
     free(s);
     return 0;

@@ -31,6 +31,7 @@ typedef struct service_config {
                   that is restored, cleared, erased or dropped, and stream that
                   is taken over; 0: none */
     int lines_json; /* they are objects of JSON */
+    uint64_t slow_ns; /* calls that take longer are noted; 0: none */
     int audit; /* file descriptor for all of these, as JSON; 0: none */
     updates_log *log; /* see shard_config */
 } service_config;

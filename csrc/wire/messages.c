@@ -602,10 +602,24 @@ const spec_list persia_wire_restore_reply_list = {
 
 static const wire_field stats_fields[] = {
     [1] = F(wire_stats, caller, MESSAGE, "caller", .type = &caller_type),
+    [2] = F(wire_stats, slow, U32, "slow", .limit = 1),
 };
 static const wire_type stats_type = {
     .name = "StatsRequest", .size = sizeof(wire_stats), .fields = stats_fields,
-    .fields_n = 1
+    .fields_n = 2
+};
+
+static const wire_field slow_call_fields[] = {
+    [1] = F(wire_slow_call, method, U32, "method", .limit = UINT32_MAX),
+    [2] = F(wire_slow_call, ns, U64, "ns"),
+    [3] = F(wire_slow_call, at, U64, "at"),
+    [4] = F(wire_slow_call, bytes, U64, "bytes"),
+    [5] = F(wire_slow_call, client, FIXED64, "client"),
+    [6] = F(wire_slow_call, peer, NAME, "peer", .limit = 256),
+};
+static const wire_type slow_call_type = {
+    .name = "SlowCall", .size = sizeof(wire_slow_call),
+    .fields = slow_call_fields, .fields_n = 6
 };
 
 static const wire_field table_stats_fields[] = {
@@ -651,10 +665,13 @@ static const wire_field stats_reply_fields[] = {
     [18] = F(wire_stats_reply, total, U64, "total"),
     [19] = F(wire_stats_reply, beside, U32, "beside", .limit = 1),
     [20] = F(wire_stats_reply, log_waits_ns, U64, "log_waits_ns"),
+    [21] = F(wire_stats_reply, slow, MESSAGES, "slow",
+        COUNT(wire_stats_reply, slow_n), .limit = 128,
+        .type = &slow_call_type),
 };
 static const wire_type stats_reply_type = {
     .name = "StatsReply", .size = sizeof(wire_stats_reply),
-    .fields = stats_reply_fields, .fields_n = 20
+    .fields = stats_reply_fields, .fields_n = 21
 };
 
 static const spec_field wire_stats_reply_fields[] = {

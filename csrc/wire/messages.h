@@ -25,6 +25,7 @@ enum {
     WIRE_EPOCHS_MAX = 256,
     WIRE_LOADERS_MAX = 256,
     WIRE_CHANGES_MAX = 1048576,
+    WIRE_SLOW_MAX = 128,
     WIRE_TEXT_MAX = 511,
     WIRE_FIELDS_MAX = 27
 };
@@ -557,7 +558,18 @@ extern PERSIA_API const spec_list persia_wire_restore_reply_list;
 
 typedef struct wire_stats {
     wire_caller caller;
+    uint32_t slow; /* with the last calls that took long */
 } wire_stats;
+
+/* A call that took long. */
+typedef struct wire_slow_call {
+    uint32_t method; /* its place in ParameterServer, from 0 */
+    uint64_t ns; /* from its arrival until its answer */
+    uint64_t at; /* when it was answered, in seconds since 1970 */
+    uint64_t bytes; /* of its request */
+    uint64_t client; /* as in Caller */
+    char peer[256]; /* the address of the client */
+} wire_slow_call;
 
 typedef struct wire_stats_reply {
     uint64_t boot;
@@ -585,6 +597,8 @@ typedef struct wire_stats_reply {
     uint32_t beside;
     /* So long has the disk not answered its log, which waits; 0: it has. */
     uint64_t log_waits_ns;
+    wire_slow_call *slow; /* if asked for, the last one first */
+    size_t slow_n;
 } wire_stats_reply;
 
 extern PERSIA_API const spec_list persia_wire_stats_reply_list;

@@ -67,6 +67,14 @@ def command(
             envvar="PERSIA_SCALE_LOG",
         ),
     ] = None,
+    slow: Annotated[
+        bool,
+        typer.Option(
+            "--slow",
+            help="With the last calls that took long, of each server up to "
+            "128: see persia serve ps --slow-calls.",
+        ),
+    ] = False,
     watch: Annotated[
         bool,
         typer.Option("--watch", help="Look again and again, until Ctrl-C."),
@@ -93,7 +101,7 @@ def command(
     def look(clear: bool) -> bool:
         return _look(
             *(given, between, namespace, interval, timeout),
-            *(json, clear, scale_log),
+            *(json, clear, scale_log, slow),
         )
 
     if not watch:
@@ -114,6 +122,7 @@ def _look(
     json: bool,
     clear: bool,
     scale_log: Path | None,
+    slow: bool,
 ) -> bool:
     """One look, shown; whether all of those asked answered."""
     from persia.distributed import status as looking
@@ -136,6 +145,7 @@ def _look(
                 namespace=namespace,
                 timeout=timeout,
                 interval=interval,
+                slow=slow,
             )
             if servers or not (workers or scale_log)  # else these alone
             else []
@@ -166,6 +176,8 @@ def _look(
             show(servers_table(found))
         if tables:
             show(tables_table(tables))
+        if slow:
+            show(_slow(found))
         if any(not e.error for e in between):
             show(_embedding(between))
         if any(not t.error for t in trainers):
@@ -249,6 +261,26 @@ def servers_table(servers: list[ServerStatus]) -> Table:
         "address, shard, up, memory, updates, pulls/s, pushes/s, parked, "
         "duplicates!, failed!",
         rows,
+    )
+
+
+def _slow(servers: list[ServerStatus]) -> Table:
+    return _table(
+        "calls that took long, the last ones first",
+        "server, shard, at, call, seconds, request, from",
+        [
+            [
+                s.address,
+                str(s.shard),
+                time.strftime("%H:%M:%S", time.localtime(one["at"])),
+                one["call"],
+                f"{one['seconds']:.3f}",
+                _bytes(one["bytes"]),
+                one["peer"],
+            ]
+            for s in servers
+            for one in s.slow
+        ],
     )
 
 

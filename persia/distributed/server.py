@@ -129,6 +129,14 @@ class ServeConfig(Listening):
         "restores, whole rows.",
     )
 
+    slow_calls: float = Field(
+        0.1,
+        ge=0,
+        le=86400,
+        description="Seconds from which on a call is among those of persia "
+        "status --slow; 0: none is.",
+    )
+
     durable: Literal["off", "process", "disk"] = Field(
         "off",
         description="What an acknowledged update survives: off (nothing: "
@@ -455,6 +463,7 @@ class Server:
             message_limit=config.message_limit,
             checkpoints=str(folder) if folder is not None else None,
             **lines_of_core(),
+            slow=config.slow_calls,
             log=self.log.arguments() if self.log is not None else None,
             beside=beside,
             others=others,

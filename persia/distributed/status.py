@@ -21,6 +21,7 @@ from persia.distributed.security import Security
 from persia.errors import InvalidArgument, PersiaError
 from persia.redaction import shown
 
+_SLOW = ("call", "seconds", "at", "bytes", "client", "peer")
 _RATES = ("updates", "pulls", "pushes")
 _TABLE_RATES = ("pulled", "created")
 _PAGE = 64 << 20  # bytes of a page of metrics, at most
@@ -31,8 +32,9 @@ _EXAMPLE = "http://127.0.0.1:9100/metrics"
 @dataclasses.dataclass
 class ServerStatus:
     """A shard of a server. ``stats`` are its counters at the second look,
-    ``rates`` those that grow, a second; ``error`` where its server could not
-    be asked."""
+    ``rates`` those that grow, a second; ``slow`` its last calls that took
+    long, if they were asked for; ``error`` where its server could not be
+    asked."""
 
     address: str
     shard: int = -1
@@ -42,6 +44,7 @@ class ServerStatus:
     table_rates: dict[str, dict[str, float]] = dataclasses.field(
         default_factory=dict
     )
+    slow: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     error: str = ""
 
 
@@ -83,6 +86,7 @@ def ask(
     security: Security | None = None,
     timeout: float = 10.0,
     interval: float = 1.0,
+    slow: bool = False,
 ) -> list[ServerStatus]:
     """The servers at these addresses, asked twice, sorted by their shard.
 
@@ -93,6 +97,7 @@ def ask(
         timeout: seconds that a server has to answer; to be there, as one that
             starts, it has two of them.
         interval: seconds between the two looks.
+        slow: with the calls that took long.
     """
     if not addresses:
         raise InvalidArgument(
@@ -126,6 +131,11 @@ def ask(
                 status.stats = channel.stats()
                 status.address = channel.address
                 _add_rates(status, earlier)
+                if slow:
+                    status.slow = [
+                        dict(zip(_SLOW, one, strict=True))
+                        for one in channel.slow()
+                    ]
         return all_of
 
     def one(address: str) -> list[ServerStatus]:

@@ -102,6 +102,36 @@ def test_two_servers_in_numbers_and_in_words() -> None:
         assert "SchemaMismatch" in other.stdout
 
 
+def test_calls_that_took_long() -> None:
+    """The last 128, the newest first; none where none was asked for."""
+    with serving("--slow-calls", "1e-9") as server:
+        client = Client(server.address)
+        client.hello(stream=77)
+        client.declare()
+        for _ in range(130):
+            client.pull(IDS)
+        flags = (server.address, "--interval", "0.1")
+        done = run(*flags, "--slow", "--json")
+        assert done.returncode == 0, done.stderr
+        (found,) = json.loads(done.stdout)["servers"]
+        assert len(found["slow"]) == 128
+        calls = [one["call"] for one in found["slow"]]
+        assert calls[0] == "Stats" and calls[-1] == "Pull"
+        pull = found["slow"][-1]
+        assert 0 < pull["seconds"] < 60 and pull["bytes"] > 8 * len(IDS)
+        assert pull["client"] == client.caller.client
+        assert pull["peer"].startswith("ipv4:127.0.0.1:")
+        assert abs(pull["at"] - time.time()) < 60
+        words = run(*flags, "--slow").stdout
+        assert "Pull" in words
+        (found,) = json.loads(run(*flags, "--json").stdout)["servers"]
+        assert found["slow"] == []
+    with serving("--slow-calls", "0") as server:
+        done = run(server.address, "--slow", "--json", "--interval", "0.1")
+        (found,) = json.loads(done.stdout)["servers"]
+        assert found["slow"] == []
+
+
 def test_servers_that_do_not_listen_yet_are_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -107,6 +107,7 @@ NAMES = {
     "RestoreReply": "restore_reply",
     "StatsRequest": "stats",
     "StatsReply": "stats_reply",
+    "SlowCall": "slow_call",
     "TableStats": "table_stats",
     "MoveRequest": "move",
     "MoveReply": "move_reply",

@@ -103,13 +103,16 @@ static wire_restore restore = {
     pushes, 4, ledgers, 2, files, 2
 };
 static wire_restore_reply restore_reply = { 1, 1000 };
-static wire_stats stats = { CALLER };
+static wire_stats stats = { CALLER, 1 };
+static wire_slow_call slow[] = {
+    { 30, 2, 3, 4, UINT64_MAX, "ipv4:1" }, { .ns = 1 }
+};
 static table_stats both_stats[] = {
     { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 }, { .rows = 1 }
 };
 static wire_stats_reply stats_reply = {
     1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, specs, 2, both_stats, 13, 1, 14,
-    15, 1, 16
+    15, 1, 16, slow, 2
 };
 
 static wire_plan_feature plan_features[] = {
