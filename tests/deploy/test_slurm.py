@@ -1,0 +1,166 @@
+"""The batch script of deploy/slurm: with stand-ins for Slurm's commands, and,
+where they are installed, with Slurm on this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from persia import _core
+from tests.deploy.manifests import DEPLOY
+from tests.deploy.test_manifests import variables
+from tests.system.processes import environment, wait_until
+
+if not _core.GRPC[0].isdigit():
+    pytest.skip("built without gRPC", allow_module_level=True)
+
+SCRIPT = DEPLOY / "slurm" / "persia.sbatch"
+TASKS = (2, 1, 2, 2)  # of the components
+JOB_ENV = """
+PERSIA_TRAIN_DATA=synthetic
+PERSIA_TRAIN_MODEL=dcn
+PERSIA_TRAIN_THREADS=1
+PERSIA_TRAIN_SAMPLES={samples}
+PERSIA_TRAIN_EVAL_SPLIT=0
+PERSIA_TRAIN_SAVE={folder}/saved
+PERSIA_TRAIN_SAVE_EVERY=5
+PERSIA_FEED_DATA=synthetic
+PERSIA_FEED_SAMPLES={samples}
+PERSIA_FEED_EVAL_SPLIT=0
+PERSIA_SERVE_PS_CHECKPOINTS={folder}
+PERSIA_CHECKPOINTS={folder}
+PERSIA_SERVE_PS_INSECURE=true
+PERSIA_SERVE_WORKER_INSECURE=true
+PERSIA_INSECURE=1
+"""
+#: srun as the script uses it: its tasks are processes of this machine.
+SRUN = """#!{python}
+import os, signal, subprocess, sys
+words = sys.argv[1:]
+group = int(words.pop(0).removeprefix("--het-group="))
+label = "--label" in words
+words = [w for w in words if not w.startswith("--")]
+n = {tasks}[group]
+if words == ["hostname"]:
+    for i in reversed(range(n)):
+        print(f"{{i}}: 127.0.0.1")
+    sys.exit()
+tasks = [
+    subprocess.Popen(words, env=os.environ | {{
+        "SLURM_PROCID": str(i),
+        "SLURM_LOCALID": str(i),
+        "SLURM_STEP_NUM_TASKS": str(n),
+    }})
+    for i in range(n)
+]
+signal.signal(
+    signal.SIGTERM, lambda *_: [t.send_signal(signal.SIGTERM) for t in tasks]
+)
+sys.exit(max(t.wait() for t in tasks))
+"""
+
+
+def test_it_is_a_script() -> None:
+    """Whose variables are known, and whose components are four."""
+    assert subprocess.run(["bash", "-n", str(SCRIPT)]).returncode == 0
+    text = SCRIPT.read_text(encoding="utf-8")
+    assert len(re.findall("^#SBATCH hetjob$", text, re.M)) == len(TASKS) - 1
+    # The script's own: the file of the others.
+    used = set(re.findall(r"\bPERSIA_\w+", text)) - {"PERSIA_JOB_ENV"}
+    options = {u for u in used if re.match("PERSIA_(TRAIN|SERVE|FEED)_", u)}
+    assert used - options <= variables()
+
+
+class Slurm:
+    """The script as a job of stand-ins, in a folder."""
+
+    def __init__(self, folder: Path, samples: int) -> None:
+        self.folder = folder
+        programs = folder / "bin"
+        programs.mkdir(exist_ok=True)
+        persia = f'#!/bin/sh\nexec {sys.executable} -m persia "$@"\n'
+        for name, text in (
+            ("srun", SRUN.format(python=sys.executable, tasks=TASKS)),
+            ("scontrol", f'#!/bin/sh\necho "$@" >> {folder}/scontrol\n'),
+            ("persia", persia),
+        ):
+            (programs / name).write_text(text)
+            (programs / name).chmod(0o755)
+        path = f"{programs}:{os.environ['PATH']}"
+        job_env = JOB_ENV.format(samples=samples, folder=folder)
+        (folder / "job.env").write_text(job_env)
+        self.process = subprocess.Popen(
+            ["bash", str(SCRIPT)],
+            cwd=folder,
+            env=environment(
+                PATH=path,
+                SLURM_JOB_ID=str(os.getpid()),
+                SLURM_NTASKS_HET_GROUP_3=str(TASKS[3]),
+                OMP_NUM_THREADS="1",
+            ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def ended(self) -> tuple[int, str]:
+        """Its status, and what it printed."""
+        try:
+            output, _ = self.process.communicate(timeout=150)
+        finally:
+            self.kill()
+        return self.process.returncode, output
+
+    def kill(self) -> None:
+        """All of it."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_all_roles_train_and_end(tmp_path: Path) -> None:
+    status, output = Slurm(tmp_path, 4000).ended()
+    assert status == 0, output
+    assert "2 ranks" in output
+    assert len(re.findall(r"serving shard [01] of 2", output)) == 2
+    trained = re.findall(r"(\d+) batches were trained", output)
+    assert sum(map(int, trained)) == 4, output
+    assert not (tmp_path / "scontrol").exists()
+    assert (tmp_path / "saved" / "LATEST").exists()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_job_whose_time_is_over_is_queued_again(tmp_path: Path) -> None:
+    """It saves, and a later one continues."""
+    first = Slurm(tmp_path, 400_000)
+    try:
+        wait_until((tmp_path / "saved" / "LATEST").exists, 120)
+        first.process.send_signal(signal.SIGTERM)
+        status, output = first.ended()
+    finally:
+        first.kill()
+    assert status == 128 + signal.SIGTERM, output
+    assert "requeue" in (tmp_path / "scontrol").read_text()
+    status, output = Slurm(tmp_path, 4000).ended()
+    assert "continues from" in output, output
+
+
+@pytest.mark.skipif(shutil.which("sbatch") is None, reason="no Slurm")
+def test_sbatch_takes_it() -> None:
+    """Its options; nothing is run."""
+    done = subprocess.run(
+        ["sbatch", "--test-only", str(SCRIPT)], capture_output=True, text=True
+    )
+    assert "invalid" not in done.stderr.lower(), done.stderr
