@@ -53,6 +53,8 @@ VARIABLES = {
     "the others follow. Read by `persia train` and "
     "`persia.prometheus.export`",
     "PERSIA_METRICS_HOST": "address that they listen on; default `127.0.0.1`",
+    "PERSIA_TRACE_RATE": "share of the batches that are traced, from 0 to 1, "
+    "the same in all processes: see [traces](../howto/traces.md)",
     "PERSIA_SHARD": "index of this server, for `persia serve ps --shard auto`",
     "PERSIA_SHARDS": "number of servers, for `persia serve ps`",
     "PERSIA_RUN_ID": "name of the run of `persia launch`: the job of a "
@@ -61,6 +63,8 @@ VARIABLES = {
     "PERSIA_LOG_LEVEL": "the least important lines that a command and the "
     "processes that it starts write, as with `--log-level`",
     "PERSIA_LOG_FORMAT": "how they write lines, as with `--log-format`",
+    "PERSIA_AUDIT_LOG": "file to which they append who changed what, as with "
+    "`--audit-log`",
     "PERSIA_DEBUG": "`1`: the command shows tracebacks, as with `--debug`",
 }
 
@@ -75,6 +79,8 @@ FOREIGN = {
     "word that it serves",
     "OMP_NUM_THREADS": "threads of torch; torchrun sets it to 1",
     "AWS_…, GOOGLE_…": "keys of remote storage, as pyarrow reads them",
+    "OTEL_…": "of OpenTelemetry: where traces are sent, and what is sent "
+    "with them",
     "NO_COLOR": "no colours in the terminal",
 }
 
