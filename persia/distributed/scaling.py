@@ -11,6 +11,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from persia import _core
@@ -99,6 +100,26 @@ def plan(places: Mapping[str, Sequence[int]], to: int) -> list[Move]:
     ]
 
 
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What a server answers about its shards.
+
+    Attributes:
+        here: those that it has.
+        shards: of the job.
+        state: of the last move away from it, as ``_core.MOVED_RUNNING``.
+        shard, id, by, text: of that move.
+    """
+
+    here: Sequence[int]
+    shards: int
+    state: int
+    shard: int
+    id: int
+    by: str
+    text: str
+
+
 class Scaling:
     """The way to the servers of a job, to change which shard is where.
 
@@ -131,6 +152,8 @@ class Scaling:
             for address in addresses
         }
         self.shards = 0
+        self._told: set[int] = set()  # moves that all servers know of
+        self._all_told = False  # of the shards of all others
 
     def __enter__(self) -> Scaling:
         return self
@@ -225,6 +248,74 @@ class Scaling:
             )
         return places
 
+    def look(self) -> dict[str, Answer | PersiaError]:
+        """What each server answers now, by its address. It waits for no
+        move, and for no server that is away."""
+
+        def one(address: str) -> Answer | PersiaError:
+            try:
+                found = self._channels[address].move(
+                    *(_core.MOVE_STATUS, self._namespace, 0, 0, 0, "", "")
+                )
+            except PersiaError as error:
+                return error
+            fields = [f.name for f in dataclasses.fields(Answer)]
+            return Answer(**{name: found[name] for name in fields})
+
+        with ThreadPoolExecutor(min(len(self._channels), 32)) as pool:
+            found = dict(
+                zip(self._channels, pool.map(one, self._channels), strict=True)
+            )
+        for answer in found.values():
+            if isinstance(answer, Answer):
+                self.shards = answer.shards
+        return found
+
+    def settle(self, found: Mapping[str, Answer | PersiaError]) -> None:
+        """Servers learn where shards are, and of moves that are done: what
+        began those may be dead.
+
+        Args:
+            found: by :meth:`look`.
+        """
+        known = {a: m for a, m in found.items() if isinstance(m, Answer)}
+        if len(known) < len(found):
+            return  # later, when all can learn
+        if not self._all_told:
+            self.tell({a: m.here for a, m in known.items()})
+        self._all_told = True
+        places = {s: a for a, m in known.items() for s in m.here}
+        for source, m in known.items():
+            target = places.get(m.shard, source)
+            if (
+                m.state == _core.MOVED_DONE
+                and m.id not in self._told
+                and target != source
+            ):
+                self._placed(m.shard, m.id, source, target)
+                self._told.add(m.id)
+
+    def begin(self, move: Move, name: int | None = None) -> None:
+        """Begins a move, which ends by itself.
+
+        Args:
+            move: of a shard of the servers that answered last.
+            name: its number; None: a new one.
+
+        Raises:
+            Unavailable: another one moves a shard of that server.
+        """
+        self._ask(
+            *(move.source, _core.MOVE_BEGIN, move.shard, name or _name()),
+            move.target,
+        )
+
+    def _placed(self, shard: int, name: int, source: str, target: str) -> None:
+        """The servers that took no part in a move learn of it."""
+        for address in self._channels:
+            if address not in (source, target):
+                self._ask(address, _core.MOVE_PLACE, shard, name, target)
+
     def tell(self, places: Mapping[str, Sequence[int]]) -> None:
         """Tells each server where the shards of the others are."""
         for address in self._channels:
@@ -257,15 +348,7 @@ class Scaling:
             except BaseException:
                 self._give_up(progress, name, show)
                 raise
-            for address in self._channels:
-                if address not in (move.source, move.target):
-                    self._ask(
-                        address,
-                        _core.MOVE_PLACE,
-                        move.shard,
-                        name,
-                        move.target,
-                    )
+            self._placed(move.shard, name, move.source, move.target)
 
     def _cancel(self, source: str, shard: int, name: int) -> str:
         """Cancels a move, and waits a while for its end; what became of
@@ -302,7 +385,7 @@ class Scaling:
         show: Callable[[Progress], None],
     ) -> None:
         began = time.monotonic()
-        self._ask(move.source, _core.MOVE_BEGIN, move.shard, name, move.target)
+        self.begin(move, name)
         while True:
             answer = self._ask(move.source, _core.MOVE_STATUS)
             if answer["id"] != name:
