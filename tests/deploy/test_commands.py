@@ -12,7 +12,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ SECRETS = {
     ("persia-tokens", "token"): "token",
     ("persia-tokens", "admin-token"): "admin-token",
 }
+#: Variables that are addresses of pods.
+ADDRESSES = ("PERSIA_SERVERS", "PERSIA_WORKERS", "PERSIA_SERVE_PS_JOIN")
 ROWS = 4096
 
 
@@ -71,10 +73,15 @@ class Machine:
         folder: of their files.
         job: the data of the ConfigMap.
         services: variables for services.
+        hosts: addresses of pods.
     """
 
     def __init__(
-        self, folder: Path, job: dict[str, str], services: dict[str, str]
+        self,
+        folder: Path,
+        job: dict[str, str],
+        services: dict[str, str],
+        hosts: Sequence[str] = ("127.0.0.1",),
     ) -> None:
         self._folder = folder
         self._job = job
@@ -82,7 +89,7 @@ class Machine:
         self._ports: dict[tuple[str, int], int] = {}
         self._started: dict[str, subprocess.Popen[bytes]] = {}
         keys = folder / "keys"
-        write_certificates(keys, ["127.0.0.1"])
+        write_certificates(keys, list(hosts))
         for (secret, key), name in SECRETS.items():
             (folder / secret).mkdir(exist_ok=True)
             (folder / secret / key).symlink_to(keys / name)
@@ -90,50 +97,56 @@ class Machine:
         # The image of servers and workers has none.
         (folder / "torch.py").write_text("raise ImportError('no torch')\n")
 
+    def host(self, pod: str) -> str:
+        """The address of a pod here."""
+        return "127.0.0.1"
+
     def port(self, pod: str, wanted: int) -> int:
         """That a container's port is here."""
         if (pod, wanted) not in self._ports:
             self._ports[pod, wanted] = free_port()
         return self._ports[pod, wanted]
 
-    def start(self, which: Pods) -> None:
-        """One pod of them, the first."""
-        self._make_folders(which)
+    def start(self, which: Pods, ordinal: int = 0, *more: str) -> None:
+        """One pod of them, with more arguments."""
+        pod = f"{which.name}-{ordinal}"
+        self._make_folders(which, pod)
         # Kubernetes writes the values of variables into arguments.
         words = [
             re.sub(r"\$\((\w+)\)", lambda m: self._job[m[1]], word)
             for word in which.container["args"]
         ]
-        words = [self._here(which, word) for word in words]
+        words = [*(self._here(which, pod, word) for word in words), *more]
         program = which.container.get("command", ["persia"])
         assert len(program) == 1
         interpreter = python() if has_torch(which) else sys.executable
-        with open(self._folder / f"{which.name}.log", "wb") as log:
-            self._started[which.name] = subprocess.Popen(
+        with open(self._folder / f"{pod}.log", "ab") as log:
+            self._started[pod] = subprocess.Popen(
                 [interpreter, *PROGRAMS[program[0]], *words],
-                env=self._environment(which),
+                env=self._environment(which, pod),
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
 
-    def _make_folders(self, which: Pods) -> None:
+    def _make_folders(self, which: Pods, pod: str) -> None:
         """Of its volumes."""
         for volume in which.volumes.values():
-            self._place(which, volume).mkdir(parents=True, exist_ok=True)
+            self._place(pod, volume).mkdir(parents=True, exist_ok=True)
 
-    def _place(self, which: Pods, volume: Object) -> Path:
+    def _place(self, pod: str, volume: Object) -> Path:
         """The folder that a volume is."""
         if "secret" in volume:
             return self._folder / str(volume["secret"]["secretName"])
         if "persistentVolumeClaim" in volume:
             name = volume["persistentVolumeClaim"]["claimName"]
             return self._folder / str(name)
-        return self._folder / f"{which.name}-{volume['name']}"
+        own = volume["own"]["metadata"] if "own" in volume else volume
+        return self._folder / f"{pod}-{own['name']}"
 
-    def _here(self, which: Pods, text: str) -> str:
+    def _here(self, which: Pods, pod: str, text: str) -> str:
         """With folders, addresses and ports of this machine."""
         folders = {
-            path: str(self._place(which, which.volumes[name]))
+            path: str(self._place(pod, which.volumes[name]))
             for name, path in which.mounts.items()
         }
         paths = "|".join(map(re.escape, folders))
@@ -141,58 +154,64 @@ class Machine:
         text = re.sub(mounted, lambda m: folders[m[0]], text)
         for port in which.ports.values():
             if text.endswith(f"={port}"):
-                mapped = self.port(which.name, port)
+                mapped = self.port(pod, port)
                 text = text.removesuffix(str(port)) + str(mapped)
-        return text.replace("=0.0.0.0", "=127.0.0.1")
+        return text.replace("=0.0.0.0", f"={self.host(pod)}")
 
-    def _environment(self, which: Pods) -> dict[str, str]:
+    def _environment(self, which: Pods, pod: str) -> dict[str, str]:
         made = environment(**self._services)
         for source in which.container.get("envFrom", []):
             assert source == {"configMapRef": {"name": "persia-job"}}
             made |= {
-                name: self._here(which, value)
+                name: self._here(which, pod, value)
                 if value.startswith("/shared/")
                 else value
                 for name, value in self._job.items()
             }
         for entry in which.container.get("env", []):
-            made[entry["name"]] = self._value(which, entry)
-        for name in ("PERSIA_SERVERS", "PERSIA_WORKERS"):
+            made[entry["name"]] = self._value(which, pod, entry)
+        for name in ADDRESSES:
             if name in made:
                 made[name] = self._addresses(made[name])
         if not has_torch(which):
             made["PYTHONPATH"] = f"{self._folder}:{made['PYTHONPATH']}"
         return made | {"OMP_NUM_THREADS": "1"}
 
-    def _value(self, which: Pods, entry: Object) -> str:
+    def _value(self, which: Pods, pod: str, entry: Object) -> str:
         if "valueFrom" in entry:
             path = entry["valueFrom"]["fieldRef"]["fieldPath"]
-            return {"metadata.name": f"{which.name}-0"}.get(path, "0")
+            return {"metadata.name": pod}.get(path, "0")
         value = str(entry["value"])
         if entry["name"] == "PET_MASTER_ADDR":
             # The first pod of the JobSet, and its subdomain.
             assert value == f"{which.name}-{which.role}-0-0.{which.name}"
-            return "127.0.0.1"
+            return self.host(pod)
         if value.isdecimal() and int(value) in which.ports.values():
-            return str(self.port(which.name, int(value)))
+            return str(self.port(pod, int(value)))
         if value == "0.0.0.0":
-            return "127.0.0.1"
-        return self._here(which, value)
+            return self.host(pod)
+        return self._here(which, pod, value)
 
     def _addresses(self, text: str) -> str:
         """Of pods by their names: persia-ps-0.persia-ps.persia.svc:8888."""
         found = []
         for address in text.split(","):
-            host, port = address.split(":")
-            owner = host.split(".")[0].rpartition("-")[0]
-            found.append(f"127.0.0.1:{self.port(owner, int(port))}")
+            name, port = address.split(":")
+            pod = name.split(".")[0]
+            found.append(f"{self.host(pod)}:{self.port(pod, int(port))}")
         return ",".join(found)
 
-    def ask(self, which: Pods, probe: str) -> int:
+    def _url(self, which: Pods, ordinal: int, path: str) -> str:
+        """Of a page beside its metrics."""
+        pod = f"{which.name}-{ordinal}"
+        port = self.port(pod, which.ports["metrics"])
+        return f"http://{self.host(pod)}:{port}{path}"
+
+    def ask(self, which: Pods, probe: str, ordinal: int = 0) -> int:
         """The status that a probe gets; 0: nothing listens."""
         asked = which.container[probe]["httpGet"]
-        port = self.port(which.name, which.ports[asked["port"]])
-        url = f"http://127.0.0.1:{port}{asked['path']}"
+        assert asked["port"] == "metrics"
+        url = self._url(which, ordinal, asked["path"])
         try:
             with urllib.request.urlopen(url) as answer:
                 return int(answer.status)
@@ -202,43 +221,48 @@ class Machine:
         except OSError:
             return 0
 
-    def until(self, which: Pods, probe: str, status: int) -> None:
+    def until(
+        self, which: Pods, probe: str, status: int, ordinal: int = 0
+    ) -> None:
         """Waits until a probe gets a status."""
 
         def answered() -> bool:
-            ended = self._started[which.name].poll()
-            assert ended is None, self.output(which)
-            return self.ask(which, probe) == status
+            ended = self._started[f"{which.name}-{ordinal}"].poll()
+            assert ended is None, self.output(which, ordinal)
+            return self.ask(which, probe, ordinal) == status
 
         wait_until(answered, 120)
 
     def gauges(self, which: Pods) -> set[str]:
         """Names and labels on its page; none before there is one."""
-        port = self.port(which.name, which.ports["metrics"])
         try:
-            page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")
+            page = urllib.request.urlopen(self._url(which, 0, "/metrics"))
         except OSError:
-            assert self._started[which.name].poll() is None, self.output(which)
+            ended = self._started[f"{which.name}-0"].poll()
+            assert ended is None, self.output(which)
             return set()
         with page:
             lines = str(page.read(), "utf-8").splitlines()
         return {line.rpartition(" ")[0] for line in lines}
 
-    def ends(self, which: Pods) -> None:
+    def ends(self, which: Pods, ordinal: int = 0) -> None:
         """Waits until the process has ended by itself, with status 0."""
-        done = self._started.pop(which.name)
-        assert done.wait(timeout=300) == 0, self.output(which)
+        done = self._started.pop(f"{which.name}-{ordinal}")
+        assert done.wait(timeout=300) == 0, self.output(which, ordinal)
 
-    def stop(self, which: Pods) -> None:
+    def stop(self, which: Pods, ordinal: int = 0) -> None:
         """As Kubernetes does."""
-        self._started[which.name].send_signal(signal.SIGTERM)
-        self.ends(which)
+        pod = f"{which.name}-{ordinal}"
+        self._started[pod].send_signal(signal.SIGTERM)
+        self.ends(which, ordinal)
 
-    def output(self, which: Pods) -> str:
-        return (self._folder / f"{which.name}.log").read_text()
+    def output(self, which: Pods, ordinal: int = 0) -> str:
+        return (self._folder / f"{which.name}-{ordinal}.log").read_text()
 
-    def kill(self) -> None:
-        for process in self._started.values():
+    def kill(self, *some: str) -> None:
+        """kill -9 of these pods, or of all."""
+        for pod in some or list(self._started):
+            process = self._started.pop(pod)
             process.kill()
             process.wait()
 
@@ -311,4 +335,18 @@ def test_four_roles_train_and_serve_by_the_manifests(tmp_path: Path) -> None:
     shared = tmp_path / "persia-shared"
     assert list((shared / "checkpoints" / "clicks").glob("step-*"))
     assert list((shared / "exports" / "clicks").glob("v-*"))
-    assert any(Path(tmp_path / "persia-ps-log").rglob("*"))
+    assert any(Path(tmp_path / "persia-ps-0-log").rglob("*"))
+
+
+def test_a_second_server_joins_by_the_manifests(tmp_path: Path) -> None:
+    """Pods behind the first ones have no shard until some move there."""
+    objects = render("overlays/local")
+    (ps,) = (p for p in pods(objects) if p.role == "ps")
+    job = job_of(objects)
+    with machine(tmp_path, job, links(objects)) as here:
+        here.start(ps)
+        here.until(ps, "readinessProbe", 200)
+        here.start(ps, 1)
+        here.until(ps, "readinessProbe", 200, 1)
+        for ordinal in (1, 0):
+            here.stop(ps, ordinal)
