@@ -198,7 +198,7 @@ def _in_seconds(name: str, value: float) -> tuple[str, float]:
     return name.removesuffix("_ns") + "_seconds", value / 1e9
 
 
-def _of_loads(loads: Mapping[str, float]) -> Metric:
+def of_loads(loads: Mapping[str, float]) -> Metric:
     family = GaugeMetricFamily(
         "persia_load",
         "Wanted of the processes of a role, as a ratio: 1 is the right size.",
@@ -337,7 +337,7 @@ class ServerCollector:
                 sum(table["rows"] for table in tables),
                 sum(table["created"] - table["evicted"] for table in tables),
             )
-        yield _of_loads({"server": load})
+        yield of_loads({"server": load})
         yield GaugeMetricFamily(
             "persia_memory_growth_bytes",
             "Bytes a second that the rows of all tables grow by.",
@@ -491,7 +491,7 @@ class EmbeddingWorkerCollector:
         cpu = time.process_time() / len(os.sched_getaffinity(0))
         with self._lock:
             loads = self._loads.add(time.monotonic(), stats, cpu)
-        return _of_loads(loads)
+        return of_loads(loads)
 
 
 def embedding_worker_states(stats: dict[str, int]) -> dict[str, int]:

@@ -75,6 +75,8 @@ FOREIGN = {
     "TORCHELASTIC_RUN_ID": "of torchrun (`--rdzv-id`): the job of a `Store`",
     "JOB_COMPLETION_INDEX, POD_NAME": "of Kubernetes: the index of a server "
     "with `--shard auto`",
+    "KUBERNETES_SERVICE_HOST, KUBERNETES_SERVICE_PORT": "of Kubernetes: the "
+    "API server, for `persia gate`",
     "NOTIFY_SOCKET": "of systemd: where a unit with `Type=notify` waits for "
     "word that it serves",
     "OMP_NUM_THREADS": "threads of torch; torchrun sets it to 1",
@@ -229,6 +231,7 @@ def configurations() -> dict[str, type[pydantic.BaseModel]]:
     from persia.cli.feed import FeedConfig
     from persia.distributed.server import ServeConfig
     from persia.distributed.worker import WorkerConfig
+    from persia.kubernetes.process import GateConfig
     from persia.serving.config import ModelConfig
     from persia.train.config import TrainConfig
 
@@ -238,6 +241,7 @@ def configurations() -> dict[str, type[pydantic.BaseModel]]:
         "persia serve worker": WorkerConfig,
         "persia serve model": ModelConfig,
         "persia feed": FeedConfig,
+        "persia gate": GateConfig,
     }
 
 

@@ -102,9 +102,10 @@ class Ending:
             target=self._watch, name="persia-signals", daemon=True
         ).start()
 
-    def wait(self) -> None:
-        """Until there was a signal."""
-        self._came.wait()
+    def wait(self, seconds: float | None = None) -> bool:
+        """Until there was a signal, or for so many seconds; whether there
+        was one."""
+        return self._came.wait(seconds)
 
     @property
     def left(self) -> float:

@@ -44,6 +44,7 @@ COMMANDS = {
     "feed": "Send the batches of a data set to embedding workers.",
     "status": "Show what servers hold and do.",
     "scale": "Give a job that runs more or fewer processes.",
+    "gate": "Make the number of servers in a cluster follow a ScaleGate.",
     "launch": "Start parameter servers here, and a command that uses them.",
     "plan": "Work out how many servers a job needs, and their memory.",
     "certs": "Make a set of certificates and tokens for tests.",

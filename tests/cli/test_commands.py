@@ -98,6 +98,7 @@ NEEDED: dict[str, list[str]] = {
     "serve model": ["/none/root"],
     "feed": ["/none/a.csv", "--workers", "127.0.0.1:1"],
     "status": ["127.0.0.1:1"],
+    "gate": ["--api", "http://127.0.0.1:1", "--namespace", "n"],
     "scale ps": ["--to", "2", "--servers", "127.0.0.1:1"],
     "torture": [],
     "plan": ["--rows", "1000"],
@@ -358,7 +359,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-NO_RESULT = {"serve ps", "serve worker", "serve model", "launch"}
+NO_RESULT = {"serve ps", "serve worker", "serve model", "gate", "launch"}
 
 
 def test_results_are_json(folder: Path, tmp_path: Path) -> None:

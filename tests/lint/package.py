@@ -27,7 +27,7 @@ PACKAGES = (
     ("base",),
     ("distributed", "optim", "admission", "eviction"),
     ("data",),
-    ("store", "checkpoint", "prometheus"),
+    ("store", "checkpoint", "prometheus", "kubernetes"),
     ("nn", "metrics", "datasets"),
     ("models", "loop"),
     ("serving",),
