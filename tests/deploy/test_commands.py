@@ -290,12 +290,13 @@ def write_clicks(path: Path) -> str:
     return str(path)
 
 
-def scaled_by() -> set[str]:
-    """The gauges that KEDA reads."""
+def scaled_by(service: str) -> set[str]:
+    """The gauges that KEDA reads there."""
     return {
         trigger["metadata"]["valueLocation"]
         for made in of_kind(render("overlays/gke"), "ScaledObject")
         for trigger in made["spec"]["triggers"]
+        if f"//{service}." in trigger["metadata"]["url"]
     }
 
 
@@ -327,7 +328,7 @@ def test_four_roles_train_and_serve_by_the_manifests(tmp_path: Path) -> None:
         here.until(loader, "livenessProbe", 200)
         here.ends(trainer)
         here.ends(loader)
-        wait_until(lambda: scaled_by() <= here.gauges(worker))
+        wait_until(lambda: scaled_by("persia-worker") <= here.gauges(worker))
         here.start(serving)
         here.until(serving, "readinessProbe", 200)
         for role in (serving, worker, ps):

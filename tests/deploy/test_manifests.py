@@ -41,9 +41,16 @@ FOREIGN = {
     "Issuer",
     "JobSet",
     "PodMonitoring",
+    "ScaleGate",  # its schema is ours: see test_gate.py
     "ScaledObject",
     "TrainJob",
     "TrainingRuntime",
+}
+#: They are in no namespace, and of no job.
+OF_CLUSTERS = {
+    "CustomResourceDefinition",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
 }
 #: Variables of torchrun.
 TORCHRUN = {
@@ -108,6 +115,9 @@ def test_all_objects_have_the_label_of_the_job_and_the_namespace(
     folder: str,
 ) -> None:
     for made in render(folder):
+        if made["kind"] in OF_CLUSTERS:
+            assert folder == "gate"
+            continue
         assert made["metadata"]["labels"]["persia-job"] == "clicks"
         if made["kind"] != "Namespace":
             assert made["metadata"]["namespace"] == "persia"
@@ -119,7 +129,8 @@ def test_pods_are_closed() -> None:
     for _, found in all_pods():
         spec, container = found.spec, found.container
         assert spec["enableServiceLinks"] is False
-        assert spec["automountServiceAccountToken"] is False
+        asks = found.role == "gate"  # the API server
+        assert spec["automountServiceAccountToken"] is asks
         assert spec["securityContext"]["runAsNonRoot"] is True
         profile = spec["securityContext"]["seccompProfile"]
         assert profile == {"type": "RuntimeDefault"}
@@ -260,6 +271,8 @@ def test_budgets_and_services_select_pods_of_one_role(folder: str) -> None:
 #: Who opens connections to whom, on which port.
 CALLS = {
     ("ps", "ps", 8888),  # they move shards
+    ("gate", "ps", 8888),
+    ("gate", "ps", 9100),
     ("worker", "ps", 8888),
     ("trainer", "ps", 8888),
     ("loader", "worker", 8889),
@@ -343,7 +356,10 @@ def test_the_numbers_of_a_job_agree(folder: str) -> None:
     job = job_of(objects)
     roles = {p.role: p for p in pods(objects)}
     servers = int(job["PERSIA_SERVE_PS_SERVER_COUNT"])
-    assert roles["ps"].replicas == servers
+    gates = of_kind(objects, "ScaleGate")
+    least = [gate["spec"]["min"] for gate in gates]
+    assert roles["ps"].replicas == (None if gates else servers)
+    assert least == [servers] * len(gates)
     assert int(job["PERSIA_SHARDS"]) >= servers
     assert roles["trainer"].replicas == int(job["PET_NNODES"])
     trainers = roles["trainer"].owner["spec"]["replicatedJobs"][0]["template"]
@@ -354,6 +370,9 @@ def test_the_numbers_of_a_job_agree(folder: str) -> None:
         o["spec"]["scaleTargetRef"]["name"]: o["spec"]["maxReplicaCount"]
         for o in of_kind(objects, "ScaledObject")
     }
+    for gate in gates:
+        limits = gate["spec"]["max"], most[gate["metadata"]["name"]]
+        assert max(limits) <= int(job["PERSIA_SHARDS"])
     workers = roles["worker"].replicas or most["persia-worker"]
     assert addresses(roles["ps"], servers) == job["PERSIA_SERVERS"]
     assert addresses(roles["worker"], workers) == job["PERSIA_WORKERS"]
@@ -401,22 +420,24 @@ def test_a_server_ends_within_the_grace_of_its_pod() -> None:
 
 def test_triggers_read_a_ratio_of_each_worker() -> None:
     for made in of_kind(render("overlays/gke"), "ScaledObject"):
+        servers = made["metadata"]["name"] == "persia-ps"
         for trigger in made["spec"]["triggers"]:
             # As AverageValue it would be divided by the number of pods.
             assert trigger["metricType"] == "Value"
             about = trigger["metadata"]
-            assert about["aggregateFromKubeServiceEndpoints"] == "true"
+            every = about.get("aggregateFromKubeServiceEndpoints")
+            assert every == (None if servers else "true")
             # The name and namespace of a Service, and the port of its pods.
-            assert (
-                about["url"] == "http://persia-worker.persia.svc:9100/metrics"
-            )
+            service = "persia-gate" if servers else "persia-worker"
+            assert about["url"] == f"http://{service}.persia.svc:9100/metrics"
 
 
 def test_images_are_of_this_release() -> None:
     for _, found in all_pods():
         name, _, tag = found.container["image"].rpartition(":")
         assert tag == RELEASE
-        wanted = "persia-ps" if found.role in ("ps", "worker") else "persia"
+        small = found.role in ("ps", "worker", "gate")
+        wanted = "persia-ps" if small else "persia"
         assert name.rpartition("/")[2] == wanted
 
 
