@@ -241,6 +241,51 @@ static void test_newer_rows(void **state)
     }
 }
 
+/* Equal ids in a row have what each has alone, newer or absent ones, too. */
+static void test_equal_ids_are_searched_once(void **state)
+{
+    enum { ROWS = 60, N = 400, DIM = 3 };
+    const rows_config c = {ROWS_FP32, DIM, KEY};
+    uint64_t ids[ROWS], asked[N], one, all;
+    float vectors[ROWS * DIM], found[N * (DIM + 2)], alone[DIM];
+    char rows[10 * (8 + 4 * DIM + 4)];
+    (void)state;
+    make_file(&c, ROWS, 1, ids, vectors);
+    rows_file *f = open_file(&c);
+    for (uint32_t turn = 0; turn < 60; turn++) {
+        const size_t n = 1 + random_u32() % N;
+        for (size_t i = 0; i < n; i++)
+            asked[i] = i && random_u32() % 5 ? asked[i - 1]
+                       : random_u32() % 4    ? ids[random_u32() % ROWS]
+                                             : id_hash(5000 + i);
+        for (size_t stride = DIM; stride <= DIM + 2; stride += 2) {
+            one = all = 0;
+            for (size_t i = 0; i < n * stride; i++)
+                found[i] = -7;
+            assert_int_equal(persia_rows_file_look_up(f, n, asked, found,
+                                                      stride, &all),
+                             PERSIA_OK);
+            for (size_t i = 0; i < n; i++) {
+                assert_int_equal(persia_rows_file_look_up(
+                                     f, 1, asked + i, alone, DIM, &one),
+                                 PERSIA_OK);
+                assert_memory_equal(found + i * stride, alone, sizeof alone);
+                for (size_t j = DIM; j < stride; j++)
+                    assert_true(found[i * stride + j] == -7);
+            }
+            assert_int_equal(all, one);
+        }
+        if (turn % 20)
+            continue; /* now and then some are newer, and some are gone */
+        assert_int_equal(persia_rows_narrow(&c, 10, ids + turn % 50,
+                                            vectors, rows),
+                         PERSIA_OK);
+        assert_int_equal(persia_rows_file_apply(f, 5, ids + 50, 10, rows),
+                         PERSIA_OK);
+    }
+    persia_rows_file_close(f);
+}
+
 static void test_batches_pool(void **state)
 {
     enum { BAGS = 50, N = 400, DIM = 12 };
@@ -381,6 +426,7 @@ int main(void)
         cmocka_unit_test(test_every_row_is_found),
         cmocka_unit_test(test_absent_ids_have_initial_vectors),
         cmocka_unit_test(test_newer_rows),
+        cmocka_unit_test(test_equal_ids_are_searched_once),
         cmocka_unit_test(test_batches_pool),
         cmocka_unit_test(test_values_that_do_not_fit_are_refused),
         cmocka_unit_test(test_writer_takes_as_many_rows_as_it_was_made_for),
