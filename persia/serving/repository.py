@@ -187,12 +187,20 @@ class Model:
                 found = self._map(name)
             if not held and self._root is not None:
                 self._catch_up_first(found)
-            if self._current is not None:
-                self._current.stop_following()
+            if self._current not in (None, found):
+                self._forget(self._current)
             if held:
                 found.stop_following()
             self._current, self._pinned, self._held = found, pin, held
             return found.version
+
+    def _forget(self, old: ExportedModel) -> None:
+        """The one that answered until now: asked for by name it is mapped
+        again, and answers as it was exported, in each process alike."""
+        old.stop_following()
+        if self._versions.get(old.version) is old and old.packets:
+            others = {k: v for k, v in self._versions.items() if v is not old}
+            self._versions = others
 
     def _catch_up_first(self, found: ExportedModel) -> None:
         """Before it answers. A version whose packets are damaged answers all

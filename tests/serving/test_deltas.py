@@ -502,6 +502,32 @@ def test_old_packets_are_removed(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_version_by_name_answers_as_it_was_exported(tmp_path: Path) -> None:
+    """In a process that has followed it, and in one that has not."""
+    store = models.store()
+    model = model_of(store)
+    train(model, 4)
+    root = tmp_path / "out"
+    with start(model, root, rebase=0.5, keep=3) as publisher:
+        followed = Model("m", str(root), 3)
+        followed.load()
+        train_others(store)
+        published(publisher)
+        assert followed.catch_up() == 1
+        train(model, 8)
+        published(publisher)  # and a second version
+        followed.catch_up()
+        first, second = versions_of(root).names()
+        assert followed.follow() == second
+        late = Model("late", str(root), 3)
+        late.load()
+        want = answer(persia.load_model(root, first))
+        for one in (followed, late):
+            assert torch.equal(answer(one.version(first)), want)
+            assert one.version(second) is one.current
+    store.close()
+
+
 def test_a_model_without_room_waits_for_a_version(tmp_path: Path) -> None:
     root, _, _ = chain(tmp_path, 2)
     model = Model("m", str(root), 2, rows_limit=1)
