@@ -13,7 +13,13 @@ from persia.base.logs import say
 from persia.cli.bars import Counted, progress
 from persia.cli.options import DryRun, Json, print_json, would
 from persia.cli.shared import Commands
-from persia.errors import CorruptFile, InvalidArgument, PersiaError
+from persia.errors import (
+    CorruptFile,
+    InvalidArgument,
+    PersiaError,
+    SchemaMismatch,
+    StaleLineage,
+)
 
 if TYPE_CHECKING:
     from persia.serving.folder import ExportManifest
@@ -139,8 +145,8 @@ def inspect(root: _Root, json: Json = False) -> None:
 
 @commands.command()
 def verify(root: _Root, json: Json = False) -> None:
-    """Read every byte of a version, compare the checksums, and search for
-    every row.
+    """Read every byte of a version and of the packets behind it, compare the
+    checksums, and search for every row.
 
     persia model verify exported
     """
@@ -148,7 +154,7 @@ def verify(root: _Root, json: Json = False) -> None:
     from persia.serving.model import ExportedModel
 
     found = find_version(root)
-    wrong, done = [], 0
+    wrong, done, packets = [], 0, 0
     with (
         found.root.copied(found) as folder,
         progress("verifying", found.manifest.bytes) as tell,
@@ -159,21 +165,26 @@ def verify(root: _Root, json: Json = False) -> None:
             wrong += [text] if text else []
         if not wrong:
             try:
-                ExportedModel(found, folder).check_rows()
-            except CorruptFile as error:
+                model = ExportedModel(found, folder)
+                model.check_rows()
+                packets = model.verify_packets()
+            except (CorruptFile, SchemaMismatch, StaleLineage) as error:
                 wrong.append(str(error))
     count = len(found.manifest.files)
     if json:
         print_json(
-            {"path": str(found.place), "files": count, "damaged": wrong}
+            {
+                "path": str(found.place),
+                "files": count,
+                "packets": packets,
+                "damaged": wrong,
+            }
         )
     if wrong:
-        raise CorruptFile(
-            f"{found.place}: {len(wrong)} of {count} files are damaged: "
-            + "; ".join(wrong[:5])
-        )
+        raise CorruptFile(f"{found.place} is damaged: " + "; ".join(wrong[:5]))
     if not json:
-        console.print(f"{found.place}: {count} files are whole")
+        behind = f", and {packets:,} packets behind it" if packets else ""
+        console.print(f"{found.place}: {count} files{behind} are whole")
 
 
 @commands.command()

@@ -302,6 +302,15 @@ class ExportedModel(nn.Module):
             return 0
         return self.follower.catch_up(self._root)
 
+    def verify_packets(self) -> int:
+        """Reads the packets behind the version, and applies none; how many.
+
+        Raises: as :meth:`catch_up`; StaleLineage also where one is missing.
+        """
+        if self.follower is None:
+            return 0
+        return self.follower.verify(self._root)
+
     @property
     def lag(self) -> float | None:
         """How old the model is, in seconds since that moment of the training;

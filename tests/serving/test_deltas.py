@@ -502,6 +502,19 @@ def test_old_packets_are_removed(tmp_path: Path) -> None:
     store.close()
 
 
+def test_packets_are_verified(tmp_path: Path) -> None:
+    root, _, files = chain(tmp_path, 3)
+    assert persia.load_model(root).verify_packets() == 3
+    whole = files[1].read_bytes()
+    for bad in (whole[:-1], whole[:-1] + b"?", files[2].read_bytes()):
+        files[1].write_bytes(bad)
+        with pytest.raises((errors.CorruptFile, errors.StaleLineage)):
+            persia.load_model(root).verify_packets()
+    files[1].unlink()
+    with pytest.raises(errors.StaleLineage):
+        persia.load_model(root).verify_packets()
+
+
 def test_a_version_by_name_answers_as_it_was_exported(tmp_path: Path) -> None:
     """In a process that has followed it, and in one that has not."""
     store = models.store()

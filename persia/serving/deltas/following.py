@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -138,14 +138,12 @@ class Follower:
         self._tables, self._files = list(tables), list(files)
         self._dense = dense
 
-    def apply(self, packet: Packet) -> None:
-        """Applies the next packet.
+    def check(self, packet: Packet) -> None:
+        """Whether a packet is the next one.
 
         Raises:
-            StaleLineage: it is another one than the next.
-            SchemaMismatch: it is of another model. Nothing was changed.
-            LimitReached: there is no room for its rows; the same packet may
-                be applied again.
+            StaleLineage: it is another one.
+            SchemaMismatch: it is of another model.
         """
         head, here = packet.head, self.place
         if head.chain != here.chain or head.number != here.number + 1:
@@ -165,6 +163,16 @@ class Follower:
                 f"the version of {self._tables}"
             )
         self._dense.check(packet.dense)
+
+    def apply(self, packet: Packet) -> None:
+        """Applies the next packet.
+
+        Raises:
+            StaleLineage, SchemaMismatch: it is not. Nothing was changed.
+            LimitReached: there is no room for its rows; the same packet may
+                be applied again.
+        """
+        self.check(packet)
         self._dense.load(packet.dense)
         for file, one in zip(self._files, packet.tables, strict=True):
             for gone in one.erased, one.gone:
@@ -172,7 +180,7 @@ class Follower:
                     file.apply(gone, b"")
             file.apply(b"", one.rows)
         self.place = packet.place
-        self.until = head.until
+        self.until = packet.head.until
         self.applied += 1
 
     def catch_up(self, root: Versions) -> int:
@@ -183,13 +191,38 @@ class Follower:
                 before are applied.
             StorageError: the root gives no answer.
         """
+        return self._each(root, self.apply)
+
+    def verify(self, root: Versions) -> int:
+        """Reads the packets that are there and applies none; how many.
+
+        Raises:
+            CorruptFile: one is damaged.
+            StaleLineage: one is missing, or not the next one.
+            SchemaMismatch: one is of another model.
+            StorageError: the root gives no answer.
+        """
+
+        def passed(packet: Packet) -> None:
+            self.check(packet)
+            self.place = packet.place
+
+        before = self.place
+        try:
+            count = self._each(root, passed)
+            self.check_gap(root)
+            return count
+        finally:
+            self.place = before
+
+    def _each(self, root: Versions, use: Callable[[Packet], None]) -> int:
         count = 0
         while True:
             name = self.place.next_name
             data = root.read(name)
             if data is None:
                 return count
-            self.apply(decode_packet(data, f"{root}/{name}"))
+            use(decode_packet(data, f"{root}/{name}"))
             count += 1
 
     def check_gap(self, root: Versions) -> None:
