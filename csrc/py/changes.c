@@ -3,43 +3,63 @@
 
 #include "client/client.h"
 #include "loop/loop.h"
+#include "rows_file/rows_file.h"
+
+typedef struct changes_taken {
+    uint32_t type;   /* of the rows, enum rows_type */
+    PyObject *reply; /* NULL: there is none yet */
+} changes_taken;
 
 static PyObject *changes_bytes(const void *data, size_t n)
 {
-    return PyBytes_FromStringAndSize(n ? data : "", (Py_ssize_t)n);
+    return PyBytes_FromStringAndSize(n ? data : NULL, (Py_ssize_t)n);
+}
+
+static PyObject *changes_reply(PyObject *rows, const wire_changes_reply *m)
+{
+    return Py_BuildValue(
+        "(ONNOOO)", rows, changes_bytes(m->gone, m->gone_n * sizeof *m->gone),
+        changes_bytes(m->erased, m->erased_n * sizeof *m->erased),
+        m->reset ? Py_True : Py_False, m->end ? Py_True : Py_False,
+        m->unknown ? Py_True : Py_False);
 }
 
 /* Within the call, without the GIL. */
 static int changes_take(void *ctx, const wire_changes_reply *m)
 {
-    PyObject **out = ctx;
-    const PyGILState_STATE gil = PyGILState_Ensure();
-    Py_XDECREF(*out);
-    *out = Py_BuildValue(
-        "(NNNNOOO)", changes_bytes(m->ids, m->n * sizeof *m->ids),
-        changes_bytes(m->vectors, m->n * m->dim * sizeof *m->vectors),
-        changes_bytes(m->gone, m->gone_n * sizeof *m->gone),
-        changes_bytes(m->erased, m->erased_n * sizeof *m->erased),
-        m->reset ? Py_True : Py_False, m->end ? Py_True : Py_False,
-        m->unknown ? Py_True : Py_False);
-    if (!*out)
-        PyErr_Clear();
+    changes_taken *out = ctx;
+    const rows_config c = {.type = out->type, .dim = m->dim};
+    if (m->n && !persia_rows_stride(&c))
+        return persia_err_set(PERSIA_EARG, "no rows have type %u", c.type);
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject *rows = PyBytes_FromStringAndSize(
+        NULL, (Py_ssize_t)(m->n * persia_rows_stride(&c)));
+    char *to = rows ? PyBytes_AsString(rows) : NULL;
     PyGILState_Release(gil);
-    return *out ? PERSIA_OK
+    int rc = to ? persia_rows_narrow(&c, m->n, m->ids, m->vectors, to)
                 : persia_err_set(PERSIA_ENOMEM, "no memory for changes");
+    gil = PyGILState_Ensure();
+    Py_CLEAR(out->reply);
+    out->reply = rc ? NULL : changes_reply(rows, m);
+    Py_XDECREF(rows);
+    PyErr_Clear();
+    PyGILState_Release(gil);
+    return rc || out->reply
+               ? rc
+               : persia_err_set(PERSIA_ENOMEM, "no memory for changes");
 }
 
 static PyObject *changes_ask(PyObject *module, PyObject *args)
 {
     wire_changes m = {0};
+    changes_taken out = {0};
     unsigned shard;
     unsigned long long handle, reader, piece;
-    PyObject *out = NULL;
     loop *s;
     ps_client *c;
     (void)module;
-    if (!PyArg_ParseTuple(args, "KIIIKKI", &handle, &m.no, &shard, &m.verb,
-                          &reader, &piece, &m.room))
+    if (!PyArg_ParseTuple(args, "KIIIKKII", &handle, &m.no, &shard, &m.verb,
+                          &reader, &piece, &m.room, &out.type))
         return NULL;
     m.reader = reader;
     m.piece = piece;
@@ -53,16 +73,17 @@ static PyObject *changes_ask(PyObject *module, PyObject *args)
     persia_loop_put(s);
     Py_END_ALLOW_THREADS
     if (!rc)
-        return out;
-    Py_XDECREF(out);
+        return out.reply;
+    Py_XDECREF(out.reply);
     return py_raise(rc);
 }
 
 static PyMethodDef methods[] = {
     {"changes", changes_ask, METH_VARARGS,
-     "changes(handle, table, shard, verb, reader, piece, room)\n--\n\nWhat "
-     "changed in a table of a shard since the reader asked last: ids, "
-     "vectors, ids gone, ids erased, reset, end, unknown."},
+     "changes(handle, table, shard, verb, reader, piece, room, type)\n--\n\n"
+     "What changed in a table of a shard since the reader asked last: rows "
+     "of a type as a file has them, ids gone, ids erased, reset, end, "
+     "unknown."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -9,6 +9,7 @@
 #include "ckpt/ckpt.h"
 #include "client/client.h"
 #include "loop/loop.h"
+#include "py/array.h"
 #include "py/peer.h"
 
 /* ---- tables as data ----------------------------------------------------- */
@@ -243,12 +244,18 @@ static PyObject *ckpt_place(PyObject *module, PyObject *arg)
 
 static PyObject *ckpt_crc(PyObject *module, PyObject *args)
 {
-    const char *data;
-    Py_ssize_t n;
+    PyObject *object;
+    array data;
+    unsigned crc = 0;
     (void)module;
-    if (!PyArg_ParseTuple(args, "y#", &data, &n))
+    if (!PyArg_ParseTuple(args, "O|I", &object, &crc) ||
+        array_take(object, "data", 0, 0, &data))
         return NULL;
-    return PyLong_FromUnsignedLong(persia_crc32c(0, data, (size_t)n));
+    Py_BEGIN_ALLOW_THREADS
+    crc = persia_crc32c(crc, data.view.buf, (size_t)data.view.len);
+    Py_END_ALLOW_THREADS
+    array_drop(&data);
+    return PyLong_FromUnsignedLong(crc);
 }
 
 static PyObject *ckpt_file_crc_(PyObject *module, PyObject *args)
@@ -302,7 +309,8 @@ static PyMethodDef methods[] = {
      "ckpt_place(handle)\n--\n\nThe place of the last batch; None if the "
      "numbers of updates are no places."},
     {"ckpt_crc", ckpt_crc, METH_VARARGS,
-     "ckpt_crc(data)\n--\n\nThe CRC-32C of bytes."},
+     "ckpt_crc(data, crc=0)\n--\n\nThe CRC-32C of bytes, after others that "
+     "have `crc`."},
     {"ckpt_file_crc", ckpt_file_crc_, METH_VARARGS,
      "ckpt_file_crc(folder, name)\n--\n\nBytes and CRC-32C of a file."},
     {NULL, NULL, 0, NULL},

@@ -453,45 +453,9 @@ static PyObject *rows_stride_(PyObject *module, PyObject *args)
     return PyLong_FromUnsignedLong(persia_rows_stride(&c));
 }
 
-static PyObject *rows_narrow_(PyObject *module, PyObject *args)
-{
-    PyObject *ids_object, *vectors_object, *out = NULL;
-    array ids, vectors;
-    rows_config c = {.key = 1};
-    int rc = 0;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "IIOO", &c.type, &c.dim, &ids_object,
-                          &vectors_object) ||
-        array_take(ids_object, "ids", 0, 0, &ids))
-        return NULL;
-    const size_t n = (size_t)ids.view.len / sizeof(uint64_t);
-    const int took = array_take(vectors_object, "vectors", 0,
-                                n * c.dim * sizeof(float), &vectors);
-    if (!took) {
-        out = PyBytes_FromStringAndSize(
-            NULL, (Py_ssize_t)(n * persia_rows_stride(&c)));
-        char *rows = out ? PyBytes_AsString(out) : NULL;
-        Py_BEGIN_ALLOW_THREADS
-        if (rows)
-            rc = persia_rows_narrow(&c, n, ids.view.buf, vectors.view.buf,
-                                    rows);
-        Py_END_ALLOW_THREADS
-        array_drop(&vectors);
-    }
-    array_drop(&ids);
-    if (rc) {
-        Py_XDECREF(out);
-        return py_raise(rc);
-    }
-    return out;
-}
-
 static PyMethodDef functions[] = {
     {"rows_stride", rows_stride_, METH_VARARGS,
      "rows_stride(type, dim)\n--\n\nBytes of a row; 0: there are none."},
-    {"rows_narrow", rows_narrow_, METH_VARARGS,
-     "rows_narrow(type, dim, ids, vectors)\n--\n\nVectors, float32 [n, "
-     "dim], of ids, uint64 [n], as the rows of a file: bytes."},
     {"rows_batch", rows_batch_, METH_VARARGS,
      "rows_batch(parts, features, ids, offsets, weights, out, width)\n--\n\n"
      "Looks up a batch, and pools it.  parts: [(RowsFile, feature, "

@@ -26,7 +26,7 @@ import os
 import secrets
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -93,7 +93,7 @@ class Checkpoint:
     lineage: str
 
 
-def _ranks(store: Store) -> Ranks:
+def ranks_of(store: Store) -> Ranks:
     """Those who save or load together."""
     if store.world_size == 1:
         return Ranks(alone=True)
@@ -137,7 +137,7 @@ def save(
     step: int | None = None,
 ) -> Path | str:
     """Implements :meth:`persia.Store.save`."""
-    with _ranks(store) as ranks:
+    with ranks_of(store) as ranks:
         with ranks.agreed():
             if keep is not None:
                 keep = whole("keep", keep, 1, 2**63 - 1)
@@ -157,12 +157,7 @@ def save(
             own = states_of(
                 {"random": RandomStates()} | parts_of(loader=loader)
             )
-            _share(store, root, None)
-            store.flush()
-            # A server may have lost updates that were through.
-            patiently(
-                engine_of(store).core.look, engine_of(store).connection.timeout
-            )
+            settle(store, root)
             own[PLACE] = _core.ckpt_place(engine_of(store).handle)
             saved = updates_of(store)
         # No rank changes a row from here to the end of lead().
@@ -175,6 +170,32 @@ def save(
     return folder
 
 
+def settle(store: Store, root: files.Root) -> None:
+    """All updates of this rank are applied, and shards that it has may use
+    the folder above the root.
+
+    Raises:
+        UpdatesLost: a server has lost some that were through.
+    """
+    _share(store, root, None)
+    store.flush()
+    engine = engine_of(store)
+    patiently(engine.core.look, engine.connection.timeout)
+
+
+def states_of_rows(store: Store) -> Dense:
+    """The states of a checkpoint that has rows alone."""
+    parts = {"store": TableSettings(store.optimizer)}
+    with _together(store):
+        shared = states_of(parts)
+    shared |= {
+        "classes": classes_of(parts),
+        "poolings": poolings_of(store),
+        "parameters": names_of(parts),
+    }
+    return Dense(shared, [{}], None)
+
+
 def check(store: Store, path: str | os.PathLike[str]) -> None:
     """Finds out whether a save into ``path`` could begin. All ranks call it.
 
@@ -182,7 +203,7 @@ def check(store: Store, path: str | os.PathLike[str]) -> None:
         InvalidArgument: it is no path, or servers do not share it.
         StorageError: it could not.
     """
-    with _ranks(store) as ranks:
+    with ranks_of(store) as ranks:
         root = files.root_of(path)
         ranks.lead(lambda: files.check(root))
         if not store.remote:
@@ -212,8 +233,12 @@ def save_into(
     keep: int | None,
     step: int | None,
     stop: threading.Event,
+    begun: Callable[[], None] = lambda: None,
 ) -> tuple[Path | str, str]:
-    """One process does it all; the checkpoint's folder and id."""
+    """One process does it all; the checkpoint's folder and id.
+
+    ``begun`` is called when the moment is taken: rows may change again.
+    """
     rows = rows_of(engine_of(store).connection, root)
     document: dict[str, Any] = {
         "format": manifests.FORMAT,
@@ -229,6 +254,7 @@ def save_into(
         with root.writing() as temporary:
 
             def between() -> None:
+                begun()
                 document["dense"] = write_dense(temporary, states)
 
             folder: files.Folder = temporary
@@ -287,7 +313,7 @@ def load(
     resume: str = "rollback",
 ) -> Checkpoint:
     """Implements :meth:`persia.Store.load`."""
-    with _ranks(store) as ranks:
+    with ranks_of(store) as ranks:
         with ranks.agreed():
             if resume not in ("rollback", "continue"):
                 raise InvalidArgument(

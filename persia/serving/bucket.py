@@ -65,10 +65,11 @@ class BucketVersions(RemoteFolder, Versions):
     @contextlib.contextmanager
     def writing(self) -> Iterator[Path]:
         self.check_place()
-        unfinished = self.unfinished()
-        with self._removing():
-            for name in unfinished:
-                self._fs.delete_dir(f"{self._path}/{name}")
+        with self.staging() as folder:
+            yield folder
+
+    @contextlib.contextmanager
+    def staging(self) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix=files.TEMPORARY) as folder:
             yield Path(folder)
 
@@ -76,6 +77,10 @@ class BucketVersions(RemoteFolder, Versions):
         self, temporary: Path, document: dict[str, Any], keep: int | None
     ) -> Url:
         name = str(document["name"])
+        unfinished = self.unfinished()
+        with self._removing():
+            for old in unfinished:
+                self._fs.delete_dir(f"{self._path}/{old}")
         every = [entry.name for entry in temporary.iterdir()]
         with self._calls("written"):
             self._upload(temporary, name, every)
@@ -93,12 +98,17 @@ class BucketVersions(RemoteFolder, Versions):
         with self._calls("written"):
             self._write(CURRENT, f"{name}\n".encode())
 
-    def write_file(self, name: str, data: bytes) -> None:
+    def write_file(
+        self, name: str, parts: Sequence[bytes | memoryview]
+    ) -> None:
+        there = f"{self._path}/{name}"
         with self._calls("written"):
             if has_folders(self._fs):
-                folder = f"{self._path}/{name}".rpartition("/")[0]
+                folder = there.rpartition("/")[0]
                 self._fs.create_dir(folder, recursive=True)
-            self._write(name, data)
+            with self._fs.open_output_stream(there) as file:
+                for part in parts:
+                    file.write(part)
 
     def remove_files(self, names: Sequence[str]) -> None:
         paths = [f"{self._path}/{name}" for name in names]

@@ -7,7 +7,8 @@ import dataclasses
 import datetime
 import inspect
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,7 +20,7 @@ from persia.base.check import kind, whole
 from persia.base.urls import Url
 from persia.base.version import __version__
 from persia.checkpoint import files, saving
-from persia.checkpoint.dense import unwrap
+from persia.checkpoint.dense import Dense, unwrap
 from persia.checkpoint.files import Found, Root
 from persia.checkpoint.manifest import File, Table
 from persia.data.batches.batch import Batch
@@ -219,6 +220,54 @@ def export_store(
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """How a version is written whose rows are of the moment of a call.
+
+    Attributes:
+        states: of :func:`persia.checkpoint.saving.states_of_rows`.
+        begun: is called when rows may change again.
+        stop: once it is set, nothing is written.
+        chain: gives the place of the version, once it is known.
+    """
+
+    states: Dense
+    begun: Callable[[], None]
+    stop: threading.Event
+    chain: Callable[[], ChainPlace]
+
+
+def export_moment(
+    trial: Trial,
+    root: Versions,
+    store: Store,
+    row_dtype: RowType,
+    keep: int,
+    moment: Moment,
+) -> Exported:
+    """Writes a version as :func:`export_store` does, in another thread than
+    that of the training. One rank calls it.
+
+    Raises:
+        Interrupted: `moment.stop` is set.
+        Unavailable: another save took its place, or a server is away.
+        StorageError: it cannot be written.
+    """
+    with _written(root, root.staging()) as temporary:
+        rows: Root = files.LocalRoot(temporary / "checkpoint")
+        if store.remote:
+            rows = root.rows_root()
+        stop = moment.stop
+        saving.save_into(
+            store, rows, moment.states, 1, None, stop, moment.begun
+        )
+        source = rows, files.find(rows, None)
+        chain = moment.chain()
+        return _write(
+            trial, root, temporary, source, row_dtype, None, keep, chain
+        )
+
+
 def publish_rows(
     trial: Trial,
     path: str | os.PathLike[str] | Versions,
@@ -242,10 +291,16 @@ def publish_rows(
         return _write(trial, root, temporary, source, row_dtype, publish, keep)
 
 
+def _writing(root: Versions) -> contextlib.AbstractContextManager[Path]:
+    return _written(root, root.writing())
+
+
 @contextlib.contextmanager
-def _writing(root: Versions) -> Iterator[Path]:
+def _written(
+    root: Versions, folder: contextlib.AbstractContextManager[Path]
+) -> Iterator[Path]:
     try:
-        with root.writing() as temporary:
+        with folder as temporary:
             yield temporary
     except errors.PersiaError:
         raise

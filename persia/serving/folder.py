@@ -194,20 +194,26 @@ class Versions(abc.ABC):
         """An empty local folder for a new version."""
 
     @abc.abstractmethod
+    def staging(self) -> contextlib.AbstractContextManager[Path]:
+        """The same, before it is known whether the storage answers."""
+
+    @abc.abstractmethod
     def add(
         self, temporary: Path, document: dict[str, Any], keep: int | None
     ) -> Path | Url:
-        """Makes the folder the current version, within `writing`; removes all
-        but the newest ``keep``."""
+        """Makes the folder the current version, within `writing` or `staging`;
+        removes all but the newest ``keep``."""
 
     @abc.abstractmethod
     def use(self, name: str) -> None:
         """Makes a version the current one."""
 
     @abc.abstractmethod
-    def write_file(self, name: str, data: bytes) -> None:
-        """A file by its path in the root, whole or not there; one of that
-        name is replaced."""
+    def write_file(
+        self, name: str, parts: Sequence[bytes | memoryview]
+    ) -> None:
+        """A file by its path in the root, whole or not there, of parts that
+        follow one another; one of that name is replaced."""
 
     @abc.abstractmethod
     def remove_files(self, names: Sequence[str]) -> None:
@@ -372,6 +378,9 @@ class LocalVersions(files.LocalRoot, Versions):
 
         return [size(self.path / name / one.name) for one in entries]
 
+    def staging(self) -> contextlib.AbstractContextManager[Path]:
+        return self.writing()
+
     def add(
         self, temporary: Path, document: dict[str, Any], keep: int | None
     ) -> Path:
@@ -396,13 +405,15 @@ class LocalVersions(files.LocalRoot, Versions):
         there.rename(self.path / CURRENT)
         files.sync_folder(self.path)
 
-    def write_file(self, name: str, data: bytes) -> None:
+    def write_file(
+        self, name: str, parts: Sequence[bytes | memoryview]
+    ) -> None:
         there = self.path / name
         new = there.with_name(f"{files.TEMPORARY}{there.name}")
         try:
             there.parent.mkdir(parents=True, exist_ok=True)
             new.unlink(missing_ok=True)
-            files.write_file(new, lambda file: file.write(data))
+            files.write_file(new, lambda file: file.writelines(parts))
             new.rename(there)
             files.sync_folder(there.parent)
         except OSError as error:

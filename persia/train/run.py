@@ -757,14 +757,10 @@ def trial_to_publish(run: Run, model: torch.nn.Module) -> Trial:
     """The graph of a model that is published while it trains.
 
     Raises:
-        InvalidArgument: there is none; or there are several ranks.
+        InvalidArgument: there is none.
         StorageError: versions could not be written.
     """
     config, train = run.config, run.train
-    if run.ranks > 1:
-        raise errors.InvalidArgument(
-            f"`publish_to` goes with one rank, and there are {run.ranks}"
-        )
     versions = versions_of(config.publish_to or "")
     if config.save is not None:
         check_apart(versions, files.root_of(config.save))

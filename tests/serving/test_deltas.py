@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 import persia
 from persia import _core, errors
-from persia.serving import ExportedModel, Publisher
+from persia.serving import ExportedModel, Publisher, exporting
+from persia.serving.deltas import changes, writer
 from persia.serving.deltas import publisher as publishers
 from persia.serving.deltas.packet import decode_packet, packet_name
 from persia.serving.folder import LocalVersions, versions_of
@@ -375,14 +376,14 @@ def test_a_storage_that_fails_loses_nothing(
     model = model_of(store)
     train(model)
     told = threading.Event()
-    monkeypatch.setattr(publishers, "warn", lambda _: told.set())
-    monkeypatch.setattr(publishers, "_RETRY_S", 0.01)
+    monkeypatch.setattr(writer, "warn", lambda _: told.set())
+    monkeypatch.setattr(writer, "RETRY_S", 0.01)
     write, fails = LocalVersions.write_file, threading.Event()
 
-    def failing(self: LocalVersions, name: str, data: bytes) -> None:
+    def failing(self: LocalVersions, *args: Any) -> None:
         if fails.is_set():
             raise errors.StorageError("the storage is away")
-        write(self, name, data)
+        write(self, *args)
 
     monkeypatch.setattr(LocalVersions, "write_file", failing)
     with start(model, tmp_path / "out") as publisher:
@@ -451,18 +452,21 @@ def test_a_new_chain_waits_for_the_storage(
             def fails(*_: Any, **__: Any) -> None:
                 raise errors.StorageError("the storage is away")
 
-            away.setattr(publishers, "add_erased", fails)
-            away.setattr(publishers, "export_store", fails)
+            away.setattr(writer, "add_erased", fails)
+            away.setattr(publishers, "export_moment", fails)
             ids = IDS[persia.load_model(root).has_rows("a", IDS)][:3]
             store.erase("a", ids)
             store.clear("b")  # a packet could not say that
             told: list[str] = []
             away.setattr(publishers, "warn", told.append)
             for _ in range(2):
-                assert not publisher.publish()
+                assert publisher.publish()
+                with pytest.raises(errors.StorageError):
+                    publisher.flush()
                 train(model)
             assert len(told) == 1
         assert publisher.publish()
+        publisher.flush()
         assert publisher.place.chain != chain
         old = persia.load_model(root, "v-000001")
         assert not bool(old.has_rows("a", ids).any())
@@ -470,6 +474,122 @@ def test_a_new_chain_waits_for_the_storage(
         train(model)
         published(publisher)
         loaded = persia.load_model(root)
+        assert loaded.catch_up() == 1
+        same(loaded, model, tmp_path / "export")
+    store.close()
+
+
+def writing_waits(
+    monkeypatch: pytest.MonkeyPatch, root: Path
+) -> threading.Event:
+    """Versions below a root are written while the event is set."""
+    goes_on, writes = threading.Event(), exporting._write
+    goes_on.set()
+
+    def late(*args: Any) -> Any:
+        if args[1].at("") == root:
+            assert goes_on.wait(60)
+        return writes(*args)
+
+    monkeypatch.setattr(exporting, "_write", late)
+    return goes_on
+
+
+def test_the_training_continues_while_a_version_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the version is of the moment when it began."""
+    store = models.store()
+    model = model_of(store)
+    train(model, 4)
+    root = tmp_path / "out"
+    goes_on = writing_waits(monkeypatch, root)
+    with start(model, root, rebase=0.5) as publisher:
+        goes_on.clear()
+        train(model, 8)
+        publisher.flush()
+        assert publisher.publish()  # and a second version
+        moment = tmp_path / "moment"
+        persia.export(model, moment, example=models.batch(3))
+        first = persia.load_model(root)
+        assert first.version == "v-000001"
+        for _ in range(3):
+            train(model)
+            while not publisher.publish():
+                pass
+        goes_on.set()
+        publisher.flush()
+        second, want = persia.load_model(root), persia.load_model(moment)
+        assert second.version == "v-000002"
+        for table in models.KEYS:
+            assert torch.equal(
+                second.vectors(table, IDS), want.vectors(table, IDS)
+            )
+        call = models.batch(9)
+        assert torch.equal(second(*call), want(*call))
+        for one in (first, second):
+            one.catch_up()
+            same(one, model, tmp_path / "export")
+    store.close()
+
+
+def test_rows_are_replaced_while_a_version_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = models.store()
+    model = model_of(store)
+    train(model, 4)
+    store.save(tmp_path / "saved", model=model)
+    root = tmp_path / "out"
+    goes_on = writing_waits(monkeypatch, root)
+    with start(model, root, rebase=0.5) as publisher:
+        goes_on.clear()
+        train(model, 8)
+        publisher.flush()
+        assert publisher.publish()  # and a second version
+        place = publisher.place
+        store.load(tmp_path / "saved", model=model)
+        for _ in range(3):
+            assert not publisher.publish()
+        goes_on.set()
+        assert wait_until(publisher.publish)
+        publisher.flush()
+        assert publisher.place.chain != place.chain
+        loaded = persia.load_model(root)
+        same(loaded, model, tmp_path / "export")
+        train(model)
+        published(publisher)
+        assert loaded.catch_up() == 1
+        same(loaded, model, tmp_path / "export")
+    store.close()
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_server_that_gives_no_answer_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """What the others have said is in the next packet."""
+    store = models.store()
+    model = model_of(store)
+    train(model)
+    with start(model, tmp_path / "out") as publisher:
+        loaded = persia.load_model(tmp_path / "out")
+        train(model)
+        store.erase("a", IDS[:40])
+        asks, calls = changes.Reader._ask, [0]
+
+        def ask(*args: Any) -> Any:
+            calls[0] += 1
+            if calls[0] == at + 1:
+                raise errors.Unavailable("no answer")
+            return asks(*args)
+
+        with monkeypatch.context() as away:
+            away.setattr(changes.Reader, "_ask", ask)
+            publisher.flush()
+            with pytest.raises(errors.Unavailable):
+                publisher.publish()
+            published(publisher)
         assert loaded.catch_up() == 1
         same(loaded, model, tmp_path / "export")
     store.close()

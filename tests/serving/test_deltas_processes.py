@@ -3,6 +3,7 @@ are killed in the middle of packets."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import random
@@ -23,7 +24,9 @@ from persia import errors
 from persia.serving import Publisher
 from persia.serving.folder import LocalVersions, versions_of
 from tests.ready import Ready
+from tests.remote import Servers
 from tests.serving.conftest import call
+from tests.system.processes import ranks
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +47,7 @@ def test_what_was_published_is_what_was_saved(
     call(*options(place, out), "--epochs", 3, "--save", saved)
     call("export", saved, tmp_path / "want")
     loaded = persia.load_model(out)
-    assert loaded.catch_up() > 0
+    assert loaded.catch_up() or loaded.version > "v-000001"
     frame = pd.read_csv(place / "clicks.csv", keep_default_na=False)[:500]
     want = persia.load_model(tmp_path / "want").predict(frame)
     assert torch.equal(loaded.predict(frame), want)
@@ -52,10 +55,37 @@ def test_what_was_published_is_what_was_saved(
     call("model", "ls", out)
 
 
+@pytest.mark.parametrize("where", ["ranks", "servers"])
+def test_ranks_publish_together(where: str, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        servers = where
+        if where == "servers":
+            made = Servers(2, checkpoints=str(tmp_path))
+            stack.enter_context(contextlib.closing(made))
+            servers = made.text
+        words = ("-m", "tests.serving.publishing_job", str(tmp_path), servers)
+        status, text = ranks(2, *words)
+    assert status == 0, text
+
+
+@pytest.mark.long
+def test_ranks_of_the_command_publish(place: Path, tmp_path: Path) -> None:
+    out, saved = tmp_path / "out", tmp_path / "saved"
+    words = (*options(place, out), "--epochs", "3", "--save", str(saved))
+    status, text = ranks(2, "-m", "persia", *words)
+    assert status == 0, text
+    call("export", saved, tmp_path / "want")
+    loaded = persia.load_model(out)
+    assert loaded.catch_up() or loaded.version > "v-000001"
+    frame = pd.read_csv(place / "clicks.csv", keep_default_na=False)[:500]
+    want = persia.load_model(tmp_path / "want").predict(frame)
+    assert torch.equal(loaded.predict(frame), want)
+
+
 def test_a_training_is_saved_that_could_not_be_published(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(self: LocalVersions, name: str, data: bytes) -> None:
+    def failing(*_: object) -> None:
         raise errors.StorageError("the storage is away")
 
     monkeypatch.setattr(LocalVersions, "write_file", failing)

@@ -84,4 +84,4 @@ def add_erased(root: Versions, tables: Mapping[str, list[int]]) -> None:
         tables=dict(tables),
     )
     document = _File(format="persia-erased-1", erased=[*found, one])
-    root.write_file(ERASED, json.dumps(document.model_dump()).encode())
+    root.write_file(ERASED, [json.dumps(document.model_dump()).encode()])

@@ -44,6 +44,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 _Hex8 = Annotated[str, pydantic.Field(pattern="^[0-9a-f]{8}$")]
 Ids = npt.NDArray[np.int64]
+_NOTHING = np.zeros(0, np.uint8)
 
 
 class _Entry(pydantic.BaseModel):
@@ -141,17 +142,34 @@ def packet_name(chain: str, number: int) -> str:
 # ---- writing ---------------------------------------------------------------
 
 
-def _bytes_of(x: Tensor) -> bytes:
+class Encoded(NamedTuple):
+    """A packet as a file.
+
+    Attributes:
+        parts: its bytes, one after another.
+        crc32c: its checksum.
+    """
+
+    parts: list[bytes | memoryview]
+    crc32c: str
+
+
+def _bytes_of(x: npt.NDArray[Any]) -> memoryview:
+    flat = np.ascontiguousarray(x).reshape(-1)
+    return flat.view(np.uint8).data
+
+
+def _dense_bytes(x: Tensor) -> memoryview:
     flat = x.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if len(flat) else b""
+    return _bytes_of(flat.view(torch.uint8).numpy() if len(flat) else _NOTHING)
 
 
 def encode_packet(
     head: Mapping[str, Any],
     tables: Sequence[Changes],
     dense: Mapping[str, Tensor],
-) -> tuple[bytes, str]:
-    """A packet as a file, and its checksum.
+) -> Encoded:
+    """A packet as a file, which shares the memory of its rows.
 
     Args:
         head: the fields of :class:`PacketHead` but ``format`` and ``crc32c``.
@@ -160,10 +178,12 @@ def encode_packet(
     """
     found = PacketHead(format=FORMAT, crc32c=NONE, **head)
     header: dict[str, Any] = {"__metadata__": _texts(found)}
-    parts: list[bytes] = []
+    parts: list[memoryview] = []
     size = 0
 
-    def add(name: str, dtype: str, shape: Sequence[int], data: bytes) -> None:
+    def add(
+        name: str, dtype: str, shape: Sequence[int], data: memoryview
+    ) -> None:
         nonlocal size
         ends = [size, size + len(data)]
         header[name] = {
@@ -175,16 +195,18 @@ def encode_packet(
         parts.append(data)
 
     for name, x in dense.items():
-        add(f"dense.{name}", _NAMES[x.dtype], x.shape, _bytes_of(x))
+        add(f"dense.{name}", _NAMES[x.dtype], x.shape, _dense_bytes(x))
     for i, one in enumerate(tables):
-        add(f"rows.{i}", "U8", one.rows.shape, one.rows.tobytes())
-        add(f"gone.{i}", "I64", one.gone.shape, one.gone.tobytes())
-        add(f"erased.{i}", "I64", one.erased.shape, one.erased.tobytes())
+        add(f"rows.{i}", "U8", one.rows.shape, _bytes_of(one.rows))
+        add(f"gone.{i}", "I64", one.gone.shape, _bytes_of(one.gone))
+        add(f"erased.{i}", "I64", one.erased.shape, _bytes_of(one.erased))
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     begin = len(text).to_bytes(8, "little") + text
-    crc = f"{_core.ckpt_crc(b''.join([begin, *parts])):08x}"
-    return b"".join([_with_crc(begin, crc), *parts]), crc
+    crc = _core.ckpt_crc(begin)
+    for part in parts:
+        crc = _core.ckpt_crc(part, crc)
+    return Encoded([_with_crc(begin, f"{crc:08x}"), *parts], f"{crc:08x}")
 
 
 def _texts(head: PacketHead) -> dict[str, str]:
@@ -224,7 +246,7 @@ def decode_packet(data: bytes, where: str) -> Packet:
     if at is None:
         raise CorruptFile(f"{where} is no packet: it has no checksum")
     zeros = _with_crc(begin, NONE)
-    found = f"{_core.ckpt_crc(b''.join([zeros, rest])):08x}"
+    found = f"{_core.ckpt_crc(rest, _core.ckpt_crc(zeros)):08x}"
     if found != at.group(1).decode():
         raise CorruptFile(
             f"{where} is damaged: its checksum is {found}, and it names "
@@ -242,14 +264,18 @@ _MALFORMED = ValueError, KeyError, TypeError, AttributeError, OverflowError
 
 def _decoded(header: dict[str, Any], rest: memoryview, where: str) -> Packet:
     head = _head_of(header.pop("__metadata__"), where)
+    rows = [
+        _rows_of(header.pop(f"rows.{i}"), rest)
+        for i in range(len(head.tables))
+    ]
     tensors = {name: _tensor_of(one, rest) for name, one in header.items()}
     tables = [
         Changes(
-            rows=tensors.pop(f"rows.{i}").numpy(),
+            rows=one,
             gone=tensors.pop(f"gone.{i}").numpy(),
             erased=tensors.pop(f"erased.{i}").numpy(),
         )
-        for i in range(len(head.tables))
+        for i, one in enumerate(rows)
     ]
     _check_shapes(head, tables)
     dense = {_dense_name(name): x for name, x in tensors.items()}
@@ -271,7 +297,9 @@ def _head_of(texts: dict[str, Any], where: str) -> PacketHead:
     )
 
 
-def _tensor_of(entry: Mapping[str, Any], data: memoryview) -> Tensor:
+def _place_of(
+    entry: Mapping[str, Any], data: memoryview
+) -> tuple[torch.dtype, list[int], memoryview]:
     dtype = _DTYPES[entry["dtype"]]
     first, end = (int(x) for x in entry["data_offsets"])
     shape = [int(n) for n in entry["shape"]]
@@ -279,22 +307,36 @@ def _tensor_of(entry: Mapping[str, Any], data: memoryview) -> Tensor:
         raise ValueError("a tensor lies outside of the file")
     if math.prod(shape) * dtype.itemsize != end - first:
         raise ValueError("a tensor has another size than its shape")
-    if first == end:
-        if max([*shape, 0]) >= 1 << 40:  # more than torch has names for
-            raise ValueError("a tensor has an impossible shape")
+    if max([*shape, 0]) >= 1 << 40:  # more than torch has names for
+        raise ValueError("a tensor has an impossible shape")
+    return dtype, shape, data[first:end]
+
+
+def _rows_of(
+    entry: Mapping[str, Any], data: memoryview
+) -> npt.NDArray[np.uint8]:
+    """Of the file's own bytes."""
+    dtype, shape, part = _place_of(entry, data)
+    if dtype != torch.uint8:
+        raise ValueError("rows are no uint8")
+    return np.frombuffer(part, np.uint8).reshape(shape)
+
+
+def _tensor_of(entry: Mapping[str, Any], data: memoryview) -> Tensor:
+    dtype, shape, part = _place_of(entry, data)
+    if not len(part):
         return torch.empty(shape, dtype=dtype)
     # A copy: aligned, and the file's bytes may go.
-    part = torch.frombuffer(bytearray(data[first:end]), dtype=dtype)
-    return part.reshape(shape)
+    return torch.frombuffer(bytearray(part), dtype=dtype).reshape(shape)
 
 
 def _check_shapes(head: PacketHead, tables: Sequence[Changes]) -> None:
     for about, one in zip(head.tables, tables, strict=True):
         stride = _core.rows_stride(TYPES[about.type], about.dim)
-        if one.rows.dtype != np.uint8 or one.rows.shape[1:] != (stride,):
+        if one.rows.shape[1:] != (stride,):
             raise ValueError(
-                f"the rows of table {about.name!r} are {one.rows.dtype} "
-                f"{list(one.rows.shape)}, need uint8 [n, {stride}]"
+                f"the rows of table {about.name!r} are "
+                f"{list(one.rows.shape)}, need [n, {stride}]"
             )
         for ids in one.gone, one.erased:
             if ids.dtype != np.int64 or ids.ndim != 1:

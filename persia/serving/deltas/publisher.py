@@ -1,5 +1,9 @@
 """Publishes a model while it trains: versions, and packets of what changed
-since, for :func:`persia.load_model` and ``persia serve model``."""
+since, for :func:`persia.load_model` and ``persia serve model``.
+
+The training's thread copies what changed, and the dense part. Another thread
+writes packets, and a third one versions.
+"""
 
 from __future__ import annotations
 
@@ -7,41 +11,61 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
 from torch import Tensor, nn
 
-from persia import _core, errors
+from persia import errors
 from persia.base.check import kind, number
 from persia.base.warning import warn
+from persia.checkpoint import saving
 from persia.checkpoint.dense import unwrap
 from persia.data.schema.schema import Schema
+from persia.distributed.ranks import all_max
+from persia.serving.deltas.basing import Basing
 from persia.serving.deltas.changes import Reader, TableChanges
-from persia.serving.deltas.erased import add_erased
+from persia.serving.deltas.dense import DenseSource
 from persia.serving.deltas.packet import (
     ChainPlace,
-    Changes,
     PacketTable,
-    encode_packet,
     packet_name,
 )
+from persia.serving.deltas.writer import (
+    PacketWriter,
+    WaitingPacket,
+    note_erased,
+)
 from persia.serving.exporting import (
+    Exported,
+    Moment,
     Trial,
     check_options,
     check_tables,
+    export_moment,
     export_store,
     store_of,
     trace_model,
 )
 from persia.serving.folder import Versions, versions_of
-from persia.serving.rows import TYPES, RowType
+from persia.serving.rows import RowType
 from persia.store.state import updates_of
 from persia.store.store import Store
 
-_RETRY_S = 1.0
+T = TypeVar("T")
+
+_MOMENT_S = 10.0  # for a version to begin
+_SLOW_S = 1.0  # the storage is, if it takes longer than that
+_PATIENCE_S = 5.0  # for threads to end
+_STEPS = 1000  # between questions to all ranks, at most
+#: What ends by itself, or is another save's doing: it is tried again.
+_AWAY = (
+    errors.StorageError,
+    errors.DeadlineExceeded,
+    errors.Unavailable,
+    errors.Interrupted,
+)
 
 
 class Publisher:
@@ -53,6 +77,13 @@ class Publisher:
     part, all of that moment. ``persia serve model`` applies them while it
     answers. The training waits for the copy of what changed, not for the
     storage; while that does not answer, changes gather for a larger packet.
+
+    Packets and versions are written by threads that run when no other thread
+    of the machine wants to: where the training uses all processors, packets
+    become fewer and larger.
+
+    Where the store is of several ranks, all of them make one and call it
+    between the same steps; the first rank publishes.
 
     Args:
         model: any module with tables of Persia, as of :func:`persia.export`.
@@ -70,11 +101,10 @@ class Publisher:
 
     Attributes:
         version: the name of the last version.
-        rows_published: in all packets.
+        rows_published: in all packets; of the first rank.
 
     Raises:
-        InvalidArgument: the model cannot be exported; or the store is of
-            several ranks.
+        InvalidArgument: the model cannot be exported.
         StorageError: the first version cannot be written.
     """
 
@@ -131,14 +161,10 @@ class Publisher:
     ) -> None:
         check_options(row_dtype, keep)
         check_tables(trial.graph, list(store.tables))
-        if store.world_size > 1:
-            raise errors.InvalidArgument(
-                f"this store is of {store.world_size} ranks: packets are "
-                "published by a training of one rank"
-            )
         self._every = number("every", every, 1e-3)
         self._rebase = number("rebase", rebase, 1e-3)
-        self._trial, self._model, self._store = trial, model, store
+        self._trial, self._store = trial, store
+        self._dense = DenseSource(model, trial.graph)
         self._root: Versions = versions_of(path)
         self._keep, self._type = keep, row_dtype
         self._tables = [
@@ -149,217 +175,264 @@ class Publisher:
             )
             for name in trial.graph.tables
         ]
-        self._reader: Reader | None = None
-        self._changed = threading.Condition()
-        self._waiting: _Packet | None = None  # to be written
-        self._ends = False
-        self._failed: Exception | None = None  # the thread has ended
-        self._bases: list[int] = []  # numbers of packets that bases have
+        self._basing: Basing | None = None  # a version that is written
+        self._bases: list[int] = []  # numbers of packets that versions have
         self._oldest = 1  # number of the oldest packet that is there
         self._begins = False  # the chain has no version yet
-        self._said = False  # that the storage does not take it
+        self._again = 0.0  # no version is begun before
+        self._said = False  # that a version waits
         # Of earlier chains: versions do not have their erased ids yet.
         self._unnoted: list[Sequence[TableChanges]] = []
         self._rows = 0  # in packets since the last version
         self._base_rows = 1  # of that version
+        self._asked = time.monotonic()  # all ranks, whether it is time
+        self._pause = self._left = 1  # steps between, and until the next time
         self.version = ""
         self.rows_published = 0
-        self._begin_chain()
-        self._thread = threading.Thread(
-            target=self._write, name="persia-publisher", daemon=True
-        )
-        self._thread.start()
+        self._begin()
 
-    # ---- the training's thread
-
-    @property
-    def place(self) -> ChainPlace:
-        """The newest packet."""
-        return self._place
-
-    def step(self) -> bool:
-        """Publishes if it is time; to be called between two steps of the
-        training. Whether it did.
-
-        Raises: as :meth:`publish`.
-        """
-        if time.monotonic() < self._next:
-            return False
-        return self.publish()
-
-    def publish(self) -> bool:
-        """Publishes now; False while the last packet is being written: what
-        changes stays for the next one.
-
-        Raises:
-            Unavailable, DeadlineExceeded: a server does not answer.
-        """
-        with self._changed:
-            if self._waiting is not None:
-                return False
-            if self._failed is not None:
-                raise self._failed
-        self._next = time.monotonic() + self._every
-        assert self._reader is not None
-        found, whole = self._reader.read()
-        if not whole or self._begins:
-            return self._begin_again(found)
-        self._hand_over(found)
-        rows = sum(len(one.ids) for one in found)
-        self._rows += rows
-        self.rows_published += rows
-        if self._rows > self._rebase * self._base_rows:
-            try:
-                self._export()
-            except (errors.StorageError, errors.DeadlineExceeded) as error:
-                warn(f"a new version was not published: {error}")
-                self._rows = 0  # after as many rows again
-        return True
-
-    def _begin_again(self, found: Sequence[TableChanges]) -> bool:
-        """A new chain, whose first version may wait for the storage."""
-        try:
-            self._begin_chain(found)
-        except errors.StorageError as error:
-            if not self._said:
-                warn(f"a new chain waits for the storage: {error}")
-            self._said = True
-            return False
-        self._said = False
-        return True
-
-    def _begin_chain(self, found: Sequence[TableChanges] = ()) -> None:
-        """A chain, and its first version; what the last one had is known as
-        far as ``found`` says."""
-        self._begins = True
-        self._unnoted.append(found)
-        old = self._reader
-        # From before the rows are read: what changes meanwhile is in both.
-        self._reader = Reader(self._store, [t.name for t in self._tables])
-        if old is not None:
-            self._unnoted.append(old.read()[0])
-            old.close()
-        while self._unnoted:
-            self._note_erased(self._unnoted[0])
-            del self._unnoted[0]
-        self._place = ChainPlace(chain=secrets.token_hex(16), number=0)
-        self._bases, self._oldest = [], 1
+    def _begin(self) -> None:
+        """The first version, of the first chain."""
+        self._reader: Reader | None = None
+        self._leading(self._open_reader)
+        place = ChainPlace(chain=secrets.token_hex(16), number=0)
         self._since = time.time()
-        self._export()
-        self._root.keep_chains([self._place.chain])
-        self._begins = False
-
-    def _export(self) -> None:
-        """A new version, of this moment."""
-        self.flush()
-        program = self._trial.graph.program
-        for name, x in self._dense().items():
-            copy = x.detach().to("cpu", copy=True)
-            if name not in program.state_dict:  # a buffer that is not saved
-                program.constants[name] = copy
-            elif isinstance(program.state_dict[name], nn.Parameter):
-                program.state_dict[name] = nn.Parameter(
-                    copy, requires_grad=False
-                )
-            else:
-                program.state_dict[name] = copy
+        self._dense.write(self._dense.copy())
         done = export_store(
             self._trial,
             self._root,
             self._store,
             self._type,
             keep=self._keep,
-            chain=self._place,
+            chain=place,
         )
-        assert done is not None
-        self.version = done.version
-        self._rows, self._base_rows = 0, max(1, sum(done.rows.values()))
-        self._bases = [*self._bases, self._place.number][-self._keep :]
-        self._remove_packets()
         self._next = time.monotonic() + self._every
+        self._writer: PacketWriter | None = None
+        if done is not None:
+            self._count_version(done, place)
+            self._root.keep_chains([place.chain])
+            self._writer = PacketWriter(self._root, self._tables, place)
+        self.version = self._leading(lambda: self.version)
 
-    def _remove_packets(self) -> None:
-        until = self._bases[0]
-        names = [
-            packet_name(self._place.chain, n)
-            for n in range(self._oldest, until + 1)
-        ]
-        self._root.remove_files(names)
-        self._oldest = max(self._oldest, until + 1)
+    def _open_reader(self) -> None:
+        self._reader = Reader(self._store, self._tables)
 
-    def _dense(self) -> dict[str, Tensor]:
-        """The parameters and buffers of the graph, as they are now."""
-        here: dict[str, Tensor] = {}
-        here |= self._model.named_parameters(remove_duplicate=False)
-        here |= self._model.named_buffers(remove_duplicate=False)
-        program = self._trial.graph.program
-        found, missing = {}, []
-        for name, x in {**program.constants, **program.state_dict}.items():
-            now = here.get(name.removeprefix("model."))
-            if now is None and name not in program.state_dict:
-                continue  # a constant of the graph
-            if now is None or now.shape != x.shape:
-                missing.append(name)
-            elif now.numel():
-                found[name] = now
-        if missing:
-            raise errors.SchemaMismatch(
-                f"the model has no parameters {missing} as it had: make "
-                "another Publisher"
-            )
-        return found
+    def _leading(self, work: Callable[[], T]) -> T:
+        """What the first rank does between two steps of all ranks."""
+        if self._store.world_size == 1:
+            return work()
+        with saving.ranks_of(self._store) as ranks:
+            with ranks.agreed():
+                saving.settle(self._store, self._root.rows_root())
+            return ranks.lead(work)
 
-    def _hand_over(self, found: Sequence[TableChanges]) -> None:
-        # The dense part is copied after the rows: it is as new, or newer.
-        dense = {
-            name: x.detach().to("cpu", copy=True)
-            for name, x in self._dense().items()
-        }
+    # ---- the training's thread
+
+    @property
+    def place(self) -> ChainPlace:
+        """The newest packet; of the first rank."""
+        assert self._writer is not None
+        return self._writer.place
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time, and the storage has taken what was published;
+        False on all ranks but the first."""
+        return not self._waits and time.monotonic() >= self._next
+
+    @property
+    def _waits(self) -> bool:
+        """Whether what changes has to wait for what is being written."""
+        if self._writer is None or self._writer.is_busy:
+            return True
+        slow = time.monotonic() < self._again
+        writes = self._basing is not None and self._basing.runs
+        return self._begins and (slow or writes)
+
+    def step(self) -> bool:
+        """Publishes if it is time; to be called between two steps of the
+        training, by all ranks. Whether it did.
+
+        Raises: as :meth:`publish`.
+        """
+        alone = self._store.world_size == 1
+        if not (self.is_due if alone else self._agreed_due()):
+            return False
+        return self.publish()
+
+    def _agreed_due(self) -> bool:
+        """:attr:`is_due` of the first rank. The ranks ask each other in few
+        steps: after half of those that are left."""
+        self._left -= 1
+        if self._left:
+            return False
+        mine = [0, 1]
+        if self._writer is not None:
+            now = time.monotonic()
+            a_step = max((now - self._asked) / self._pause, 1e-6)
+            half = int(min((self._next - now) / a_step / 2, _STEPS))
+            mine = [int(self.is_due), max(half, 1)]
+            self._asked = now
+        due, self._pause = all_max(mine)
+        self._left = self._pause
+        return bool(due)
+
+    def publish(self) -> bool:
+        """Publishes now; False while the last packet, or a new chain, is being
+        written: what changes stays for the next one. All ranks call it.
+
+        Raises:
+            Unavailable, DeadlineExceeded: a server does not answer; another
+                call loses nothing.
+        """
+        done, self.version = self._leading(self._publish)
+        return done
+
+    def _publish(self) -> tuple[bool, str]:
+        writer = self._writer
+        assert writer is not None and self._reader is not None
+        self._note_version()
+        if writer.failed is not None:
+            raise writer.failed
+        if self._waits:
+            return False, self.version
+        self._next = time.monotonic() + self._every
+        updates = max(updates_of(self._store).values(), default=0)
+        found, whole = self._reader.read()
+        if not whole or self._begins:
+            return self._begin_chain(writer, found), self.version
+        packet = self._packet_of(writer.place, updates, found)
+        writer.put(packet)
+        rows = sum(one.rows for one in found)
+        self._rows += rows
+        self.rows_published += rows
+        if self._rows > self._rebase * self._base_rows:
+            self._begin_version(packet.dense, writer, packet)
+        return True, self.version
+
+    def _packet_of(
+        self,
+        place: ChainPlace,
+        updates: int,
+        found: Sequence[TableChanges],
+    ) -> WaitingPacket:
         now = time.time()
         head = {
-            "chain": self._place.chain,
-            "number": self._place.number + 1,
-            "parent": self._place.crc32c,
+            "chain": place.chain,
+            "number": place.number + 1,
+            "parent": place.crc32c,
             "tables": self._tables,
             "since": self._since,
             "until": now,
-            "updates": max(updates_of(self._store).values(), default=0),
+            "updates": updates,
         }
         self._since = now
-        with self._changed:
-            self._waiting = _Packet(head, list(found), dense)
-            self._changed.notify_all()
+        # The dense part is copied after the rows: it is as new, or newer.
+        return WaitingPacket(head, found, self._dense.copy())
+
+    def _begin_chain(
+        self, writer: PacketWriter, found: Sequence[TableChanges]
+    ) -> bool:
+        """A chain, and its first version; what the last one had is known as
+        far as ``found`` says."""
+        self._begins = True
+        self._unnoted.append(found)
+        if self._basing is not None:  # a version of the last chain
+            self._basing.stop(0)
+            return False
+        old = self._reader
+        assert old is not None
+        # From before the rows are read: what changes meanwhile is in both.
+        new = Reader(self._store, self._tables)
+        self._unnoted.append(old.read()[0])
+        old.close()
+        self._reader = new
+        writer.place = ChainPlace(chain=secrets.token_hex(16), number=0)
+        self._bases, self._oldest = [], 1
+        self._since = time.time()
+        self._begin_version(self._dense.copy(), writer, None)
+        return True
+
+    def _begin_version(
+        self,
+        dense: Mapping[str, Tensor],
+        writer: PacketWriter,
+        packet: WaitingPacket | None,
+    ) -> None:
+        """A new version, of this moment, at the place of a packet; None: at
+        the beginning of a chain."""
+        if self._basing is not None or time.monotonic() < self._again:
+            return  # the one before is written, or the storage is slow
+        if self._store.world_size == 1:
+            saving.settle(self._store, self._root.rows_root())
+        states, first = saving.states_of_rows(self._store), writer.place
+
+        def write(
+            begun: Callable[[], None], stop: threading.Event
+        ) -> Exported:
+            def place() -> ChainPlace:
+                if packet is not None:
+                    return writer.place_of(packet, stop)
+                self._note_erased()
+                return first
+
+            moment = Moment(states, begun, stop, place)
+            return self._write_version(dense, moment, packet is None)
+
+        self._rows = 0
+        self._basing = Basing(write)
+        now = time.monotonic()
+        self._basing.begin(_MOMENT_S)
+        then = time.monotonic()
+        if then - now > _SLOW_S:
+            self._again = then + 10 * (then - now)
+
+    def _note_version(self) -> None:
+        """Looks at what became of the one that was written."""
+        basing = self._basing
+        if basing is None or basing.runs:
+            return
+        self._basing, error = None, basing.error
+        if error is None:
+            self._said = False
+        elif not isinstance(error, _AWAY):
+            assert self._writer is not None
+            self._writer.failed = error
+        elif not self._said:
+            warn(f"a new version waits: {error}")
+            self._said = True
 
     def flush(self, timeout: float = 60.0) -> None:
-        """Waits until the last packet is written, for so many seconds.
+        """Waits until what was published is written, for so many seconds. All
+        ranks call it.
 
         Raises:
             DeadlineExceeded: it is not.
+            StorageError: a new chain could not be written; the next
+                :meth:`publish` begins it again.
         """
-        end = time.monotonic() + timeout
-        with self._changed:
-            while self._waiting is not None:
-                left = end - time.monotonic()
-                if left <= 0:
-                    raise errors.DeadlineExceeded(
-                        f"{self._root}: the storage has not taken the last "
-                        f"packet for {timeout:g} s"
-                    )
-                self._changed.wait(min(left, 0.1))
-            if self._failed is not None:
-                raise self._failed
+        self.version = self._leading(lambda: self._flush(timeout))
 
-    def _note_erased(self, changes: Sequence[TableChanges]) -> None:
-        erased = {
-            about.name: one.erased.tolist()
-            for about, one in zip(self._tables, changes)
-            if len(one.erased)
-        }
-        if erased:
-            add_erased(self._root, erased)
+    def _flush(self, timeout: float) -> str:
+        end = time.monotonic() + timeout
+        assert self._writer is not None
+        self._writer.flush(timeout)
+        basing = self._basing
+        if basing is not None and not basing.wait(end):
+            raise errors.DeadlineExceeded(
+                f"{self._root}: the storage has not taken the last version "
+                f"for {timeout:g} s"
+            )
+        self._note_version()
+        if self._writer.failed is not None:
+            raise self._writer.failed
+        if self._begins and basing is not None and basing.error is not None:
+            raise basing.error
+        return self.version
 
     def close(self) -> None:
-        """Writes what waits; nothing is published any more.
+        """Writes what waits; nothing is published any more. All ranks call
+        it.
 
         Raises:
             DeadlineExceeded: the storage does not answer; what waited is lost.
@@ -370,15 +443,12 @@ class Publisher:
             self._end()
 
     def _end(self) -> None:
-        with self._changed:
-            self._ends, self._waiting = True, None
-            self._changed.notify_all()
-        self._thread.join(_RETRY_S * 5)
-        self._close_reader()
-
-    def _close_reader(self) -> None:
+        if self._writer is not None:
+            self._writer.end()
+        if self._basing is not None:
+            self._basing.stop(_PATIENCE_S)
         reader, self._reader = self._reader, None
-        if reader is not None and not self._store.closed:
+        if self._writer is not None and reader and not self._store.closed:
             reader.close()
 
     def __enter__(self) -> Publisher:
@@ -395,80 +465,40 @@ class Publisher:
         else:
             self._end()  # the error is not kept waiting
 
-    # ---- the thread that writes
+    # ---- the thread that writes a version
 
-    def _write(self) -> None:
-        told = False
-        while True:
-            with self._changed:
-                while self._waiting is None and not self._ends:
-                    self._changed.wait()
-                packet = self._waiting
-            if packet is None:
-                return
-            try:
-                place = self._write_one(packet)
-            except errors.StorageError as error:
-                if not told:
-                    warn(f"publishing waits for the storage: {error}")
-                told = True
-                with self._changed:
-                    if not self._ends:
-                        self._changed.wait(_RETRY_S)
-                continue
-            except Exception as error:
-                with self._changed:
-                    self._failed, self._waiting = error, None
-                    self._changed.notify_all()
-                return
-            told = False
-            with self._changed:
-                self._place, self._waiting = place, None
-                self._changed.notify_all()
-
-    def _write_one(self, packet: _Packet) -> ChainPlace:
-        if packet.data is None:
-            tables = [
-                _encoded(about, one)
-                for about, one in zip(
-                    self._tables, packet.changes, strict=True
-                )
-            ]
-            packet.data, packet.crc = encode_packet(
-                packet.head, tables, packet.dense
-            )
-        head = packet.head
-        # Older versions first: then no version has what was erased.
-        self._note_erased(packet.changes)
-        name = packet_name(head["chain"], head["number"])
-        self._root.write_file(name, packet.data)
-        return ChainPlace(
-            chain=head["chain"], number=head["number"], crc32c=packet.crc
+    def _write_version(
+        self, dense: Mapping[str, Tensor], moment: Moment, begins: bool
+    ) -> Exported:
+        self._dense.write(dense)
+        done = export_moment(
+            self._trial,
+            self._root,
+            self._store,
+            self._type,
+            self._keep,
+            moment,
         )
+        place = moment.chain()
+        self._count_version(done, place)
+        if begins:
+            self._root.keep_chains([place.chain])
+            self._begins = False
+        return done
 
+    def _note_erased(self) -> None:
+        while self._unnoted:
+            note_erased(self._root, self._tables, self._unnoted[0])
+            del self._unnoted[0]
 
-class _Packet:
-    """One to be written; encoded once."""
-
-    def __init__(
-        self,
-        head: Mapping[str, Any],
-        changes: list[TableChanges],
-        dense: Mapping[str, Tensor],
-    ) -> None:
-        self.head, self.changes, self.dense = head, changes, dense
-        self.data: bytes | None = None
-        self.crc = ""
-
-
-def _encoded(about: PacketTable, one: TableChanges) -> Changes:
-    type_ = TYPES[about.type]
-    stride = _core.rows_stride(type_, about.dim)
-    rows = _core.rows_narrow(
-        type_, about.dim, one.ids, np.ascontiguousarray(one.vectors)
-    )
-    return Changes(
-        rows=np.frombuffer(rows, np.uint8).reshape(len(one.ids), stride),
-        gone=one.gone,
-        erased=one.erased,
-    )
+    def _count_version(self, done: Exported, place: ChainPlace) -> None:
+        """Removes the packets that no version needs any more."""
+        self.version = done.version
+        self._base_rows = max(1, sum(done.rows.values()))
+        self._bases = [*self._bases, place.number][-self._keep :]
+        until = self._bases[0]
+        names = [
+            packet_name(place.chain, n) for n in range(self._oldest, until + 1)
+        ]
+        self._root.remove_files(names)
+        self._oldest = max(self._oldest, until + 1)
