@@ -133,6 +133,7 @@ class Store:
 CHANGES_NEXT: int
 CHANGES_BEGIN: int
 CHANGES_END: int
+CHANGES_COUNT: int
 
 def changes(
     handle: int,
@@ -144,7 +145,7 @@ def changes(
     room: int,
     type: int,
     /,
-) -> tuple[bytes, bytes, bytes, bool, bool, bool]: ...
+) -> tuple[bytes, bytes, bytes, bool, bool, bool, int]: ...
 
 # --- csrc/py/data.c ---
 

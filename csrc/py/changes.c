@@ -18,10 +18,10 @@ static PyObject *changes_bytes(const void *data, size_t n)
 static PyObject *changes_reply(PyObject *rows, const wire_changes_reply *m)
 {
     return Py_BuildValue(
-        "(ONNOOO)", rows, changes_bytes(m->gone, m->gone_n * sizeof *m->gone),
+        "(ONNOOOK)", rows, changes_bytes(m->gone, m->gone_n * sizeof *m->gone),
         changes_bytes(m->erased, m->erased_n * sizeof *m->erased),
         m->reset ? Py_True : Py_False, m->end ? Py_True : Py_False,
-        m->unknown ? Py_True : Py_False);
+        m->unknown ? Py_True : Py_False, (unsigned long long)m->changed);
 }
 
 /* Within the call, without the GIL. */
@@ -83,7 +83,7 @@ static PyMethodDef methods[] = {
      "changes(handle, table, shard, verb, reader, piece, room, type)\n--\n\n"
      "What changed in a table of a shard since the reader asked last: rows "
      "of a type as a file has them, ids gone, ids erased, reset, end, "
-     "unknown."},
+     "unknown, and how many changed."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -94,7 +94,10 @@ int py_add_changes(PyObject *module)
                                            CHANGES_NEXT) ||
                    PyModule_AddIntConstant(module, "CHANGES_BEGIN",
                                            CHANGES_BEGIN) ||
-                   PyModule_AddIntConstant(module, "CHANGES_END", CHANGES_END)
+                   PyModule_AddIntConstant(module, "CHANGES_END",
+                                           CHANGES_END) ||
+                   PyModule_AddIntConstant(module, "CHANGES_COUNT",
+                                           CHANGES_COUNT)
                ? -1
                : 0;
 }

@@ -144,13 +144,19 @@ static int changes_locked(shard *s, const wire_changes *m, answer *a)
     if (rc || (rc = find_table(s, m->no, &t)))
         return rc;
     size_t i = reader_find_locked(r, m);
-    if (i < r->n && m->verb != CHANGES_NEXT)
+    if (i < r->n && (m->verb == CHANGES_BEGIN || m->verb == CHANGES_END))
         reader_drop_locked(r, i);
     a->m.changes = (wire_changes_reply){ .no = m->no };
     if (m->verb == CHANGES_BEGIN)
         return reader_begin_locked(r, t, m);
     if (m->verb == CHANGES_END)
         return PERSIA_OK;
+    if (i < r->n)
+        r->of[i].asked = persia_clock_ns();
+    if (i < r->n && m->verb == CHANGES_COUNT) {
+        a->m.changes.changed = persia_table_watch_rows(r->of[i].watch);
+        return PERSIA_OK;
+    }
     if (i < r->n && r->of[i].pieces != m->piece) {
         reader_drop_locked(r, i); /* an answer was lost, and what it had */
         i = r->n;
@@ -160,7 +166,6 @@ static int changes_locked(shard *s, const wire_changes *m, answer *a)
         return PERSIA_OK;
     }
     r->of[i].pieces++;
-    r->of[i].asked = persia_clock_ns();
     return changes_answer(s, m, &r->of[i], a);
 }
 

@@ -404,7 +404,7 @@ static const wire_type rows_type = {
 static const wire_field changes_fields[] = {
     [1] = F(wire_changes, caller, MESSAGE, "caller", .type = &caller_type),
     [2] = F(wire_changes, no, U32, "no", .limit = 4095),
-    [3] = F(wire_changes, verb, U32, "verb", .limit = 2),
+    [3] = F(wire_changes, verb, U32, "verb", .limit = 3),
     [4] = F(wire_changes, reader, FIXED64, "reader"),
     [5] = F(wire_changes, piece, U64, "piece"),
     [6] = F(wire_changes, room, U32, "room", .limit = UINT32_MAX),
@@ -429,10 +429,11 @@ static const wire_field changes_reply_fields[] = {
     [7] = F(wire_changes_reply, reset, U32, "reset", .limit = 1),
     [8] = F(wire_changes_reply, end, U32, "end", .limit = 1),
     [9] = F(wire_changes_reply, unknown, U32, "unknown", .limit = 1),
+    [10] = F(wire_changes_reply, changed, U64, "changed"),
 };
 static const wire_type changes_reply_type = {
     .name = "ChangesReply", .size = sizeof(wire_changes_reply),
-    .fields = changes_reply_fields, .fields_n = 9, .leader = 3
+    .fields = changes_reply_fields, .fields_n = 10, .leader = 3
 };
 
 static const wire_field file_fields[] = {

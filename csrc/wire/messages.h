@@ -80,6 +80,7 @@ enum wire_changes_verb {
     CHANGES_NEXT, /* what changed */
     CHANGES_BEGIN, /* from now on changes are noted for the reader */
     CHANGES_END, /* and no more */
+    CHANGES_COUNT, /* how many rows have changed */
 };
 
 enum wire_snapshot_verb {
@@ -478,6 +479,7 @@ typedef struct wire_changes_reply {
     /* The server does not know the reader, or not any more: what changed since
      * its last answer is not known. */
     uint32_t unknown;
+    uint64_t changed; /* COUNT: rows that the next round has */
 } wire_changes_reply;
 
 /* A file of rows below the folder of a snapshot. */

@@ -254,6 +254,12 @@ class TrainConfig(pydantic.BaseModel):
         le=86400,
         description="Seconds between two packets of `publish_to`.",
     )
+    publish_rows: int | None = Field(
+        None,
+        ge=1,
+        description="A packet of `publish_to` is also due when so many rows "
+        "have changed.",
+    )
     save_every: int | None = Field(
         None,
         ge=1,
@@ -554,6 +560,7 @@ def check_used(
         "lost": (remote, tables),
         "job": (workers, "with batches from embedding workers (`workers`)"),
         "publish_every": (config.publish_to, "with `publish_to`"),
+        "publish_rows": (config.publish_to, "with `publish_to`"),
         "best_by": (config.seeks_best, "with `early_stop` or `keep_best`"),
     }
     for name in given:

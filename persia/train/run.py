@@ -313,11 +313,12 @@ class Run:
                 self.store,
                 config.publish_to,
                 config.publish_every,
+                config.publish_rows,
                 config.export_row_dtype,
             ) as publisher:
                 tell(f"published {publisher.version} to {config.publish_to}")
                 hooks.append(
-                    Every(publisher.publish, minutes=config.publish_every / 60)
+                    Every(publisher.publish, when=lambda: publisher.is_due)
                 )
                 yield
                 trained = True

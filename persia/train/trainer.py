@@ -87,18 +87,22 @@ class Every:
         call: what is called, between two optimizer steps; on all ranks.
         steps: after each ``steps`` optimizer steps, counted over all epochs.
         minutes: or when so many minutes have passed since the last time.
+        when: or when this says so, on one of the ranks.
 
     Raises:
-        InvalidArgument: neither or both of them, or one that is not positive.
+        InvalidArgument: none or several of them, or one that is not positive.
     """
 
     call: Callable[[], object]
     steps: int | None = None
     minutes: float | None = None
+    when: Callable[[], bool] | None = None
 
     def __post_init__(self) -> None:
-        if (self.steps is None) == (self.minutes is None):
-            raise errors.InvalidArgument("Every: give either steps or minutes")
+        if [self.steps, self.minutes, self.when].count(None) != 2:
+            raise errors.InvalidArgument(
+                "Every: give one of steps, minutes and when"
+            )
         if self.steps is not None:
             number("steps", self.steps, 1, 2**62)
         if self.minutes is not None:
@@ -119,7 +123,9 @@ class _Due:
             not trainer.in_step
             and step > self._steps[i]
             and (
-                step % hook.steps == 0
+                hook.when()
+                if hook.when is not None
+                else step % hook.steps == 0
                 if hook.steps is not None
                 else now - self._times[i] >= 60 * (hook.minutes or 0.0)
             )

@@ -9,6 +9,7 @@ import json
 import random
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from persia.serving.folder import LocalVersions, versions_of
 from persia.serving.repository import Model
 from tests.remote import Servers
 from tests.serving import models
+from tests.system.processes import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -135,6 +137,38 @@ def test_a_model_that_follows_is_the_model_that_trains(
         late.catch_up()
         same(late, model, tmp_path / "export")
     store.close()
+
+
+@pytest.mark.parametrize("servers", [0, 2])
+def test_a_packet_is_due_by_rows(servers: int, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        where = {}
+        if servers:
+            if not _core.GRPC[0].isdigit():
+                pytest.skip("without gRPC")
+            made = Servers(servers, checkpoints=str(tmp_path))
+            stack.enter_context(contextlib.closing(made))
+            where = {"servers": made.text}
+        store = stack.enter_context(contextlib.closing(models.store(**where)))
+        model = model_of(store)
+        train(model)
+        with Publisher(
+            model,
+            tmp_path / "out",
+            example=models.batch(3),
+            every=1000,
+            every_rows=10,
+        ) as publisher:
+            for turn in range(2):
+                store.set_rows("a", range(4), torch.ones(4, 8))
+                store.set_rows("b", range(5), torch.ones(5, 8))
+                for _ in range(10):
+                    assert not publisher.step()
+                    time.sleep(0.01)
+                store.set_rows("a", [100 + turn], torch.ones(1, 8))
+                wait_until(publisher.step)
+                publisher.flush()
+            assert publisher.place.number == 2
 
 
 def chain(tmp_path: Path, packets: int) -> tuple[Path, str, list[Path]]:

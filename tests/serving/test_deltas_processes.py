@@ -37,6 +37,7 @@ def options(place: Path, out: Path) -> list[str]:
         *("--schema", str(place / "schema.yaml")),
         *("--batch-size", "50", "--threads", "1"),
         *("--publish-to", str(out), "--publish-every", "0.02"),
+        *("--publish-rows", "100000"),
     ]
 
 

@@ -124,10 +124,24 @@ def test_hooks_are_called_between_steps() -> None:
         data(160, 8), 3, hooks=[Every(lambda: always.append(0), minutes=1e-8)]
     )
     assert len(always) == 10
+    due = iter([False, True] * 5)
+    assert trainer.fit(
+        data(160, 8),
+        4,
+        hooks=[Every(lambda: steps.append(-1), when=lambda: next(due))],
+    )
+    assert steps[6:] == [-1] * 5
 
 
 @pytest.mark.parametrize(
-    "when", [{}, {"steps": 1, "minutes": 1.0}, {"steps": 0}, {"minutes": 0.0}]
+    "when",
+    [
+        {},
+        {"steps": 1, "minutes": 1.0},
+        {"steps": 1, "when": bool},
+        {"steps": 0},
+        {"minutes": 0.0},
+    ],
 )
 def test_bad_times(when: Any) -> None:
     with pytest.raises(errors.InvalidArgument):

@@ -49,6 +49,10 @@ static void a_reader_has_what_changed(void **state)
     assert_true(changes(&v, CHANGES_NEXT, 5, 0, &r).end);
     result_free(&r);
     put(&v, 10, ids + 50, vectors);
+    assert_int_equal(changes(&v, CHANGES_COUNT, 5, 0, &r).changed, 10);
+    result_free(&r);
+    assert_true(changes(&v, CHANGES_COUNT, 6, 0, &r).unknown);
+    result_free(&r);
     const wire_rows erase = {.caller = caller_of(&v), .n = 2, .ids = ids + 58,
                              .erase = 1};
     r = CALL(&v, PUT_ROWS, rows, &erase);

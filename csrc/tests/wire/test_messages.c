@@ -85,7 +85,7 @@ static wire_rows rows_all = {
 static uint64_t gone[] = { 1, UINT64_MAX };
 static wire_changes changes = { CALLER, 3, CHANGES_END, 77, 5, 1000 };
 static wire_changes_reply changes_reply = {
-    3, DIM, N, ids, floats, gone, 2, left, 3, 1, 1, 1
+    3, DIM, N, ids, floats, gone, 2, left, 3, 1, 1, 1, 1ull << 40
 };
 static wire_snapshot snapshot = {
     CALLER, SNAPSHOT_END, "root", "step-7", "0123456789"

@@ -27,6 +27,7 @@ class _Answer(NamedTuple):
     reset: bool
     end: bool
     unknown: bool
+    changed: int
 
 
 class TableChanges:
@@ -144,6 +145,17 @@ class Reader:
         while not here or not (here[-1].end or here[-1].unknown):
             here.append(self._ask(number, shard, _core.CHANGES_NEXT, about))
             self._pieces[number, shard] += 1
+
+    def count(self) -> int:
+        """Rows that changed since.
+
+        Raises: as :meth:`read`.
+        """
+        return sum(
+            self._ask(number, shard, _core.CHANGES_COUNT, about).changed
+            for number, about in self._tables
+            for shard in range(self._shards)
+        )
 
     def close(self) -> None:
         """Nothing is noted for it any more."""

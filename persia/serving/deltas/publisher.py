@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from persia import errors
-from persia.base.check import kind, number
+from persia.base.check import kind, number, whole
 from persia.base.warning import warn
 from persia.checkpoint import saving
 from persia.checkpoint.dense import unwrap
@@ -56,6 +56,7 @@ from persia.store.store import Store
 T = TypeVar("T")
 
 _MOMENT_S = 10.0  # for a version to begin
+_COUNT_S = 0.005  # between counts of rows, at least
 _SLOW_S = 1.0  # the storage is, if it takes longer than that
 _PATIENCE_S = 5.0  # for threads to end
 _STEPS = 1000  # between questions to all ranks, at most
@@ -66,6 +67,49 @@ _AWAY = (
     errors.Unavailable,
     errors.Interrupted,
 )
+
+
+class _Due:
+    """When a packet is due.
+
+    Args:
+        every: seconds.
+        rows: that have changed; None: any number.
+
+    Raises:
+        InvalidArgument: one of them is not positive.
+    """
+
+    def __init__(self, every: float, rows: int | None) -> None:
+        self._every = number("every", every, 1e-3)
+        self._rows = (
+            None if rows is None else whole("every_rows", rows, 1, 2**62)
+        )
+        self.begin()
+
+    def begin(self) -> None:
+        """From now on it counts."""
+        self._begun = self._counted = time.monotonic()
+        #: Seconds until the next look at it.
+        self.pause = self._every / 2 if self._rows is None else _COUNT_S
+
+    def is_now(self, reader: Reader) -> bool:
+        """Whether it is time: rows are counted after half of the time that
+        the rest takes."""
+        now = time.monotonic()
+        left = self._begun + self._every - now
+        if left <= 0:
+            return True
+        if self._rows is None:
+            self.pause = left / 2
+            return False
+        if now < self._counted + self.pause:
+            return False
+        changed = reader.count()
+        rest = (now - self._begun) * (self._rows / max(changed, 1) - 1)
+        self._counted = now
+        self.pause = max(min(left, rest) / 2, _COUNT_S)
+        return changed >= self._rows
 
 
 class Publisher:
@@ -91,6 +135,8 @@ class Publisher:
         example: what the model is called with, as of :func:`persia.export`.
         store: of the tables; None: that of the model.
         every: seconds between two packets.
+        every_rows: a packet is also due when so many rows have changed; None:
+            it is not.
         row_dtype: how vectors are kept: "fp32", "fp16", "int8" or "int4".
         keep: versions that stay, with the packets behind them.
         rebase: after packets with so many times the rows of the last version
@@ -116,6 +162,7 @@ class Publisher:
         example: Any,
         store: Store | None = None,
         every: float = 10.0,
+        every_rows: int | None = None,
         row_dtype: RowType = "fp32",
         keep: int = 2,
         rebase: float = 4.0,
@@ -129,7 +176,8 @@ class Publisher:
         found = store_of(model, store)
         graph = trace_model(model, example, schema)
         trial = Trial(graph, schema, tuple(tasks), clicks)
-        self._start(trial, model, found, path, every, row_dtype, keep, rebase)
+        due = _Due(every, every_rows)
+        self._start(trial, model, found, path, due, row_dtype, keep, rebase)
 
     @classmethod
     def of_trial(
@@ -139,13 +187,13 @@ class Publisher:
         store: Store,
         path: str | os.PathLike[str],
         every: float,
+        every_rows: int | None,
         row_dtype: RowType,
     ) -> Publisher:
         """One of a model that was traced already."""
         self = cls.__new__(cls)
-        self._start(
-            trial, unwrap(model), store, path, every, row_dtype, 2, 4.0
-        )
+        due = _Due(every, every_rows)
+        self._start(trial, unwrap(model), store, path, due, row_dtype, 2, 4.0)
         return self
 
     def _start(
@@ -154,14 +202,14 @@ class Publisher:
         model: nn.Module,
         store: Store,
         path: str | os.PathLike[str],
-        every: float,
+        due: _Due,
         row_dtype: RowType,
         keep: int,
         rebase: float,
     ) -> None:
         check_options(row_dtype, keep)
         check_tables(trial.graph, list(store.tables))
-        self._every = number("every", every, 1e-3)
+        self._due = due
         self._rebase = number("rebase", rebase, 1e-3)
         self._trial, self._store = trial, store
         self._dense = DenseSource(model, trial.graph)
@@ -206,7 +254,7 @@ class Publisher:
             keep=self._keep,
             chain=place,
         )
-        self._next = time.monotonic() + self._every
+        self._due.begin()
         self._writer: PacketWriter | None = None
         if done is not None:
             self._count_version(done, place)
@@ -238,7 +286,9 @@ class Publisher:
     def is_due(self) -> bool:
         """Whether it is time, and the storage has taken what was published;
         False on all ranks but the first."""
-        return not self._waits and time.monotonic() >= self._next
+        if self._waits or self._reader is None:
+            return False
+        return self._due.is_now(self._reader)
 
     @property
     def _waits(self) -> bool:
@@ -270,7 +320,7 @@ class Publisher:
         if self._writer is not None:
             now = time.monotonic()
             a_step = max((now - self._asked) / self._pause, 1e-6)
-            half = int(min((self._next - now) / a_step / 2, _STEPS))
+            half = int(min(self._due.pause / a_step, _STEPS))
             mine = [int(self.is_due), max(half, 1)]
             self._asked = now
         due, self._pause = all_max(mine)
@@ -296,7 +346,7 @@ class Publisher:
             raise writer.failed
         if self._waits:
             return False, self.version
-        self._next = time.monotonic() + self._every
+        self._due.begin()
         updates = max(updates_of(self._store).values(), default=0)
         found, whole = self._reader.read()
         if not whole or self._begins:
