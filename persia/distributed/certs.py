@@ -156,7 +156,8 @@ def write_certificates(
         raise InvalidArgument(
             "hosts: need at least one name or IP address of a server"
         )
-    authority = Authority(days=days)
+    # Two of one name cannot be trusted at the same time.
+    authority = Authority(f"Persia test CA {secrets.token_hex(4)}", days)
     server, server_key = authority.issue(hosts[0], hosts, server=True)
     client, client_key = authority.issue("persia client", server=False)
     texts = (
