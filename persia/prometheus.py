@@ -34,6 +34,7 @@ from persia.base.environment import variable
 from persia.base.health import PATHS, Health
 from persia.base.version import __version__
 from persia.distributed.load import LoadWindow, ServerWindow
+from persia.distributed.renewal import renewal
 from persia.errors import Closed, InvalidArgument
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ class Page:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self.add(_Build())
+        self.add(_Certificates())
         try:
             http = _Http(host, port)
         except OSError as error:
@@ -209,6 +211,13 @@ def of_loads(loads: Mapping[str, float]) -> Metric:
     return family
 
 
+class _Listens(Protocol):
+    """What counts the calls of its process."""
+
+    def calls(self) -> Mapping[str, _core.Calls]: ...
+    def denied(self) -> _core.Denied: ...
+
+
 # ---- calls -----------------------------------------------------------------
 
 
@@ -235,6 +244,45 @@ def _of_calls(calls: Mapping[str, _core.Calls], role: str) -> Iterator[Metric]:
     yield sizes
 
 
+# ---- security --------------------------------------------------------------
+
+
+def denied_family(denied: _core.Denied) -> Metric:
+    """Calls that were denied, by reason and role."""
+    family = CounterMetricFamily(
+        "persia_denied",
+        "Calls that were denied; of who shows no good token the role is "
+        "empty.",
+        labels=["reason", "role"],
+    )
+    for key, n in denied.items():
+        family.add_metric(key, n)
+    return family
+
+
+class _Certificates:
+    """Certificates and tokens that are renewed."""
+
+    def collect(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(
+            "persia_certificate_not_after_seconds",
+            "When a certificate in use ends, since 1970.",
+            labels=["file"],
+        )
+        for path, end in renewal.ends().items():
+            family.add_metric([path], end)
+        yield family
+        counts = CounterMetricFamily(
+            "persia_security_renewals",
+            "Times that new certificates and tokens were found, by whether "
+            "they could be used.",
+            labels=["outcome"],
+        )
+        for outcome, n in renewal.counts.items():
+            counts.add_metric([outcome], n)
+        yield counts
+
+
 # ---- servers ---------------------------------------------------------------
 
 _COUNTERS = {
@@ -245,7 +293,6 @@ _COUNTERS = {
     "duplicates": "Updates that arrived again and changed nothing.",
     "failed": "Requests that failed.",
     "connections_refused": "Connections closed for the limit.",
-    "denied": "Calls without a right token.",
     "log_records": "Records of the log of a durable server.",
     "log_refused": "Records that the log did not take: updates waited.",
 }
@@ -308,18 +355,18 @@ class ServerCollector:
     Args:
         stats: gives those of each of its shards, by their numbers, as
             ``persia.distributed.server.Server.stats``.
-        calls: gives those of the process, as ``_core.Server.calls``.
+        core: what listens; it counts the calls of the process.
         namespace, shards: of the job.
     """
 
     def __init__(
         self,
         stats: Callable[[], dict[int, dict[str, Any]]],
-        calls: Callable[[], Mapping[str, _core.Calls]],
+        core: _Listens,
         namespace: str,
         shards: int,
     ) -> None:
-        self._stats, self._calls = stats, calls
+        self._stats, self._core = stats, core
         self._namespace, self._shards = namespace, str(shards)
         self._load = ServerWindow()
         self._lock = threading.Lock()  # several may ask
@@ -386,7 +433,8 @@ class ServerCollector:
         stats = _merged(list(shards.values()))
         yield from self._of_shards(shards)
         yield from self._loads(stats)
-        yield from _of_calls(self._calls(), "server")
+        yield from _of_calls(self._core.calls(), "server")
+        yield denied_family(self._core.denied())
         yield GaugeMetricFamily(
             "persia_snapshot_timestamp_seconds",
             "When its rows were last written for a checkpoint, since 1970; "
@@ -453,15 +501,13 @@ class EmbeddingWorkerCollector:
 
     Args:
         stats: gives them, as ``_core.EmbeddingWorker.stats``.
-        calls: gives those of the process, as ``_core.EmbeddingWorker.calls``.
+        core: what listens; it counts the calls of the process.
     """
 
     def __init__(
-        self,
-        stats: Callable[[], dict[str, int]],
-        calls: Callable[[], Mapping[str, _core.Calls]],
+        self, stats: Callable[[], dict[str, int]], core: _Listens
     ) -> None:
-        self._stats, self._calls = stats, calls
+        self._stats, self._core = stats, core
         self._loads = LoadWindow()
         self._lock = threading.Lock()  # several may ask
 
@@ -469,7 +515,8 @@ class EmbeddingWorkerCollector:
         """All metrics."""
         stats = self._stats()
         yield self._load(stats)
-        yield from _of_calls(self._calls(), "embedding-worker")
+        yield from _of_calls(self._core.calls(), "embedding-worker")
+        yield denied_family(self._core.denied())
         batches = GaugeMetricFamily(
             "persia_embedding_worker_batches", "Batches now.", labels=["state"]
         )

@@ -22,6 +22,7 @@ class Servers:
     ) -> None:
         self.n = n
         self.namespace = namespace
+        self._security = more.pop("security", {})
         self._more = more
         self.shards = [self._make(i) for i in range(n)]
         self.addresses = [
@@ -50,7 +51,7 @@ class Servers:
             calls=256,
             connections=256,
             message_limit=_LIMIT,
-            security={},
+            security=self._security,
         )
         shard.health(True)
         return int(port)

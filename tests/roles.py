@@ -31,6 +31,7 @@ class Workers:
         self, servers: Sequence[str], n: int = 1, **more: Any
     ) -> None:
         self._servers = list(servers)
+        self._security = more.pop("security", {})
         self._more = more
         self.workers: list[_core.EmbeddingWorker] = []
         self.addresses: list[str] = []
@@ -70,7 +71,7 @@ class Workers:
             calls=256,
             connections=256,
             message_limit=LIMIT,
-            security={},
+            security=self._security,
         )
         return worker, found
 

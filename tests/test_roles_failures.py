@@ -279,7 +279,7 @@ def test_metrics_and_status_of_a_worker(servers: Servers) -> None:
             found = {
                 sample.name: sample.value
                 for family in EmbeddingWorkerCollector(
-                    stats, workers.workers[0].calls
+                    stats, workers.workers[0]
                 ).collect()
                 for sample in family.samples
                 if sample.labels.get("method", "Submit") == "Submit"

@@ -27,7 +27,7 @@ typedef struct rpc_shard {
 
 /* ---- methods ---- */
 
-#define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
+#define SHARD_OP(upper, name, message, reply, args, answers, flags, who)      \
     static int put_##name(wire_out *o, const void *a)                         \
     {                                                                         \
         return persia_wire_put_##message(o, OP_MESSAGE(name, args, a));       \
@@ -45,7 +45,7 @@ static const struct {
     int (*get)(const peer_reply *from, wire_memory *memory, void *out);
     size_t reply_size; /* of the struct */
 } methods[WIRE_METHODS_N] = {
-#define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
+#define SHARD_OP(upper, name, message, reply, args, answers, flags, who)      \
     [WIRE_##upper] = {put_##name, get_##name, sizeof(wire_##reply)},
     SHARD_OPS(SHARD_OP)
 #undef SHARD_OP
@@ -247,7 +247,7 @@ static void rpc_shard_flush(shard_ref *ref)
         peer_flush(s->home);
 }
 
-#define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
+#define SHARD_OP(upper, name, message, reply, args, answers, flags, who)      \
     static void begin_##name(shard_ref *to,                                   \
                              const OP_ARGS(name, message, args) * a,          \
                              uint64_t deadline, shard_done done, void *ctx)   \
@@ -271,7 +271,7 @@ static void rpc_shard_close(shard_ref *ref)
 }
 
 static const shard_ops ops = {
-#define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
+#define SHARD_OP(upper, name, message, reply, args, answers, flags, who)      \
     .name = begin_##name,
     SHARD_OPS(SHARD_OP)
 #undef SHARD_OP

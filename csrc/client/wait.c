@@ -8,7 +8,7 @@ void shard_queue(shard_ref *to, uint32_t method, const void *arguments,
                  uint64_t deadline, shard_done done, void *ctx)
 {
     switch (method) {
-#define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
+#define SHARD_OP(upper, name, message, reply, args, answers, flags, who)      \
     case WIRE_##upper:                                                        \
         to->ops->name(to, arguments, deadline, done, ctx);                    \
         break;
@@ -107,7 +107,7 @@ int persia_shard_wait(shard_ref *to, uint32_t method, const void *arguments,
                       uint64_t deadline, shard_reply *reply)
 {
     static const size_t sizes[WIRE_METHODS_N] = {
-#define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
+#define SHARD_OP(upper, name, message, reply, args, answers, flags, who)      \
     [WIRE_##upper] = sizeof(OP_ARGS(name, message, args)),
         SHARD_OPS(SHARD_OP)
 #undef SHARD_OP

@@ -9,8 +9,19 @@
 #define TICK_NS ((uint64_t)250000000)
 #define QUIET_NS ((uint64_t)10 * 1000000000) /* of ranks: see leave */
 
+static const uint32_t roles[WORKER_METHODS_N] = {
+    [WORKER_HELLO] = RPC_ALL, /* of a rank: see asking_check_hello() */
+    [WORKER_DECLARE] = RPC_TRAIN,
+    [WORKER_SUBMIT] = RPC_FEED,
+    [WORKER_TAKE] = RPC_TRAIN,
+    [WORKER_RETURN] = RPC_TRAIN,
+    [WORKER_SUMS] = RPC_TRAIN,
+    [WORKER_STATS] = RPC_ALL,
+    [WORKER_HEARTBEAT] = RPC_FEED,
+};
+
 const rpc_methods persia_worker_methods = {WORKER_SERVICE, persia_worker_paths,
-                                           WORKER_METHODS_N, 0};
+                                           WORKER_METHODS_N, 0, roles};
 
 /* ---- replies ------------------------------------------------------------ */
 
@@ -218,9 +229,13 @@ void asking_answer(asking *a, int rc)
 
 /* ---- requests ----------------------------------------------------------- */
 
-static int check_hello(const embedding_worker *s, const wire_hello *m)
+static int asking_check_hello(const asking *a)
 {
-    const char *own = s->config.servers.name_space;
+    const wire_hello *m = &a->m.hello;
+    const char *own = a->s->config.servers.name_space;
+    const uint32_t owner = m->world ? RPC_TRAIN : RPC_FEED;
+    if (m->stream && !(a->call->who && a->call->who->roles & owner))
+        return persia_rpc_deny(a->call, RPC_ROLE, "a stream");
     if (!wire_versions_meet(m->version_min, m->version))
         return persia_err_set(
             PERSIA_EMISMATCH,
@@ -262,7 +277,7 @@ static int service_take_in(asking *a)
 {
     int rc = methods[a->call->method].decode(a);
     if (!rc && a->call->method == WORKER_HELLO)
-        rc = check_hello(a->s, &a->m.hello);
+        rc = asking_check_hello(a);
     if (!rc && methods[a->call->method].flags & ASKS_ALWAYS)
         asking_answer(a, PERSIA_OK);
     else if (!rc)

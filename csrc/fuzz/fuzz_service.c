@@ -2,8 +2,8 @@
  * an embedding worker over it: each is answered once, and nothing crashes.
  *
  * An input is a row of [ method | flags | length, 2 bytes | request ]; bit 0
- * of flags: not administration, bit 1: the deadline is over, bit 2: it is to
- * the worker. */
+ * of flags: unused, bit 1: the deadline is over, bit 2: it is to the worker,
+ * bits 3 and 4: who calls. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,6 +45,13 @@ static void on_fail(rpc_call *call, int code, const char *text)
     ((fuzz_call *)call)->answers++;
 }
 
+static const rpc_who callers[] = {
+    {.roles = RPC_ALL},
+    {.roles = RPC_TRAIN},
+    {.roles = RPC_READ | RPC_PUBLISH, .tables = "a*,t?"},
+    {.roles = 0},
+};
+
 /* The next request of the input; its memory is the caller's. */
 static int next_call(const uint8_t **data, size_t *size, fuzz_call *c,
                      void **memory)
@@ -68,7 +75,7 @@ static int next_call(const uint8_t **data, size_t *size, fuzz_call *c,
         .request = *memory,
         .request_n = n,
         .deadline = head[1] & 2 ? 1 : persia_clock_ns() + 60000000000u,
-        .admin = !(head[1] & 1),
+        .who = &callers[head[1] >> 3 & 3],
         .reply = on_reply,
         .fail = on_fail};
     return 1;

@@ -18,7 +18,20 @@ static const char *const paths[INFER_METHODS] = {
     [INFER_UNLOAD] = "/" SERVICE "/RepositoryModelUnload",
 };
 
-const rpc_methods persia_infer_methods = {SERVICE, paths, INFER_METHODS, 0};
+static const uint32_t roles[INFER_METHODS] = {
+    [INFER_SERVER_LIVE] = RPC_ALL,
+    [INFER_SERVER_READY] = RPC_ALL,
+    [INFER_MODEL_READY] = RPC_ALL,
+    [INFER_SERVER_METADATA] = RPC_SERVE,
+    [INFER_MODEL_METADATA] = RPC_SERVE,
+    [INFER_MODEL_INFER] = RPC_SERVE,
+    [INFER_INDEX] = RPC_SERVE,
+    [INFER_LOAD] = RPC_ADMIN,
+    [INFER_UNLOAD] = RPC_ADMIN,
+};
+
+const rpc_methods persia_infer_methods = {SERVICE, paths, INFER_METHODS, 0,
+                                          roles};
 
 typedef struct infer_line {
     infer_item *first, **last;

@@ -97,6 +97,13 @@ static PyObject *queue_listen(PyObject *self, PyObject *args,
     return PyLong_FromLong(persia_rpc_server_port(q->rpc));
 }
 
+static PyObject *queue_denied(PyObject *self, PyObject *unused)
+{
+    const queue_object *q = (queue_object *)self;
+    (void)unused;
+    return py_rpc_denied(q->rpc ? persia_rpc_server_denied(q->rpc) : NULL);
+}
+
 static PyObject *queue_health(PyObject *self, PyObject *arg)
 {
     const queue_object *q = (queue_object *)self;
@@ -201,6 +208,8 @@ static PyMethodDef queue_methods[] = {
      "--\n\nTakes calls of inference.GRPCInferenceService; its port."},
     {"health", queue_health, METH_O,
      "health(serving)\n--\n\nWhat grpc.health.v1.Health says."},
+    {"denied", queue_denied, METH_NOARGS,
+     "denied()\n--\n\nSee Server.denied()."},
     {"put", queue_put, METH_VARARGS,
      "put(request, timeout)\n--\n\nPuts an InferRequest behind the others."},
     {"take", queue_take, METH_O,

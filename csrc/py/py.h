@@ -30,6 +30,7 @@
     X(inference)                                                              \
     X(times)                                                                  \
     X(traces)                                                                 \
+    X(security)                                                               \
     X(server)
 
 #define PY_DECLARE(file) int py_add_##file(PyObject *module);
@@ -108,6 +109,10 @@ int py_security(PyObject *dict, struct rpc_security *out);
 struct rpc_server_config;
 int py_listen(PyObject *args, PyObject *kwargs, struct rpc_server_config *out,
               PyObject **beside, unsigned *room);
+
+/* Counts by (reason, role); empty for NULL (security.c). */
+struct rpc_denied;
+PyObject *py_rpc_denied(const struct rpc_denied *d);
 
 /* Of each method by its name: calls by their time, seconds, bytes of requests
  * and of replies; empty where it does not listen (times.c). */

@@ -165,6 +165,13 @@ static PyObject *service_calls(PyObject *self, PyObject *unused)
     return py_rpc_times(s->rpc, &persia_worker_methods);
 }
 
+static PyObject *service_denied(PyObject *self, PyObject *unused)
+{
+    const service_object *s = (service_object *)self;
+    (void)unused;
+    return py_rpc_denied(s->rpc ? persia_rpc_server_denied(s->rpc) : NULL);
+}
+
 static PyObject *service_py_close(PyObject *self, PyObject *unused)
 {
     (void)unused;
@@ -190,6 +197,8 @@ static PyMethodDef service_methods[] = {
      "interrupt()\n--\n\nNothing waits for servers any more."},
     {"calls", service_calls, METH_NOARGS,
      "calls()\n--\n\nSee Server.calls()."},
+    {"denied", service_denied, METH_NOARGS,
+     "denied()\n--\n\nSee Server.denied()."},
     {"stats", service_stats, METH_NOARGS,
      "stats()\n--\n\nSee WorkerStats in persia.proto."},
     {"close", service_py_close, METH_NOARGS, "close()\n--\n\nEnds it."},

@@ -282,9 +282,16 @@ static PyObject *server_connections(PyObject *self, PyObject *unused)
         return NULL;
     if (s->rpc)
         n = persia_rpc_server_counts(s->rpc);
-    return Py_BuildValue("KKK", (unsigned long long)n.open,
-                         (unsigned long long)n.refused,
-                         (unsigned long long)n.denied);
+    return Py_BuildValue("KK", (unsigned long long)n.open,
+                         (unsigned long long)n.refused);
+}
+
+static PyObject *server_denied(PyObject *self, PyObject *unused)
+{
+    const server_object *s = server_open(self);
+    (void)unused;
+    return s ? py_rpc_denied(s->rpc ? persia_rpc_server_denied(s->rpc) : NULL)
+             : NULL;
 }
 
 static PyObject *server_calls(PyObject *self, PyObject *unused)
@@ -654,8 +661,11 @@ static PyMethodDef server_methods[] = {
      "beside=None, room=0) -> port; beside: a list of Servers with further "
      "shards; room: there may be so many, and this one itself is none"},
     {"connections", server_connections, METH_NOARGS,
-     "connections()\n--\n\nHow many are open, how many were closed for the "
-     "limit, and how many calls had no right token."},
+     "connections()\n--\n\nHow many are open, and how many were closed for "
+     "the limit."},
+    {"denied", server_denied, METH_NOARGS,
+     "denied()\n--\n\nCalls that were denied, by reason and role; empty "
+     "where it does not listen."},
     {"calls", server_calls, METH_NOARGS,
      "calls()\n--\n\nBy method: calls by their time (CALL_BOUNDS), seconds, "
      "bytes of requests and of replies."},

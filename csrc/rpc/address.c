@@ -98,14 +98,21 @@ static int address_token_wrong(const char *token, const char *what)
     return 1;
 }
 
+int security_check_texts(const rpc_security *s)
+{
+    return address_not_pem(s->ca, "security.ca") ||
+                   address_not_pem(s->cert, "security.cert") ||
+                   address_not_pem(s->key, "security.key") ||
+                   address_token_wrong(s->token, "security.token") ||
+                   address_token_wrong(s->admin_token, "security.admin_token")
+               ? PERSIA_EARG
+               : PERSIA_OK;
+}
+
 int security_check(const rpc_security *s, const rpc_address *a,
                    const char *address, int server)
 {
-    if (address_not_pem(s->ca, "security.ca") ||
-        address_not_pem(s->cert, "security.cert") ||
-        address_not_pem(s->key, "security.key") ||
-        address_token_wrong(s->token, "security.token") ||
-        address_token_wrong(s->admin_token, "security.admin_token"))
+    if (security_check_texts(s))
         return PERSIA_EARG;
     if (!s->cert != !s->key)
         return persia_err_set(PERSIA_EARG,
@@ -124,7 +131,7 @@ int security_check(const rpc_security *s, const rpc_address *a,
             "key",
             address);
     int tls = server ? s->cert != NULL : s->ca != NULL;
-    int token = s->token || s->admin_token;
+    int token = s->token || s->admin_token || s->tokens;
     if (a->loopback)
         return PERSIA_OK;
     if (!tls && token)
@@ -134,11 +141,12 @@ int security_check(const rpc_security *s, const rpc_address *a,
                               address);
     if (s->insecure)
         return PERSIA_OK;
-    if (server && (!tls || !s->token))
+    if (server && (!tls || !(s->token || s->tokens)))
         return persia_err_set(
             PERSIA_EARG,
             "serving at %s: an address that other machines reach "
-            "needs TLS and a token (--tls-cert, --tls-key, --token-file; of "
+            "needs TLS and tokens (--tls-cert, --tls-key, --token-file or "
+            "--tokens-file; of "
             "ranks PERSIA_TLS_CERT, PERSIA_TLS_KEY, PERSIA_TOKEN_FILE), or "
             "--insecure where the network is trusted",
             address);

@@ -21,6 +21,8 @@ typedef struct rpc_address {
 } rpc_address;
 int address_parse(const char *text, rpc_address *out);
 
+/* PERSIA_EARG where a text of `s` is not what it should be. */
+int security_check_texts(const rpc_security *s);
 /* PERSIA_EARG where `s` does not make sense, or where peers at `a` would be
  * talked to in the clear without `insecure`. */
 int security_check(const rpc_security *s, const rpc_address *a,

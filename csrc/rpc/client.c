@@ -16,15 +16,25 @@ enum {
 
 typedef struct client_call client_call;
 
+/* gRPC's channel with one state of the identity.  Once that was renewed the
+ * next call makes another one, and this one ends with its last call. */
+typedef struct client_way {
+    grpc_channel *channel;
+    uint64_t version;     /* of the identity */
+    grpc_slice tokens[2]; /* "Bearer ...", or empty; [1]: administration's */
+    size_t users; /* its calls, and the channel; guarded by that one's lock */
+    void *handles[]; /* [methods->n] gRPC's, of the methods */
+} client_way;
+
 struct rpc_channel {
     char *address; /* as it was given */
     const rpc_methods *methods;
+    uint64_t message_limit, keepalive_ns;
     grpc_completion_queue *queue;
-    grpc_channel *channel;
-    void **handles;       /* [methods->n] gRPC's, of the methods */
-    grpc_slice tokens[2]; /* "Bearer ...", or empty; [1]: administration's */
+    identity *identity;
     pthread_mutex_t lock; /* guards what follows, and the calls' links */
     pthread_cond_t idle;  /* calls became empty */
+    client_way *way;      /* of calls that begin */
     client_call *calls;   /* until their callback has returned */
     int closed;
 };
@@ -33,6 +43,7 @@ struct client_call {
     rpc_tag tag; /* first */
     rpc_sent sent;
     rpc_channel *channel;
+    client_way *way; /* NULL: it has none yet */
     uint32_t method;
     uint64_t timeout_ns;
     rpc_callback callback;
@@ -66,11 +77,116 @@ static int client_is_administration(const rpc_channel *c, uint32_t method)
 }
 
 /* The token that a call shows; empty: none. */
-static grpc_slice client_token_of(const rpc_channel *c, uint32_t method)
+static grpc_slice client_token_of(const client_call *l)
 {
-    int admin = client_is_administration(c, method);
-    grpc_slice token = c->tokens[admin];
-    return GRPC_SLICE_LENGTH(token) ? token : c->tokens[!admin];
+    int admin = client_is_administration(l->channel, l->method);
+    grpc_slice token = l->way->tokens[admin];
+    return GRPC_SLICE_LENGTH(token) ? token : l->way->tokens[!admin];
+}
+
+/* ---- ways ---- */
+
+static void way_free(client_way *w)
+{
+    if (!w)
+        return;
+    if (w->channel)
+        grpc_channel_destroy(w->channel);
+    grpc_slice_unref(w->tokens[0]);
+    grpc_slice_unref(w->tokens[1]);
+    free(w);
+}
+
+/* The way, if it was its last user's. */
+static client_way *way_leave_locked(client_way *w)
+{
+    return w && --w->users == 0 ? w : NULL;
+}
+
+static int client_milliseconds(uint64_t ns)
+{
+    uint64_t ms = ns / 1000000;
+    return ms > INT_MAX ? INT_MAX : ms < 1 ? 1 : (int)ms;
+}
+
+/* The identity's lock is held. */
+static int way_connect(client_way *w, const rpc_channel *c,
+                       const rpc_security *s)
+{
+    rpc_args a = {.n = 0};
+    args_messages(&a, c->message_limit);
+    args_integer(&a, GRPC_ARG_ENABLE_RETRIES, 0);
+    args_integer(&a, GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    args_integer(&a, GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, BACKOFF_MS);
+    args_integer(&a, GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, BACKOFF_MAX_MS);
+    args_integer(&a, GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, CONNECT_MS);
+    args_integer(&a, GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, RESOLVE_MS);
+    /* The address is where the bytes go: no proxy, no rules from the DNS. */
+    args_integer(&a, GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+    args_integer(&a, GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
+    if (c->keepalive_ns) {
+        int ms = client_milliseconds(c->keepalive_ns);
+        args_integer(&a, GRPC_ARG_KEEPALIVE_TIME_MS, ms);
+        args_integer(&a, GRPC_ARG_KEEPALIVE_TIMEOUT_MS, ms);
+        args_integer(&a, GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+        args_integer(&a, GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+    }
+    if (s->ca && s->server_name)
+        args_string(&a, GRPC_SSL_TARGET_NAME_OVERRIDE_ARG, s->server_name);
+
+    grpc_channel_credentials *credentials = client_credentials(s);
+    if (!credentials)
+        return persia_err_set(PERSIA_EARG,
+                              "server %s: the certificates cannot be used",
+                              c->address);
+    /* A scheme of its own: "dns:1" would be one too. */
+    char target[320];
+    snprintf(target, sizeof target, "dns:///%s", c->address);
+    grpc_channel_args args = {a.n, a.list};
+    w->channel = grpc_channel_create(target, credentials, &args);
+    grpc_channel_credentials_release(credentials);
+    return PERSIA_OK;
+}
+
+/* To the server as the identity is now. */
+static int way_open(rpc_channel *c, client_way **out)
+{
+    client_way *w = calloc(1, sizeof *w + c->methods->n * sizeof(void *));
+    *out = NULL;
+    if (!w)
+        return persia_err_set(PERSIA_ENOMEM, "out of memory: a channel");
+    w->users = 1;
+    pthread_rwlock_rdlock(&c->identity->lock);
+    w->version = atomic_load(&c->identity->version);
+    w->tokens[0] = token_header(c->identity->texts.token);
+    w->tokens[1] = token_header(c->identity->texts.admin_token);
+    int code = way_connect(w, c, &c->identity->texts);
+    pthread_rwlock_unlock(&c->identity->lock);
+    if (code != PERSIA_OK) {
+        way_free(w);
+        return code;
+    }
+    for (uint32_t i = 0; i < c->methods->n; i++)
+        w->handles[i] = grpc_channel_register_call(
+            w->channel, c->methods->paths[i], NULL, NULL);
+    *out = w;
+    return PERSIA_OK;
+}
+
+/* Another way, if the identity was renewed; this one stays where there can be
+ * none.  Returns one to be freed, or NULL. */
+static client_way *way_renew_locked(rpc_channel *c)
+{
+    client_way *old = c->way, *w;
+    const uint64_t version = atomic_load(&c->identity->version);
+    if (old->version == version)
+        return NULL;
+    if (way_open(c, &w) != PERSIA_OK) {
+        old->version = version;
+        return NULL;
+    }
+    c->way = w;
+    return way_leave_locked(old);
 }
 
 /* ---- one call ---- */
@@ -82,9 +198,11 @@ static void call_unlink(client_call *l)
     *l->link = l->next;
     if (l->next)
         l->next->link = l->link;
+    client_way *old = way_leave_locked(l->way);
     if (!c->calls)
         pthread_cond_broadcast(&c->idle);
     pthread_mutex_unlock(&c->lock);
+    way_free(old);
 }
 
 /* Gives back what is gRPC's. */
@@ -210,11 +328,10 @@ static gpr_timespec client_deadline_after(uint64_t timeout_ns)
 
 static grpc_call_error call_start(client_call *l)
 {
-    rpc_channel *c = l->channel;
     grpc_metadata token;
     memset(&token, 0, sizeof token);
     token.key = grpc_slice_from_static_string("authorization");
-    token.value = client_token_of(c, l->method);
+    token.value = client_token_of(l);
     grpc_op ops[6];
     memset(ops, 0, sizeof ops);
     ops[0].op = GRPC_OP_SEND_INITIAL_METADATA;
@@ -255,6 +372,7 @@ static int client_check_start(const rpc_channel *c, uint32_t method,
 static int call_link(client_call *l)
 {
     rpc_channel *c = l->channel;
+    client_way *old = NULL;
     int code = PERSIA_OK;
     /* The thread that closes must find the call, or the call finds it
      * closed. */
@@ -263,9 +381,13 @@ static int call_link(client_call *l)
         code = persia_err_set(
             PERSIA_ECLOSED, "the channel to server %s was closed", c->address);
     } else {
+        old = way_renew_locked(c);
+        l->way = c->way;
+        l->way->users++;
         l->call = grpc_channel_create_registered_call(
-            c->channel, NULL, GRPC_PROPAGATE_DEFAULTS, c->queue,
-            c->handles[l->method], client_deadline_after(l->timeout_ns), NULL);
+            l->way->channel, NULL, GRPC_PROPAGATE_DEFAULTS, c->queue,
+            l->way->handles[l->method], client_deadline_after(l->timeout_ns),
+            NULL);
         l->next = c->calls;
         l->link = &c->calls;
         if (c->calls)
@@ -273,6 +395,7 @@ static int call_link(client_call *l)
         c->calls = l;
     }
     pthread_mutex_unlock(&c->lock);
+    way_free(old);
     return code;
 }
 
@@ -329,14 +452,11 @@ int persia_rpc_start(rpc_channel *c, uint32_t method, wire_out *o,
 
 static void channel_free(rpc_channel *c)
 {
-    if (c->channel)
-        grpc_channel_destroy(c->channel);
-    grpc_slice_unref(c->tokens[0]);
-    grpc_slice_unref(c->tokens[1]);
+    way_free(c->way);
+    identity_close(c->identity);
     pthread_cond_destroy(&c->idle);
     pthread_mutex_destroy(&c->lock);
     free(c->address);
-    free(c->handles);
     free(c);
 }
 
@@ -362,52 +482,28 @@ const char *persia_rpc_channel_address(const rpc_channel *c)
     return c->address;
 }
 
-static int client_milliseconds(uint64_t ns)
+/* All that takes no thread. */
+static int channel_make(const rpc_channel_config *config, rpc_channel **out)
 {
-    uint64_t ms = ns / 1000000;
-    return ms > INT_MAX ? INT_MAX : ms < 1 ? 1 : (int)ms;
-}
-
-static int channel_connect(rpc_channel *c, const rpc_channel_config *config)
-{
-    rpc_args a = {.n = 0};
-    args_messages(&a, config->message_limit);
-    args_integer(&a, GRPC_ARG_ENABLE_RETRIES, 0);
-    args_integer(&a, GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    args_integer(&a, GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, BACKOFF_MS);
-    args_integer(&a, GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, BACKOFF_MAX_MS);
-    args_integer(&a, GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, CONNECT_MS);
-    args_integer(&a, GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, RESOLVE_MS);
-    /* The address is where the bytes go: no proxy, no rules from the DNS. */
-    args_integer(&a, GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-    args_integer(&a, GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
-    if (config->keepalive_ns) {
-        int ms = client_milliseconds(config->keepalive_ns);
-        args_integer(&a, GRPC_ARG_KEEPALIVE_TIME_MS, ms);
-        args_integer(&a, GRPC_ARG_KEEPALIVE_TIMEOUT_MS, ms);
-        args_integer(&a, GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-        args_integer(&a, GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+    rpc_channel *c = calloc(1, sizeof *c);
+    char *text = strdup(config->address);
+    if (!c || !text) {
+        free(c);
+        free(text);
+        return persia_err_set(PERSIA_ENOMEM, "out of memory: a channel");
     }
-    if (config->security.ca && config->security.server_name)
-        args_string(&a, GRPC_SSL_TARGET_NAME_OVERRIDE_ARG,
-                   config->security.server_name);
-
-    grpc_channel_credentials *credentials =
-        client_credentials(&config->security);
-    if (!credentials)
-        return persia_err_set(PERSIA_EARG,
-                              "server %s: the certificates cannot be used",
-                              config->address);
-    /* A scheme of its own: "dns:1" would be one too. */
-    char target[320];
-    snprintf(target, sizeof target, "dns:///%s", config->address);
-    grpc_channel_args args = {a.n, a.list};
-    c->channel = grpc_channel_create(target, credentials, &args);
-    grpc_channel_credentials_release(credentials);
-    for (uint32_t i = 0; i < config->methods->n; i++)
-        c->handles[i] = grpc_channel_register_call(
-            c->channel, config->methods->paths[i], NULL, NULL);
-    return PERSIA_OK;
+    c->address = text;
+    c->methods = config->methods;
+    c->message_limit = config->message_limit;
+    c->keepalive_ns = config->keepalive_ns;
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_cond_init(&c->idle, NULL);
+    int code = identity_open(&config->security, &c->identity);
+    if (code != PERSIA_OK)
+        channel_free(c);
+    else
+        *out = c;
+    return code;
 }
 
 int persia_rpc_channel_open(const rpc_channel_config *config,
@@ -415,7 +511,7 @@ int persia_rpc_channel_open(const rpc_channel_config *config,
 {
     *out = NULL;
     rpc_address address;
-    rpc_guard shown;
+    rpc_channel *c = NULL;
     int code = persia_fork_check("a channel");
     if (code == PERSIA_OK)
         code = address_parse(config->address, &address);
@@ -426,38 +522,16 @@ int persia_rpc_channel_open(const rpc_channel_config *config,
     if (code == PERSIA_OK)
         code = security_check(&config->security, &address, config->address,
                               0);
+    if (code == PERSIA_OK)
+        code = channel_make(config, &c);
     if (code != PERSIA_OK)
         return code;
-
-    rpc_channel *c = calloc(1, sizeof *c);
-    char *text = strdup(config->address);
-    void **handles = calloc(config->methods->n, sizeof *handles);
-    if (!c || !text || !handles) {
-        free(c);
-        free(text);
-        free(handles);
-        return persia_err_set(PERSIA_ENOMEM, "out of memory: a channel");
-    }
-    c->address = text;
-    c->methods = config->methods;
-    c->handles = handles;
-    c->tokens[0] = c->tokens[1] = grpc_empty_slice();
-    pthread_mutex_init(&c->lock, NULL);
-    pthread_cond_init(&c->idle, NULL);
     code = runtime_enter_client(&c->queue);
     if (code != PERSIA_OK) {
         channel_free(c);
         return code;
     }
-    code = guard_init(&shown, &config->security);
-    if (code == PERSIA_OK) {
-        if (shown.token)
-            c->tokens[0] = grpc_slice_from_copied_string(shown.token);
-        if (shown.admin_token)
-            c->tokens[1] = grpc_slice_from_copied_string(shown.admin_token);
-        guard_free(&shown);
-        code = channel_connect(c, config);
-    }
+    code = way_open(c, &c->way);
     if (code != PERSIA_OK) {
         channel_free(c);
         runtime_leave_client();

@@ -152,7 +152,7 @@ static void rpc_connections_count(connections *c)
     qsort(c->known, stay, sizeof *c->known, connections_by_number);
 }
 
-static uint64_t guard_tick(void *ctx)
+static uint64_t connections_tick(void *ctx)
 {
     connections *c = ctx;
     const uint64_t start = persia_clock_ns();
@@ -190,7 +190,7 @@ int connections_guard(int port, uint32_t max, connections **out)
                             max, strerror(errno));
         goto fail;
     }
-    rc = persia_timer_start(&c->timer, guard_tick, c, "persia-rpc-conn");
+    rc = persia_timer_start(&c->timer, connections_tick, c, "persia-rpc-conn");
     if (rc)
         goto fail;
     *out = c;

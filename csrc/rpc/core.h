@@ -5,6 +5,7 @@
 #define PERSIA_RPC_CORE_H
 
 #include "rpc/channel.h"
+#include "rpc/identity.h"
 
 #include <grpc/grpc.h>
 #include <grpc/grpc_security.h>
@@ -127,6 +128,8 @@ void core_server_args(rpc_args *a);
 
 /* Trailing metadata with the name of a code of base.h. */
 #define ERROR_KEY "persia-error"
+/* And with the milliseconds after which a call may be tried again. */
+#define WAIT_KEY "retry-after-ms"
 grpc_status_code status_of_code(int code);
 /* The code that the server sent, or what the status means if it sent none
  * (then *sent is 0). */
@@ -138,16 +141,13 @@ int status_to_code(grpc_status_code status,
 /* The text of a slice as a new string; NULL: no memory. */
 char *slice_text(grpc_slice s);
 grpc_channel_credentials *client_credentials(const rpc_security *s);
-grpc_server_credentials *server_credentials(const rpc_security *s);
-
-/* Who may call a server. */
-typedef struct rpc_guard {
-    char *token, *admin_token; /* "Bearer ...", or NULL */
-} rpc_guard;
-int guard_init(rpc_guard *g, const rpc_security *s);
-void guard_free(rpc_guard *g);
-/* 1: may call; *admin: may administrate. */
-int guard_admits(const rpc_guard *g, const grpc_metadata_array *metadata,
-                 int *admin);
+/* *renewed: what they need for as long as the server is there; NULL: nothing.
+ * *out: NULL where they cannot be used. */
+typedef struct rpc_renewed rpc_renewed;
+int server_credentials(const rpc_security *s, rpc_renewed **renewed,
+                       grpc_server_credentials **out);
+void renewed_free(rpc_renewed *r); /* NULL is fine */
+/* "Bearer TOKEN"; empty for NULL. */
+grpc_slice token_header(const char *token);
 
 #endif

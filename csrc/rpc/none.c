@@ -45,6 +45,12 @@ rpc_counts persia_rpc_server_counts(const rpc_server *s)
     return (rpc_counts){0};
 }
 
+const rpc_denied *persia_rpc_server_denied(const rpc_server *s)
+{
+    (void)s;
+    return NULL;
+}
+
 const rpc_times *persia_rpc_server_times(const rpc_server *s)
 {
     (void)s;

@@ -29,13 +29,72 @@ PERSIA_API const char *persia_rpc_version(void);
  * server: numbers of CVE; "": none is known. */
 PERSIA_API const char *persia_rpc_holes(void);
 
-/* What servers serve: a service and its methods by number. */
+/* ---- who may call what -------------------------------------------------- */
+
+/* What tokens are for; X(ROLE, name).  Who has the role admin has all. */
+#define RPC_ROLES_EACH(X)                                                     \
+    X(TRAIN, train)                                                           \
+    X(FEED, feed)                                                             \
+    X(READ, read)                                                             \
+    X(PUBLISH, publish)                                                       \
+    X(SERVE, serve)                                                           \
+    X(SCRAPE, scrape)                                                         \
+    X(ADMIN, admin)
+#define RPC_ROLE(upper, lower) RPC_AT_##upper,
+enum { RPC_ROLES_EACH(RPC_ROLE) RPC_ROLES };
+#undef RPC_ROLE
+#define RPC_ROLE(upper, lower) RPC_##upper = 1 << RPC_AT_##upper,
+enum {
+    RPC_ROLES_EACH(RPC_ROLE)
+    RPC_ALL = (1 << RPC_ROLES) - 1,
+    /* What a single token is for, beside one of administration. */
+    RPC_USER = RPC_TRAIN | RPC_FEED | RPC_SERVE | RPC_SCRAPE
+};
+#undef RPC_ROLE
+PERSIA_API extern const char *const persia_rpc_roles[RPC_ROLES];
+
+/* What servers serve: a service, its methods by number, and who may call
+ * them. */
 typedef struct rpc_methods {
     const char *service;      /* "package.Service" */
     const char *const *paths; /* [n] "/package.Service/Method" */
     uint32_t n;
-    uint32_t admin; /* bit m: method m is administration */
+    uint32_t admin; /* bit m: clients show the token of administration */
+    const uint32_t *roles; /* [n] bits of the roles that may call it */
 } rpc_methods;
+
+enum { RPC_NAME_MAX = 63, RPC_TABLES_MAX = 1024 }; /* bytes */
+
+/* Who calls: a line of the tokens. */
+typedef struct rpc_who {
+    char name[RPC_NAME_MAX + 1];
+    uint32_t roles;
+    uint32_t rate, calls; /* a second, and at once, of all of this name; 0: no
+                             limit */
+    const char *tables;   /* patterns with commas between; NULL: all */
+} rpc_who;
+/* Who calls a server that asks for no token. */
+PERSIA_API extern const rpc_who persia_rpc_everyone;
+/* Whether tables of this name are among its own. */
+PERSIA_API int persia_rpc_tables(const rpc_who *who, const char *table);
+
+/* Why calls are denied; X(REASON, name). */
+#define RPC_REASONS_EACH(X)                                                   \
+    X(MISSING, missing) /* no token */                                        \
+    X(WRONG, wrong)     /* one that is not known */                           \
+    X(EXPIRED, expired)                                                       \
+    X(ROLE, role)       /* the method is not for it */                        \
+    X(TABLE, table)     /* nor the table */                                   \
+    X(LIMIT, limit)     /* its name has too many calls */
+#define RPC_REASON(upper, lower) RPC_##upper,
+enum rpc_reason { RPC_REASONS_EACH(RPC_REASON) RPC_REASONS };
+#undef RPC_REASON
+PERSIA_API extern const char *const persia_rpc_reasons[RPC_REASONS];
+/* Counts; [][RPC_ROLES]: of no role. */
+typedef struct rpc_denied {
+    _Atomic(uint64_t) n[RPC_REASONS][RPC_ROLES + 1];
+} rpc_denied;
+PERSIA_API uint64_t persia_rpc_denied_sum(const rpc_denied *d);
 
 /* ---- how long calls take ------------------------------------------------ */
 
@@ -64,7 +123,8 @@ struct rpc_call {
                              call is answered */
     size_t request_n;     /* bytes */
     uint64_t deadline; /* of persia_clock_ns(); the caller waits no longer */
-    int admin;            /* it may do administration */
+    const rpc_who *who;   /* calls; NULL: who may call nothing */
+    rpc_denied *denied;   /* of the server, or NULL */
     uint64_t began;       /* it arrived; 0: it is not counted */
     rpc_times *times;     /* or NULL: nor then */
     /* Writes the address of its client; NULL: from this process. */
@@ -81,6 +141,14 @@ struct rpc_call {
 
 typedef void (*rpc_handler)(void *ctx, rpc_call *call);
 
+/* PERSIA_EDENIED, and counted: the method is not for who calls. */
+PERSIA_API int persia_rpc_may(const rpc_methods *methods,
+                              const rpc_call *call);
+/* Counts a call that is denied for what it asks for; returns
+ * PERSIA_EDENIED. */
+PERSIA_API int persia_rpc_deny(const rpc_call *call, enum rpc_reason why,
+                               const char *what);
+
 /* Before it is answered: with a message of so many bytes. */
 PERSIA_API void persia_rpc_count(const rpc_call *call, size_t bytes);
 
@@ -95,11 +163,42 @@ typedef struct rpc_security {
     const char *token; /* servers: asked for; clients: shown */
     const char *admin_token; /* the same for administration; a client without
                                 a token shows it on all calls */
+    const char *tokens; /* servers: lines of further tokens, each with what it
+                           is for (access.c), or NULL */
     const char *server_name; /* clients: name in the server's certificate, or
                                 NULL: the host of the address */
     int insecure;      /* allow an address that is not loopback without TLS
                           and token */
+    uint64_t source; /* whence the texts are, for persia_rpc_renew(); 0: they
+                        are never renewed */
 } rpc_security;
+/* New texts of s->source: its servers take them from the next handshake and
+ * call on; its channels connect again for their next call.  *users: how many
+ * there are.  PERSIA_EARG: they are wrong, and nothing has changed. */
+PERSIA_API int persia_rpc_renew(const rpc_security *s, uint32_t *users);
+/* How many servers and channels a source has. */
+PERSIA_API uint32_t persia_rpc_users(uint64_t source);
+
+/* Lets callers of a service in, or not. */
+typedef struct rpc_gate rpc_gate;
+PERSIA_API int persia_rpc_gate_open(const rpc_security *s,
+                                    const rpc_methods *methods,
+                                    rpc_gate **out);
+PERSIA_API void persia_rpc_gate_close(rpc_gate *g); /* NULL is fine */
+PERSIA_API rpc_denied *persia_rpc_gate_denied(rpc_gate *g);
+typedef struct rpc_pass {
+    const rpc_who *who;  /* until it has left; NULL: no one */
+    enum rpc_reason why; /* it is refused */
+    uint32_t wait_ms;    /* RPC_LIMIT: before it is tried again */
+    struct access_list *access;      /* private */
+    struct access_meter *meter; /* private */
+} rpc_pass;
+/* header: "Bearer TOKEN", n bytes, or NULL.  PERSIA_EDENIED, PERSIA_ELIMIT.
+ * The caller leaves in each case. */
+PERSIA_API int persia_rpc_gate_enter(rpc_gate *g, uint32_t method,
+                                     const char *header, size_t n,
+                                     rpc_pass *out);
+PERSIA_API void persia_rpc_gate_leave(rpc_pass *p);
 
 /* ---- server ------------------------------------------------------------- */
 
@@ -118,8 +217,11 @@ typedef struct rpc_server_config {
     rpc_security security;
     const rpc_methods *methods; /* outlives the server */
     rpc_handler handler;
-    /* A call without a right token: its method, and from where; or NULL. */
-    void (*denied)(void *ctx, const char *method, const char *peer);
+    uint32_t refused; /* bit m: method m is not served here */
+    /* A call that is denied: its method, from where, whose (or ""), and why;
+     * or NULL. */
+    void (*denied)(void *ctx, const char *method, const char *peer,
+                   const char *name, const char *reason);
     void *ctx;
 } rpc_server_config;
 /* PERSIA_EARG when the address may not be served without TLS and token,
@@ -130,9 +232,10 @@ PERSIA_API int persia_rpc_server_port(const rpc_server *s);
 typedef struct rpc_counts {
     uint64_t open;    /* connections */
     uint64_t refused; /* connections closed for the limit, since the start */
-    uint64_t denied;  /* calls without a right token, since the start */
 } rpc_counts;
 PERSIA_API rpc_counts persia_rpc_server_counts(const rpc_server *s);
+/* As long as the server. */
+PERSIA_API const rpc_denied *persia_rpc_server_denied(const rpc_server *s);
 /* As long as the server; by the numbers of its methods.  A call that hands
  * others on may leave itself out. */
 PERSIA_API const rpc_times *persia_rpc_server_times(const rpc_server *s);

@@ -1,4 +1,4 @@
-/* security.c: credentials, tokens, and errors as statuses. */
+/* security.c: credentials, and errors as statuses. */
 #include "rpc/core.h"
 
 #include <stdlib.h>
@@ -15,98 +15,79 @@ grpc_channel_credentials *client_credentials(const rpc_security *s)
                                           NULL);
 }
 
-grpc_server_credentials *server_credentials(const rpc_security *s)
+/* What a server asks for its certificates at each handshake. */
+struct rpc_renewed {
+    identity *identity;
+    _Atomic(uint64_t) version; /* that gRPC has; 0: none */
+};
+
+static grpc_ssl_certificate_config_reload_status
+renewed_fetch(void *user, grpc_ssl_server_certificate_config **out)
 {
-    if (!s->cert)
-        return grpc_insecure_server_credentials_create();
-    grpc_ssl_pem_key_cert_pair pair = {s->key, s->cert};
-    grpc_ssl_server_certificate_config *config =
-        grpc_ssl_server_certificate_config_create(s->mutual ? s->ca : NULL,
-                                                  &pair, 1);
-    grpc_ssl_server_credentials_options *options =
-        grpc_ssl_server_credentials_create_options_using_config(
+    rpc_renewed *r = user;
+    identity *i = r->identity;
+    pthread_rwlock_rdlock(&i->lock);
+    const uint64_t version = atomic_load(&i->version);
+    const int is_new = atomic_exchange(&r->version, version) != version;
+    if (is_new) {
+        grpc_ssl_pem_key_cert_pair pair = {i->texts.key, i->texts.cert};
+        /* It must have some authority, which it asks nothing of without
+         * clients' certificates. */
+        *out = grpc_ssl_server_certificate_config_create(
+            i->texts.mutual ? i->texts.ca : i->texts.cert, &pair, 1);
+    }
+    pthread_rwlock_unlock(&i->lock);
+    return is_new ? GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW
+                  : GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
+}
+
+int server_credentials(const rpc_security *s, rpc_renewed **renewed,
+                       grpc_server_credentials **out)
+{
+    *renewed = NULL;
+    *out = NULL;
+    if (!s->cert) {
+        *out = grpc_insecure_server_credentials_create();
+        return PERSIA_OK;
+    }
+    rpc_renewed *r = calloc(1, sizeof *r);
+    if (!r)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for certificates");
+    int rc = identity_open(s, &r->identity);
+    if (rc) {
+        free(r);
+        return rc;
+    }
+    *renewed = r;
+    *out = grpc_ssl_server_credentials_create_with_options(
+        grpc_ssl_server_credentials_create_options_using_config_fetcher(
             s->mutual
                 ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
                 : GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE,
-            config);
-    return grpc_ssl_server_credentials_create_with_options(options);
+            renewed_fetch, r));
+    return PERSIA_OK;
+}
+
+void renewed_free(rpc_renewed *r)
+{
+    if (!r)
+        return;
+    identity_close(r->identity);
+    free(r);
 }
 
 /* ---- tokens ---- */
 
-static const char SCHEME[] = "Bearer ";
-
-/* "Bearer " and the token; NULL for none. */
-static int security_header_of(const char *token, char **out)
+grpc_slice token_header(const char *token)
 {
-    *out = NULL;
+    static const char scheme[] = "Bearer ";
+    const size_t n = sizeof scheme - 1;
     if (!token)
-        return PERSIA_OK;
-    size_t n = strlen(token) + 1;
-    *out = malloc(sizeof SCHEME - 1 + n);
-    if (!*out)
-        return persia_err_set(PERSIA_ENOMEM, "out of memory: a token");
-    memcpy(*out, SCHEME, sizeof SCHEME - 1);
-    memcpy(*out + sizeof SCHEME - 1, token, n);
-    return PERSIA_OK;
-}
-
-int guard_init(rpc_guard *g, const rpc_security *s)
-{
-    *g = (rpc_guard){0};
-    int code = security_header_of(s->token, &g->token);
-    if (code == PERSIA_OK)
-        code = security_header_of(s->admin_token, &g->admin_token);
-    if (code != PERSIA_OK)
-        guard_free(g);
-    return code;
-}
-
-static void security_forget(char *secret)
-{
-    if (secret)
-        explicit_bzero(secret, strlen(secret));
-    free(secret);
-}
-
-void guard_free(rpc_guard *g)
-{
-    security_forget(g->token);
-    security_forget(g->admin_token);
-    *g = (rpc_guard){0};
-}
-
-/* In a time that tells nothing but the length. */
-static int security_same_secret(const char *secret, grpc_slice shown)
-{
-    size_t n = strlen(secret);
-    if (GRPC_SLICE_LENGTH(shown) != n)
-        return 0;
-    const unsigned char *a = (const unsigned char *)secret;
-    const unsigned char *b = GRPC_SLICE_START_PTR(shown);
-    unsigned differ = 0;
-    for (size_t i = 0; i < n; i++)
-        differ |= (unsigned)(a[i] ^ b[i]);
-    return differ == 0;
-}
-
-int guard_admits(const rpc_guard *g, const grpc_metadata_array *metadata,
-                 int *admin)
-{
-    int user = 0;
-    *admin = 0;
-    for (size_t i = 0; i < metadata->count; i++) {
-        const grpc_metadata *m = &metadata->metadata[i];
-        if (grpc_slice_str_cmp(m->key, "authorization") != 0)
-            continue;
-        user |= g->token && security_same_secret(g->token, m->value);
-        *admin |=
-            g->admin_token && security_same_secret(g->admin_token, m->value);
-    }
-    user |= !g->token || *admin;
-    if (!g->admin_token)
-        *admin = user;
-    return user;
+        return grpc_empty_slice();
+    grpc_slice header = grpc_slice_malloc(n + strlen(token));
+    memcpy(GRPC_SLICE_START_PTR(header), scheme, n);
+    memcpy(GRPC_SLICE_START_PTR(header) + n, token, strlen(token));
+    return header;
 }
 
 /* ---- errors ---- */
@@ -197,6 +178,10 @@ int status_to_code(grpc_status_code status,
     *sent = 0;
     if (status == GRPC_STATUS_OK)
         return PERSIA_OK;
+    /* Too many calls of its name: others may be taken later. */
+    for (size_t i = 0; i < trailing->count; i++)
+        if (grpc_slice_str_cmp(trailing->metadata[i].key, WAIT_KEY) == 0)
+            return PERSIA_EUNAVAILABLE;
     for (size_t i = 0; i < trailing->count; i++) {
         const grpc_metadata *m = &trailing->metadata[i];
         if (grpc_slice_str_cmp(m->key, ERROR_KEY) != 0)

@@ -43,17 +43,19 @@ typedef struct slot slot;
 struct rpc_server {
     grpc_server *server;
     rpc_pollers pollers;
-    rpc_guard guard;
+    rpc_gate *gate;
+    rpc_renewed *certificates;
     const rpc_methods *methods;
+    uint32_t refused; /* bit m: method m is not served */
     char unknown[160]; /* what a call of another method is answered */
     rpc_handler handler;
-    void (*denied_call)(void *ctx, const char *method, const char *peer);
+    void (*denied_call)(void *ctx, const char *method, const char *peer,
+                        const char *name, const char *reason);
     void *ctx;
     uint64_t message_limit;
     sched *joins;
     int port;
     connections *connections;
-    _Atomic(uint64_t) denied; /* calls without a right token */
     rpc_times times;
     void *health_method; /* gRPC's handle */
     atomic_int serving;
@@ -79,6 +81,7 @@ struct slot {
     rpc_sent sent;
     rpc_server *server;
     int health;  /* one of the health service's */
+    rpc_pass pass;
 
     grpc_call *grpc;
     grpc_call_details details;
@@ -146,6 +149,7 @@ static void slot_ended(rpc_sent *sent)
     if (l->done)
         l->done(l->owner);
     persia_mem_pool_give(l->memory);
+    persia_rpc_gate_leave(&l->pass);
     /* While this thread is inside gRPC another one may see the slot's end,
      * and the server must not be freed before this one is out. */
     server_live_add(s);
@@ -201,8 +205,9 @@ static void slot_send_as(slot *l, rpc_tag *tag,
     grpc_op ops[4];
     size_t n = 0;
     memset(ops, 0, sizeof ops);
-    grpc_metadata error;
-    memset(&error, 0, sizeof error);
+    grpc_metadata trailing[2];
+    memset(trailing, 0, sizeof trailing);
+    char wait[16];
     grpc_slice details = grpc_empty_slice();
     ops[n++].op = GRPC_OP_SEND_INITIAL_METADATA;
     if (l->reply) {
@@ -217,10 +222,16 @@ static void slot_send_as(slot *l, rpc_tag *tag,
         ops[n].data.send_status_from_server.status_details = &details;
     }
     if (name) {
-        error.key = grpc_slice_from_static_string(ERROR_KEY);
-        error.value = grpc_slice_from_static_string(name);
+        trailing[0].key = grpc_slice_from_static_string(ERROR_KEY);
+        trailing[0].value = grpc_slice_from_static_string(name);
         ops[n].data.send_status_from_server.trailing_metadata_count = 1;
-        ops[n].data.send_status_from_server.trailing_metadata = &error;
+        ops[n].data.send_status_from_server.trailing_metadata = trailing;
+    }
+    if (name && l->pass.wait_ms) {
+        snprintf(wait, sizeof wait, "%u", l->pass.wait_ms);
+        trailing[1].key = grpc_slice_from_static_string(WAIT_KEY);
+        trailing[1].value = grpc_slice_from_copied_string(wait);
+        ops[n].data.send_status_from_server.trailing_metadata_count = 2;
     }
     n++;
     ops[n].op = GRPC_OP_RECV_CLOSE_ON_SERVER;
@@ -232,6 +243,7 @@ static void slot_send_as(slot *l, rpc_tag *tag,
     if (error_code != GRPC_CALL_OK)
         tag_refused(tag, "an answer", error_code);
     grpc_slice_unref(details);
+    grpc_slice_unref(trailing[1].value);
 }
 
 static void slot_send(slot *l, grpc_status_code status, const char *name,
@@ -289,17 +301,38 @@ static void slot_peer(rpc_call *call, char *out, size_t room)
     gpr_free(peer);
 }
 
-static void slot_deny(slot *l)
+/* A call that the gate has not let in. */
+static void slot_deny(slot *l, int rc)
 {
     rpc_server *s = l->server;
-    char peer[128];
-    atomic_fetch_add(&s->denied, 1);
+    const rpc_pass *p = &l->pass;
+    char peer[128], text[TEXT_MAX];
+    snprintf(text, sizeof text, "%s", persia_err_text());
     slot_peer(&l->call, peer, sizeof peer);
     if (s->denied_call)
-        s->denied_call(s->ctx, s->methods->paths[l->call.method], peer);
-    slot_refuse(l, GRPC_STATUS_UNAUTHENTICATED,
-                persia_err_name(PERSIA_EDENIED),
-                "the token is missing or wrong");
+        s->denied_call(s->ctx, s->methods->paths[l->call.method], peer,
+                       p->who ? p->who->name : "",
+                       persia_rpc_reasons[p->why]);
+    slot_refuse(l, p->who ? status_of_code(rc) : GRPC_STATUS_UNAUTHENTICATED,
+                persia_err_name(rc), text);
+}
+
+/* Whether a call is let in. */
+static int slot_enter(slot *l)
+{
+    const grpc_metadata_array *m = &l->metadata;
+    size_t i = 0;
+    while (i < m->count &&
+           grpc_slice_str_cmp(m->metadata[i].key, "authorization") != 0)
+        i++;
+    const int shown = i < m->count;
+    const grpc_slice *value = shown ? &m->metadata[i].value : NULL;
+    int rc = persia_rpc_gate_enter(
+        l->server->gate, l->call.method,
+        shown ? (const char *)GRPC_SLICE_START_PTR(*value) : NULL,
+        shown ? GRPC_SLICE_LENGTH(*value) : 0, &l->pass);
+    l->call.who = l->pass.who;
+    return rc;
 }
 
 /* For stalls_watch(): a refusal ends the reading, too, as gRPC closes the
@@ -417,11 +450,12 @@ static void slot_taken(rpc_tag *tag, int ok)
         server_live_drop(s);
         return;
     }
-    int known = 1, admitted = 1;
+    int known = 1, rc = PERSIA_OK;
     if (!l->health) {
         l->call.method = method_of(s->methods, l->details.method);
-        known = l->call.method != s->methods->n;
-        admitted = guard_admits(&s->guard, &l->metadata, &l->call.admin);
+        known = l->call.method != s->methods->n &&
+                !(s->refused >> l->call.method & 1);
+        rc = known ? slot_enter(l) : PERSIA_OK;
     }
     /* A refusal while it reads: the answer and the reading end in any order,
      * and the slot is another call's after both. */
@@ -432,8 +466,8 @@ static void slot_taken(rpc_tag *tag, int ok)
                     s->unknown);
         return;
     }
-    if (!admitted) {
-        slot_deny(l);
+    if (rc) {
+        slot_deny(l, rc);
         return;
     }
     if (!l->health) {
@@ -463,6 +497,7 @@ static void slot_wait(slot *l)
     l->call.fail = slot_fail;
     l->call.peer = slot_peer;
     l->call.times = &s->times;
+    l->call.denied = persia_rpc_gate_denied(s->gate);
     grpc_metadata_array_init(&l->metadata);
     if (!l->health)
         grpc_call_details_init(&l->details);
@@ -499,7 +534,8 @@ static void server_free(rpc_server *s)
     pollers_stop(&s->pollers);
     if (s->server)
         grpc_server_destroy(s->server);
-    guard_free(&s->guard);
+    renewed_free(s->certificates);
+    persia_rpc_gate_close(s->gate);
     stalls_free(s->stalls);
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->lock);
@@ -532,8 +568,11 @@ static grpc_server *server_create(const rpc_server_config *config)
 
 static int server_listen(rpc_server *s, const rpc_server_config *config)
 {
-    grpc_server_credentials *credentials =
-        server_credentials(&config->security);
+    grpc_server_credentials *credentials = NULL;
+    int code = server_credentials(&config->security, &s->certificates,
+                                  &credentials);
+    if (code)
+        return code;
     if (!credentials)
         return persia_err_set(PERSIA_EARG,
                               "serving at %s: the certificates cannot be used",
@@ -587,6 +626,7 @@ static int server_make(const rpc_server_config *config, rpc_server **out)
              s->methods->service);
     s->handler = config->handler;
     s->denied_call = config->denied;
+    s->refused = config->refused;
     s->ctx = config->ctx;
     s->message_limit = config->message_limit;
     s->joins = config->s;
@@ -608,7 +648,7 @@ static int server_make(const rpc_server_config *config, rpc_server **out)
 static int server_open(rpc_server *s, const rpc_server_config *config,
                        uint32_t connections_max)
 {
-    int code = guard_init(&s->guard, &config->security);
+    int code = persia_rpc_gate_open(&config->security, s->methods, &s->gate);
     if (code == PERSIA_OK)
         code = pollers_start(&s->pollers, config->threads, "persia-rpc-srv");
     if (code != PERSIA_OK)
@@ -666,9 +706,14 @@ int persia_rpc_server_port(const rpc_server *s)
 
 rpc_counts persia_rpc_server_counts(const rpc_server *s)
 {
-    rpc_counts n = {.denied = atomic_load(&s->denied)};
+    rpc_counts n;
     connections_count(s->connections, &n.open, &n.refused);
     return n;
+}
+
+const rpc_denied *persia_rpc_server_denied(const rpc_server *s)
+{
+    return persia_rpc_gate_denied(s->gate);
 }
 
 const rpc_times *persia_rpc_server_times(const rpc_server *s)

@@ -13,7 +13,7 @@ typedef struct request {
     wire_memory memory;
     uint64_t began;
     union {
-#define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
+#define SHARD_OP(upper, name, message, reply, args, answers, flags, who)      \
     wire_##message name;
         SHARD_OPS(SHARD_OP)
 #undef SHARD_OP
@@ -34,17 +34,81 @@ static void calls_keep_raw(request *r)
     r->push.raw_n = r->call->request_n;
 }
 
+/* Of who has tables of its own, whether a table is among them; one that is not
+ * there is. */
+static int request_check_table(const request *r, uint32_t no)
+{
+    const table *t = persia_tables_table(persia_shard_tables(r->s->shard), no);
+    const char *name = t ? persia_table_get_config(t)->name : NULL;
+    if (!name || persia_rpc_tables(r->call->who, name))
+        return PERSIA_OK;
+    return persia_rpc_deny(r->call, RPC_TABLE, name);
+}
+
+static int request_check_tables(const request *r)
+{
+    int rc = PERSIA_OK;
+    switch (r->call->method) {
+    case WIRE_DECLARE:
+        if (!persia_rpc_tables(r->call->who, r->m.declare.table.name))
+            rc = persia_rpc_deny(r->call, RPC_TABLE, r->m.declare.table.name);
+        return rc;
+    case WIRE_PULL:
+        for (size_t i = 0; i < r->m.pull.tables_n && !rc; i++)
+            rc = request_check_table(r, r->m.pull.tables[i].no);
+        return rc;
+    case WIRE_PUSH:
+        for (size_t i = 0; i < r->m.push.tables_n && !rc; i++)
+            rc = request_check_table(r, r->m.push.tables[i].grads.no);
+        return rc;
+    case WIRE_GET_ROWS:
+        return request_check_table(r, r->m.get_rows.no);
+    case WIRE_CHANGES:
+        return request_check_table(r, r->m.changes.no);
+    default:
+        return PERSIA_OK;
+    }
+}
+
+static int request_check_there(const request *r, const char *name)
+{
+    const tables *p = persia_shard_tables(r->s->shard);
+    for (uint32_t no = 0; no < persia_tables_tables(p); no++)
+        if (!strcmp(
+                persia_table_get_config(persia_tables_table(p, no))->name,
+                name))
+            return PERSIA_OK;
+    return persia_rpc_deny(r->call, RPC_ROLE, "a new table");
+}
+
+/* What a call asks for may need more than its method does: only who trains
+ * makes a table, and has a stream. */
+static int request_check(const request *r)
+{
+    const rpc_who *who = r->call->who;
+    const int trains = (who->roles & RPC_TRAIN) != 0;
+    int rc = PERSIA_OK;
+    if (r->call->method == WIRE_HELLO && !trains &&
+        (r->m.hello.stream || r->m.hello.restore))
+        rc = persia_rpc_deny(r->call, RPC_ROLE, "a stream");
+    else if (r->call->method == WIRE_DECLARE && !trains)
+        rc = request_check_there(r, r->m.declare.table.name);
+    return rc || !who->tables ? rc : request_check_tables(r);
+}
+
 /* The arguments of a call: the message, or a struct around it. */
 #define ARGS_PLAIN(r, name) (&(r)->m.name)
 #define ARGS_JOBS(r, name)                                                    \
     ((r)->name = (shard_##name){.m = &(r)->m.name}, calls_keep_raw(r),        \
      &(r)->name)
 
-#define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
+#define SHARD_OP(upper, name, message, reply, args, answers, flags, who)      \
     static int start_##name(request *r)                                       \
     {                                                                         \
         int rc = persia_wire_get_##message(                                   \
             r->call->request, r->call->request_n, &r->memory, &r->m.name);    \
+        if (!rc)                                                              \
+            rc = request_check(r);                                            \
         if (!rc)                                                              \
             r->s->ref->ops->name(r->s->ref, ARGS_##args(r, name),             \
                                  r->call->deadline, calls_answered, r);       \
@@ -68,7 +132,7 @@ static const struct {
     const wire_caller *(*caller)(const request *r);
     int flags;
 } methods[WIRE_METHODS_N] = { /* Many is a host's */
-#define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
+#define SHARD_OP(upper, name, message, reply, args, answers, flags, who)      \
     [WIRE_##upper] = {start_##name, put_##name, calls_caller_##name, flags},
     SHARD_OPS(SHARD_OP)
 #undef SHARD_OP
@@ -86,18 +150,25 @@ static const char *calls_peer_of(rpc_call *call, char *out)
     return out;
 }
 
-static void line_denied(ps_service *s, const char *method, const char *peer,
-                       const char *reason)
+void persia_service_denied(void *service, const char *method, const char *peer,
+                           const char *name, const char *reason)
 {
+    ps_service *s = service;
     const line_field fields[] = {{.name = "peer", .text = peer},
+                                 {.name = "name", .text = name},
                                  {.name = "method", .text = method},
                                  {.name = "reason", .text = reason}};
-    service_wake(s, lines_write(&s->lines, LINE_DENIED, fields, 3));
+    service_wake(s, lines_write(&s->lines, LINE_DENIED, fields, 4));
 }
 
-void persia_service_denied(void *service, const char *method, const char *peer)
+/* A call that the gate of its server has let in. */
+static void line_denied(ps_service *s, rpc_call *call, enum rpc_reason why)
 {
-    line_denied(service, method, peer, "token");
+    char peer[PEER];
+    persia_service_denied(s, persia_wire_paths[call->method],
+                          calls_peer_of(call, peer),
+                          call->who ? call->who->name : "",
+                          persia_rpc_reasons[why]);
 }
 
 /* A line that begins with who asked. */
@@ -106,12 +177,15 @@ static void line_of(const request *r, enum line_kind kind, uint64_t client,
 {
     ps_service *s = r->s;
     char peer[PEER];
-    line_field fields[2 + LINE_MORE] = {
-        {.name = "peer", .text = calls_peer_of(r->call, peer)},
-        {.name = "client", .number = client, .hex = 1}};
+    line_field fields[3 + LINE_MORE] = {
+        {.name = "peer", .text = calls_peer_of(r->call, peer)}};
+    size_t k = 1;
     assert(n <= LINE_MORE);
-    memcpy(fields + 2, more, n * sizeof *more);
-    service_wake(s, lines_write(&s->lines, kind, fields, 2 + n));
+    if (r->call->who->name[0])
+        fields[k++] = (line_field){.name = "name", .text = r->call->who->name};
+    fields[k++] = (line_field){.name = "client", .number = client, .hex = 1};
+    memcpy(fields + k, more, n * sizeof *more);
+    service_wake(s, lines_write(&s->lines, kind, fields, k + n));
 }
 
 static void line_rows(const request *r)
@@ -283,7 +357,6 @@ static void calls_answered(void *ctx, int rc, shard_reply *reply)
 
 static int check_call(ps_service *s, rpc_call *call)
 {
-    char peer[PEER];
     const uint32_t method = call->method;
     const int flags = method < WIRE_METHODS_N ? methods[method].flags : 0;
     if (atomic_load(&s->closed) && !(flags & OP_STAYS))
@@ -291,16 +364,9 @@ static int check_call(ps_service *s, rpc_call *call)
     if (method >= WIRE_METHODS_N || !methods[method].start)
         return persia_err_set(PERSIA_EPROTOCOL, "there is no method %u",
                               method);
-    if (flags & OP_ADMIN && !call->admin) {
-        line_denied(s, persia_wire_paths[method], calls_peer_of(call, peer),
-                    "administration");
-        return persia_err_set(PERSIA_EDENIED,
-                              "%s is administration: it needs the "
-                              "administration token",
-                              persia_wire_paths[method]);
-    }
-    return method == WIRE_STATS ? PERSIA_OK
-                                : persia_shard_check_ready(s->shard);
+    const int rc = persia_rpc_may(&persia_shard_methods, call);
+    return rc || method == WIRE_STATS ? rc
+                                      : persia_shard_check_ready(s->shard);
 }
 
 void persia_service_handle(void *service, rpc_call *call)
@@ -322,6 +388,9 @@ void persia_service_handle(void *service, rpc_call *call)
     }
     if (!rc)
         return;
+    if (rc == PERSIA_EDENIED)
+        line_denied(s, call,
+                    r && call->who->tables ? RPC_TABLE : RPC_ROLE);
     if (r)
         request_free(r);
     calls_fail(s, call, rc);

@@ -339,7 +339,8 @@ static void part_make(many *m, part *to, const wire_part *from)
                           .request = from->message,
                           .request_n = from->n,
                           .deadline = m->call->deadline,
-                          .admin = m->call->admin,
+                          .who = m->call->who,
+                          .denied = m->call->denied,
                           .began = m->call->began,
                           .times = m->call->times,
                           .peer = m->call->peer ? part_peer : NULL,
@@ -465,12 +466,13 @@ void persia_host_handle(void *host, rpc_call *call)
         host_hand_over(h, host_unnamed(h, call->method), call);
 }
 
-void persia_host_denied(void *host, const char *method, const char *peer)
+void persia_host_denied(void *host, const char *method, const char *peer,
+                        const char *name, const char *reason)
 {
     ps_host *h = host;
     pthread_rwlock_rdlock(&h->lock);
     if (h->n)
-        persia_service_denied(h->services[0], method, peer);
+        persia_service_denied(h->services[0], method, peer, name, reason);
     pthread_rwlock_unlock(&h->lock);
 }
 

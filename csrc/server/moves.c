@@ -43,14 +43,14 @@ static void moves_drop(host_move *one)
 static int moves_make(rpc_call *call, host_move **out)
 {
     *out = NULL;
-    if (!call->admin)
-        return persia_err_set(PERSIA_EDENIED, "Move is administration: it "
-                              "needs the administration token");
+    int rc = persia_rpc_may(&persia_shard_methods, call);
+    if (rc)
+        return rc;
     host_move *one = calloc(1, sizeof *one);
     if (!one)
         return persia_err_set(PERSIA_ENOMEM, "no memory for a request");
     persia_wire_memory_init(&one->memory);
-    int rc = persia_wire_get_move(call->request, call->request_n,
+    rc = persia_wire_get_move(call->request, call->request_n,
                                   &one->memory, &one->m);
     one->call = call;
     if (rc)

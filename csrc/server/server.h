@@ -63,7 +63,8 @@ PERSIA_API shard *persia_service_shard(ps_service *s);
 PERSIA_API void persia_service_handle(void *service, rpc_call *call);
 /* Logs a call that did not get through to it: of an rpc_server_config. */
 PERSIA_API void persia_service_denied(void *service, const char *method,
-                                      const char *peer);
+                                      const char *peer, const char *name,
+                                      const char *reason);
 
 /* ---- several shards -----------------------------------------------------
  *
@@ -112,7 +113,8 @@ PERSIA_API void persia_host_close(ps_host *h);
 PERSIA_API void persia_host_handle(void *host, rpc_call *call);
 /* persia_service_denied() */
 PERSIA_API void persia_host_denied(void *host, const char *method,
-                                   const char *peer);
+                                   const char *peer, const char *name,
+                                   const char *reason);
 
 #ifdef __cplusplus
 }

@@ -137,7 +137,7 @@ shard_call direct_call_begin(shard_ref *to, uint64_t deadline,
         const shard_call c = direct_call_begin(to, deadline, done, ctx);      \
         name##_run(c.from->s, &c, a);                                         \
     }
-#define METHOD(upper, name, message, reply, args, answers, flags)             \
+#define METHOD(upper, name, message, reply, args, answers, flags, who)        \
     DIRECT_##answers(name, message, reply, args)
 SHARD_OPS(METHOD)
 #undef METHOD
@@ -157,7 +157,7 @@ static void direct_close(shard_ref *to)
 }
 
 static const shard_ops direct_ops = {
-#define METHOD(upper, name, message, reply, args, answers, flags)             \
+#define METHOD(upper, name, message, reply, args, answers, flags, who)        \
     .name = direct_##name,
     SHARD_OPS(METHOD)
 #undef METHOD

@@ -53,30 +53,35 @@ typedef struct shard_push {
 } shard_push;
 
 /* All that is known of a method: X(as in WIRE_METHODS, name, its request's
- * message, its reply's, its arguments, how it answers, flags).
+ * message, its reply's, its arguments, how it answers, flags, who may call
+ * it).
  *
  * Arguments: PLAIN (its request's message is all) or JOBS (a struct
  * shard_<name> of the message and jobs).  It answers AT_ONCE, by a function
  * <name>_answer, or BY_ITSELF, now or later, by <name>_run (shard/private.h).
+ * Who: rows of csrc/rpc/rpc.h; docs/howto/security.md shows them.
  */
 #define SHARD_OPS(X)                                                          \
-    X(HELLO, hello, hello, hello_reply, PLAIN, AT_ONCE, OP_STAYS)             \
-    X(DECLARE, declare, declare, declare_reply, PLAIN, AT_ONCE, 0)            \
-    X(PULL, pull, pull, pull_reply, JOBS, BY_ITSELF, 0)                       \
-    X(PUSH, push, push, push_reply, JOBS, BY_ITSELF, 0)                       \
-    X(LEAVE, leave, leave, leave_reply, PLAIN, AT_ONCE, 0)                    \
-    X(GET_ROWS, get_rows, rows, rows, PLAIN, BY_ITSELF, OP_ADMIN)             \
-    X(PUT_ROWS, put_rows, rows, rows, PLAIN, BY_ITSELF, OP_ADMIN)             \
+    X(HELLO, hello, hello, hello_reply, PLAIN, AT_ONCE, OP_STAYS, RPC_ALL)    \
+    X(DECLARE, declare, declare, declare_reply, PLAIN, AT_ONCE, 0,            \
+      RPC_TRAIN | RPC_READ)                                                   \
+    X(PULL, pull, pull, pull_reply, JOBS, BY_ITSELF, 0, RPC_TRAIN | RPC_READ) \
+    X(PUSH, push, push, push_reply, JOBS, BY_ITSELF, 0, RPC_TRAIN)            \
+    X(LEAVE, leave, leave, leave_reply, PLAIN, AT_ONCE, 0, RPC_TRAIN)         \
+    X(GET_ROWS, get_rows, rows, rows, PLAIN, BY_ITSELF, 0,                    \
+      RPC_READ | RPC_PUBLISH)                                                 \
+    X(PUT_ROWS, put_rows, rows, rows, PLAIN, BY_ITSELF, 0, RPC_ADMIN)         \
     X(SNAPSHOT, snapshot, snapshot, snapshot_reply, PLAIN, BY_ITSELF,         \
-      OP_STAYS | OP_ADMIN)                                                    \
-    X(RESTORE, restore, restore, restore_reply, PLAIN, BY_ITSELF, OP_ADMIN)   \
-    X(STATS, stats, stats, stats_reply, PLAIN, AT_ONCE, OP_STAYS)             \
-    X(CHANGES, changes, changes, changes_reply, PLAIN, BY_ITSELF, OP_ADMIN)   \
-    X(MOVE, move, move, move_reply, PLAIN, AT_ONCE, OP_STAYS | OP_ADMIN)
+      OP_STAYS, RPC_ADMIN)                                                    \
+    X(RESTORE, restore, restore, restore_reply, PLAIN, BY_ITSELF, 0,          \
+      RPC_ADMIN)                                                              \
+    X(STATS, stats, stats, stats_reply, PLAIN, AT_ONCE, OP_STAYS, RPC_ALL)    \
+    X(CHANGES, changes, changes, changes_reply, PLAIN, BY_ITSELF, 0,          \
+      RPC_PUBLISH)                                                            \
+    X(MOVE, move, move, move_reply, PLAIN, AT_ONCE, OP_STAYS, RPC_ADMIN)
 
 enum {
-    OP_STAYS = 1, /* a server that stops still answers it */
-    OP_ADMIN = 2  /* it needs the administration token */
+    OP_STAYS = 1 /* a server that stops still answers it */
 };
 
 /* The methods as a server serves them, and as a channel calls them. */
@@ -91,7 +96,7 @@ extern PERSIA_API const rpc_methods persia_shard_methods;
 #define OP_MESSAGE_JOBS(name, a) (((const shard_##name *)(a))->m)
 
 typedef struct shard_ops {
-#define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
+#define SHARD_OP(upper, name, message, reply, args, answers, flags, who)      \
     void (*name)(shard_ref *to, const OP_ARGS(name, message, args) * a,       \
                  uint64_t deadline, shard_done done, void *ctx);
     SHARD_OPS(SHARD_OP)

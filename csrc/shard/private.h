@@ -241,7 +241,7 @@ int check_ids_here(const shard *s, const table *t, const uint64_t *ids,
 #define ANSWERS_BY_ITSELF(name, message, reply, args)                         \
     void name##_run(shard *s, const shard_call *c,                            \
                     const OP_ARGS(name, message, args) * a);
-#define METHOD(upper, name, message, reply, args, answers, flags)             \
+#define METHOD(upper, name, message, reply, args, answers, flags, who)        \
     ANSWERS_##answers(name, message, reply, args)
 SHARD_OPS(METHOD)
 #undef METHOD

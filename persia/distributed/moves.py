@@ -56,12 +56,7 @@ def towards(config: ServeConfig) -> Security:
     """How a server speaks with the others: as a client, by the variables of
     the environment, and with its own tokens where these name none."""
     own = config.security(config.admin_token_file)
-    security = Security.from_environment()
-    return dataclasses.replace(
-        security,
-        token=security.token or own.token,
-        admin_token=security.admin_token or own.admin_token,
-    )
+    return Security.from_environment().or_of(own)
 
 
 def channel(address: str, security: Security, timeout: float) -> _core.Channel:

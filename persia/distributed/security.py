@@ -8,12 +8,14 @@ import json
 import os
 import ssl
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from persia.base.environment import variable
 from persia.base.warning import warn
+from persia.distributed.renewal import State, renewal, seen
+from persia.distributed.tokens import check
 from persia.errors import InvalidArgument, StorageError
 
 # Environment variable -> keyword of Security.load(), for clients.
@@ -29,9 +31,54 @@ VARIABLES = {
 }
 
 
+_FILES = (
+    "ca",
+    "cert",
+    "key",
+    "token_file",
+    "admin_token_file",
+    "tokens_file",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Whence a :class:`Security` was loaded, to load it again.
+
+    Attributes:
+        given: the keywords of :meth:`Security.load` that were given.
+        seen: its files, as they were before they were read.
+        ends: of its certificates, in seconds since 1970.
+        rest: whose tokens it has, where it had none.
+    """
+
+    given: tuple[Any, ...] = dataclasses.field(repr=False)
+    seen: tuple[State, ...] = ()
+    ends: tuple[tuple[str, float], ...] = ()
+    rest: Origin | None = None
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Of the same files, and words beside them."""
+        return self.given, None if self.rest is None else self.rest.key
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All its files."""
+        own = _paths(dict(self.given))
+        return own + (self.rest.paths if self.rest is not None else ())
+
+    def load(self) -> Security:
+        """The files as they are now."""
+        found = Security.load(**dict(self.given))
+        return found if self.rest is None else found.or_of(self.rest.load())
+
+
 @dataclasses.dataclass(frozen=True)
 class Security:
     """TLS and tokens, as texts: PEM and words without spaces.
+
+    What :meth:`load` has read from files is renewed when these change.
 
     Attributes:
         ca: the certificates that are trusted; with it a client uses TLS.
@@ -43,6 +90,8 @@ class Security:
         server_name: clients: the name in the server's certificate, where it
             is not the host of its address.
         insecure: allow other addresses than loopback without TLS and token.
+        tokens: servers: lines of further tokens, each with its roles.
+        origin: whence it was loaded; None: it is never renewed.
     """
 
     ca: str | None = None
@@ -53,6 +102,10 @@ class Security:
     admin_token: str | None = dataclasses.field(default=None, repr=False)
     server_name: str | None = None
     insecure: bool = False
+    tokens: str | None = dataclasses.field(default=None, repr=False)
+    origin: Origin | None = dataclasses.field(
+        default=None, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if (self.cert is None) != (self.key is None):
@@ -64,6 +117,8 @@ class Security:
                 "mutual TLS needs the CA of the clients' certificates and a "
                 "certificate of the server's own"
             )
+        if self.tokens is not None:
+            check(self.tokens)
         for name in ("token", "admin_token"):
             text = getattr(self, name)
             if text is not None and (
@@ -89,10 +144,11 @@ class Security:
         token_file: str | os.PathLike[str] | None = None,
         admin_token: str | None = None,
         admin_token_file: str | os.PathLike[str] | None = None,
+        tokens_file: str | os.PathLike[str] | None = None,
         server_name: str | None = None,
         insecure: bool = False,
     ) -> Security:
-        """From files of PEM and of a token. It warns of a key or token that
+        """From files of PEM and of tokens. It warns of a key or token that
         other users may read or change.
 
         Raises:
@@ -100,6 +156,13 @@ class Security:
                 what it should hold.
             StorageError: a file cannot be read.
         """
+        words = locals()
+        given = {
+            name: value if isinstance(value, bool) else os.fspath(value)
+            for name, value in words.items()
+            if name != "cls" and value
+        }
+        before = seen(_paths(given))
         made = cls(
             ca=_read("TLS CA", ca),
             cert=_read("TLS certificate", cert),
@@ -109,12 +172,15 @@ class Security:
             admin_token=_token("admin token", admin_token, admin_token_file),
             server_name=server_name,
             insecure=insecure,
+            tokens=_read("tokens", tokens_file),
         )
-        _check_files(ca, cert, key)
+        ends = _check_files(ca, cert, key)
         _check_mode("TLS key", key)
         _check_mode("token", token_file)
         _check_mode("admin token", admin_token_file)
-        return made
+        _check_mode("tokens", tokens_file)
+        origin = Origin(tuple(sorted(given.items())), before, ends)
+        return dataclasses.replace(made, origin=origin)
 
     @classmethod
     def from_environment(
@@ -133,18 +199,55 @@ class Security:
         insecure = variable("PERSIA_INSECURE", environment) not in (None, "0")
         return cls.load(**given, insecure=insecure)
 
-    def arguments(self) -> dict[str, Any]:
-        """For ``_core``."""
-        return dataclasses.asdict(self)
+    def values(self) -> dict[str, Any]:
+        """All but whence they are."""
+        return {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name != "origin"
+        }
+
+    def arguments(
+        self, renewed: Callable[[Security], object] | None = None
+    ) -> dict[str, Any]:
+        """For ``_core``, which renews it when its files change.
+
+        Args:
+            renewed: is called then, too.
+        """
+        origin = self.origin
+        source = 0 if origin is None else renewal.number(origin, renewed)
+        return self.values() | {"source": source}
+
+    def or_of(self, other: Security) -> Security:
+        """The same, with the tokens of another one where it has none."""
+        origin = self.origin
+        if origin is not None and other.origin is not None:
+            origin = dataclasses.replace(
+                origin,
+                seen=origin.seen + other.origin.seen,
+                ends=origin.ends + other.origin.ends,
+                rest=other.origin,
+            )
+        return dataclasses.replace(
+            self,
+            token=self.token or other.token,
+            admin_token=self.admin_token or other.admin_token,
+            origin=origin,
+        )
 
     def to_json(self) -> str:
         """With its secrets: for the other ranks of a job, not for a log."""
-        return json.dumps(dataclasses.asdict(self))
+        return json.dumps(self.values())
 
     @classmethod
     def from_json(cls, text: str) -> Security:
         """The reverse of :meth:`to_json`."""
         return cls(**json.loads(text))
+
+
+def _paths(given: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(given[name] for name in _FILES if name in given)
 
 
 def _read(what: str, path: str | os.PathLike[str] | None) -> str | None:
@@ -181,10 +284,12 @@ def _check_files(
     ca: str | os.PathLike[str] | None,
     cert: str | os.PathLike[str] | None,
     key: str | os.PathLike[str] | None,
-) -> None:
-    """gRPC would only say that a port cannot be served, or no peer reached."""
+) -> tuple[tuple[str, float], ...]:
+    """When they end. gRPC would only say that a port cannot be served, or no
+    peer reached."""
     if ca is None and cert is None:
-        return
+        return ()
+    ends = []
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_ciphers("ALL:@SECLEVEL=0")  # how strong is gRPC's affair
     for what, path in (("TLS CA", ca), ("TLS certificate", cert)):
@@ -197,9 +302,10 @@ def _check_files(
                 f"{what}: {path} holds no certificate; need PEM, which begins "
                 "with -----BEGIN CERTIFICATE-----"
             ) from None
-        _check_dates(what, path)
+        if (end := _check_dates(what, path)) is not None:
+            ends.append((os.fspath(path), end))
     if cert is None or key is None:
-        return
+        return tuple(ends)
     try:
         context.load_cert_chain(cert, key, password="")  # asks for none
     except ssl.SSLError as error:
@@ -212,16 +318,18 @@ def _check_files(
             f"TLS key: {key} holds no key that can be used; need PEM without "
             "a password, which begins with -----BEGIN PRIVATE KEY-----"
         ) from None
+    return tuple(ends)
 
 
-def _check_dates(what: str, path: str | os.PathLike[str]) -> None:
-    """The other side would only say that the handshake failed."""
+def _check_dates(what: str, path: str | os.PathLike[str]) -> float | None:
+    """When it ends, in seconds since 1970; None: it does not say. The other
+    side would only say that the handshake failed."""
     from cryptography import x509
 
     try:
         found = x509.load_pem_x509_certificates(Path(path).read_bytes())
     except ValueError:  # stricter than OpenSSL, which can use them
-        return
+        return None
     now = datetime.datetime.now(datetime.UTC)
     # Of a chain the first is one's own; of many that are trusted one will do.
     if what == "TLS certificate":
@@ -234,6 +342,7 @@ def _check_dates(what: str, path: str | os.PathLike[str]) -> None:
             f"{end:%Y-%m-%d %H:%M} UTC, now it is {now:%Y-%m-%d %H:%M}; give "
             "a new one (persia certs makes a test set), or set the clock"
         )
+    return end.timestamp()
 
 
 def _token(

@@ -493,11 +493,11 @@ class Server:
     def stats(self) -> dict[str, Any]:
         """Its counters and, under "tables", those of each table."""
         door = self.door or self.core
-        open_now, refused, denied = door.connections()
+        open_now, refused = door.connections()
         counts = {
             "connections": open_now,
             "connections_refused": refused,
-            "denied": denied,
+            "denied": sum(door.denied().values()),
         }
         log = (
             self.core.log_counts()

@@ -47,6 +47,11 @@ class Guarded(pydantic.BaseModel):
         "needs TLS.",
     )
     token_file: Path | None = Field(None, description="File with the token.")
+    tokens_file: Path | None = Field(
+        None,
+        description="File of lines ROLE NAME TOKEN: several tokens, each for "
+        "what its roles may do (`persia tokens`).",
+    )
     tls_cert: Path | None = Field(
         None, description="Certificate chain of the server, PEM."
     )
@@ -94,6 +99,7 @@ class Guarded(pydantic.BaseModel):
             if self.token is None
             else self.token.get_secret_value(),
             token_file=self.token_file,
+            tokens_file=self.tokens_file,
             insecure=self.insecure,
             admin_token_file=admin_token_file,
         )
@@ -167,18 +173,17 @@ def _check_address(host: str, security: Security) -> None:
     """The rule of all that serves, see ``csrc/rpc/address.c``."""
     if is_loopback(host):
         return
-    if security.cert is None and security.token is not None:
+    tokens = security.token is not None or security.tokens is not None
+    if security.cert is None and tokens:
         raise InvalidArgument(
             f"{host}: a token would travel in the clear: give certificates "
             "(`tls_cert`, `tls_key`), or no token"
         )
-    if not security.insecure and (
-        security.cert is None or security.token is None
-    ):
+    if not security.insecure and (security.cert is None or not tokens):
         raise InvalidArgument(
             f"serving at {host}: an address that other machines reach needs "
-            "TLS and a token (`tls_cert`, `tls_key`, `token_file`), or "
-            "`insecure` where the network is trusted"
+            "TLS and tokens (`tls_cert`, `tls_key`, `token_file` or "
+            "`tokens_file`), or `insecure` where the network is trusted"
         )
 
 

@@ -16,6 +16,7 @@ from persia.base.signals import Signals
 from persia.base.traces import begin_traces
 from persia.distributed import moves
 from persia.distributed.places import Gone, Places, Prepared, joined
+from persia.distributed.renewal import renewal
 from persia.distributed.server import (
     SAVE_SECONDS,
     ServeConfig,
@@ -227,7 +228,7 @@ class Shards:
         from persia.prometheus import ServerCollector
 
         return ServerCollector(
-            self.stats, self.core.calls, self.config.namespace, self.count
+            self.stats, self.core, self.config.namespace, self.count
         )
 
     @contextlib.contextmanager
@@ -309,6 +310,7 @@ def _run(shards: Shards, address: str, signals: Signals) -> None:
             f"the rows were not saved into {config.checkpoints}/{name}; give "
             "a longer `grace`, if its disk is only slow"
         )
+    renewal.at_hangup()
     signals.serve(f"serving {shards} on {address}", undone)
     # The save is to have half of the time at least.
     shards.stop(signals.share(config.grace * (0.9 if name is None else 0.5)))

@@ -24,6 +24,7 @@ from persia.base.patience import saying_so, watching
 from persia.base.signals import Signals
 from persia.base.traces import begin_traces
 from persia.distributed.addresses import WIRE_DTYPES, resolve, why_away
+from persia.distributed.renewal import renewal
 from persia.distributed.security import Security
 from persia.distributed.serving import Listening, page_of, warn_of
 from persia.errors import InvalidArgument, PersiaError
@@ -175,6 +176,10 @@ class Worker:
         """Its calls by method: their times, seconds, and bytes."""
         return self._core.calls()
 
+    def denied(self) -> _core.Denied:
+        """Calls that were denied, by reason and role."""
+        return self._core.denied()
+
     def leave(self) -> int:
         """No more batches of data loaders, which send them to others; how
         many are here that trainers may still ask for."""
@@ -213,7 +218,7 @@ def serve_worker(config: WorkerConfig) -> None:
 def _show(page: Page, worker: Worker) -> None:
     from persia.prometheus import EmbeddingWorkerCollector
 
-    page.add(EmbeddingWorkerCollector(worker.stats, worker.calls))
+    page.add(EmbeddingWorkerCollector(worker.stats, worker))
 
 
 def _run(worker: Worker, signals: Signals) -> None:
@@ -224,6 +229,7 @@ def _run(worker: Worker, signals: Signals) -> None:
         target=_report_lost, args=(worker,), name="persia-lost", daemon=True
     )
     reports.start()
+    renewal.at_hangup()
     signals.serve(
         f"serving an embedding worker of {worker.servers} servers on "
         f"{address}",

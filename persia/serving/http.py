@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -49,7 +48,7 @@ class Server:
         measures: of the requests.
         body: bytes that a request may have.
         timeout: seconds that a request may take, if it does not say.
-        token: that requests must show; None: none.
+        gate: lets requests in, by the tokens that they show.
     """
 
     def __init__(
@@ -60,28 +59,29 @@ class Server:
         *,
         body: int,
         timeout: float,
-        token: str | None,
+        gate: _core.Gate,
     ) -> None:
         self._service = service
         self._batcher = batcher
         self._measures = measures
         self._body = body
         self._timeout = timeout
-        self._token = token
+        self._gate = gate
 
     # ---- what is asked of all
 
-    def check_token(self, request: HttpRequest) -> None:
-        """Raises AccessDenied unless the request shows the token."""
-        if self._token is None:
-            return
-        given = request.headers.get("authorization", "")
-        wanted = f"Bearer {self._token}"
-        if not hmac.compare_digest(given.encode(), wanted.encode()):
-            raise errors.AccessDenied(
-                "the request has no valid token: send the header "
-                "'authorization: Bearer TOKEN'"
-            )
+    def enter(self, method: str, request: HttpRequest) -> _core.Pass:
+        """Lets a request in, which leaves with the object.
+
+        Args:
+            method: that does the same over gRPC.
+            request: shows a token, as ``authorization: Bearer TOKEN``.
+
+        Raises:
+            AccessDenied: the token is not for it.
+            LimitReached: its name has too many requests.
+        """
+        return self._gate.enter(method, request.headers.get("authorization"))
 
     async def read(self, request: HttpRequest) -> bytes:
         """The body.
@@ -295,11 +295,13 @@ _Handler = Callable[[HttpRequest], Awaitable[Response]]
 def make_app(server: Server) -> Starlette:
     """The application."""
 
-    def guarded(answer: _Handler) -> _Handler:
+    def guarded(answer: _Handler, method: str) -> _Handler:
         async def call(request: HttpRequest) -> Response:
             try:
-                server.check_token(request)
-                return await answer(request)
+                entered = server.enter(method, request)  # until it returns
+                response = await answer(request)
+                del entered
+                return response
             except errors.PersiaError as error:
                 return error_response(error)
             except ClientDisconnect:
@@ -312,8 +314,8 @@ def make_app(server: Server) -> Starlette:
 
     routes = []
 
-    def route(method: str, path: str, answer: _Handler) -> None:
-        routes.append(Route(path, guarded(answer), methods=[method]))
+    def route(verb: str, path: str, answer: _Handler, method: str) -> None:
+        routes.append(Route(path, guarded(answer, method), methods=[verb]))
 
     async def no(request: HttpRequest, error: Exception) -> Response:
         status = getattr(error, "status_code", 404)
@@ -323,16 +325,17 @@ def make_app(server: Server) -> Starlette:
     # Health is for those who know no token.
     routes.append(Route("/v2/health/live", server.live))
     routes.append(Route("/v2/health/ready", server.is_ready))
-    route("GET", "/v2", server.about)
-    route("POST", "/v2/repository/index", server.index)
+    route("GET", "/v2", server.about, "ServerMetadata")
+    route("POST", "/v2/repository/index", server.index, "RepositoryIndex")
     repository = "/v2/repository/models/{model}"
-    route("POST", f"{repository}/load", server.load)
-    route("POST", f"{repository}/unload", server.unload)
+    load, unload = "RepositoryModelLoad", "RepositoryModelUnload"
+    route("POST", f"{repository}/load", server.load, load)
+    route("POST", f"{repository}/unload", server.unload, unload)
     model = "/v2/models/{model}"
     for base in model, f"{model}/versions/{{version}}":
-        route("GET", base, server.model_about)
-        route("GET", f"{base}/ready", server.model_ready)
-        route("GET", f"{base}/config", server.config)
-        route("GET", f"{base}/stats", server.stats)
-        route("POST", f"{base}/infer", server.infer)
+        route("GET", base, server.model_about, "ModelMetadata")
+        route("GET", f"{base}/ready", server.model_ready, "ModelReady")
+        route("GET", f"{base}/config", server.config, "ModelMetadata")
+        route("GET", f"{base}/stats", server.stats, "ModelMetadata")
+        route("POST", f"{base}/infer", server.infer, "ModelInfer")
     return Starlette(routes=routes, exception_handlers={404: no, 405: no})

@@ -15,6 +15,9 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import CollectorRegistry
 
+from persia import _core
+from persia.prometheus import denied_family
+
 #: Phases of a request, in their order.
 PHASES = {
     "decode": "From requests to the tensors of a batch.",
@@ -108,6 +111,7 @@ class Measures:
             registry=self.registry,
         )
         self._refused: Callable[[], Mapping[str, int]] = dict
+        self._denied: Callable[[], _core.Denied] = dict
         self._counters: dict[tuple[str, str], Any] = {}
 
     def count(self, model: str, outcome: str) -> None:
@@ -123,6 +127,10 @@ class Measures:
     def watch_refused(self, read: Callable[[], Mapping[str, int]]) -> None:
         """Calls of gRPC that were refused on arrival, by error."""
         self._refused = read
+
+    def watch_denied(self, read: Callable[[], _core.Denied]) -> None:
+        """Requests that were denied, by reason and role."""
+        self._denied = read
 
     def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
         """A gauge that is read when Prometheus asks."""
@@ -159,6 +167,7 @@ class Measures:
         for name, n in self._refused().items():
             refused.add_metric([name], n)
         yield refused
+        yield denied_family(self._denied())
         yield seconds
         yield samples
         yield from self.registry.collect()

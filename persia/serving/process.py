@@ -11,10 +11,13 @@ from typing import Any
 
 import torch
 
+from persia import _core
 from persia.base.cpus import processors
 from persia.base.logs import say
 from persia.base.requirements import install
 from persia.base.signals import Signals
+from persia.distributed.renewal import renewal
+from persia.distributed.security import Security
 from persia.distributed.serving import page_of
 from persia.errors import InvalidArgument, StorageError, Unavailable
 from persia.serving.batcher import Batcher
@@ -46,7 +49,6 @@ class Serving:
         uvicorn = _uvicorn()
         from persia.serving.http import Server, make_app
 
-        security = config.security()
         torch.set_num_threads(1)  # an executor a core
         paths = named_paths(models)
         self.measures = Measures(paths)
@@ -75,13 +77,17 @@ class Serving:
             lambda: float(self._batcher.queue.waiting),
         )
         self.measures.watch_refused(lambda: self._batcher.queue.refused)
+        security = config.security()
+        arguments = security.arguments(self._renewed)
+        self._gate = _core.Gate(arguments)
+        self.measures.watch_denied(self._denied)
         server = Server(
             self._service,
             self._batcher,
             self.measures,
             body=config.body_limit,
             timeout=config.timeout,
-            token=security.token,
+            gate=self._gate,
         )
         self._socket = listen(config.host, config.port)
         host = f"[{config.host}]" if ":" in config.host else config.host
@@ -115,7 +121,7 @@ class Serving:
                 calls=_CALLS,
                 connections=config.connections,
                 message_limit=config.body_limit,
-                security=security.arguments(),
+                security=arguments,
             )
             self.grpc_address = f"{host}:{port}"
 
@@ -127,6 +133,23 @@ class Serving:
                 raise Unavailable(f"uvicorn does not serve {self.address}")
             time.sleep(0.01)
         self._batcher.queue.health(True)
+
+    def _denied(self) -> dict[tuple[str, str], int]:
+        """Calls that were denied, over HTTP and gRPC."""
+        found = self._gate.denied()
+        for key, n in self._batcher.queue.denied().items():
+            found[key] = found.get(key, 0) + n
+        return found
+
+    def _renewed(self, security: Security) -> None:
+        """Other certificates for the next connections of HTTP."""
+        context = self._uvicorn.config.ssl
+        given = dict(security.origin.given) if security.origin else {}
+        if context is None or "cert" not in given:
+            return
+        context.load_cert_chain(given["cert"], given["key"])
+        if "ca" in given:
+            context.load_verify_locations(given["ca"])
 
     def close(self) -> None:
         """No more requests; those in flight are answered first."""
@@ -212,6 +235,7 @@ def serve_model(config: ModelConfig, models: tuple[str, ...]) -> None:
 def _run(one: Serving, config: ModelConfig, signals: Signals) -> None:
     if config.insecure:
         say("`insecure`: anyone who reaches this port may ask", "warning")
+    renewal.at_hangup()
     one.start()
     for name, model in one.repository.models.items():
         say(f"model {name}: version {model.current.version} answers")

@@ -98,8 +98,9 @@ def test_lines_and_audits(tmp_path: Path) -> None:
         "denied",
     ]
     assert kept[-1]["more"] == 2
-    assert {one["reason"] for one in kept[:3]} == {"token"}
+    assert {one["reason"] for one in kept[:3]} == {"missing"}
     for one in kept[3:8]:
+        assert one["name"] == "token"  # of --token
         assert (one["table"], one["ids"]) == (TABLE.name, 2)
         assert one["peer"].startswith("ipv4:127.0.0.1:")
 

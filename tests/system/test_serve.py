@@ -333,8 +333,8 @@ def test_denied_calls_are_logged() -> None:
     assert len(lines) == 4
     for line in lines[:3]:
         assert re.fullmatch(
-            r"\S+Z denied peer=ipv4:\S+ "
-            r"method=/persia.v1.ParameterServer/Hello reason=token",
+            r"\S+Z denied peer=ipv4:\S+ name= "
+            r"method=/persia.v1.ParameterServer/Hello reason=missing",
             line,
         )
     assert lines[3].endswith(" denied more=2")

@@ -163,7 +163,7 @@ static void way_call(shard_ref *to, uint32_t method, const void *arguments,
     pthread_detach(thread);
 }
 
-#define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
+#define SHARD_OP(upper, name, message, reply, args, answers, flags, who)      \
     static void way_##name(shard_ref *to,                                     \
                            const OP_ARGS(name, message, args) * a,            \
                            uint64_t deadline, shard_done done, void *ctx)     \
@@ -191,7 +191,7 @@ static void way_close(shard_ref *to)
 }
 
 static const shard_ops way_ops = {
-#define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
+#define SHARD_OP(upper, name, message, reply, args, answers, flags, who)      \
     .name = way_##name,
     SHARD_OPS(SHARD_OP)
 #undef SHARD_OP

@@ -55,6 +55,7 @@ static int ask_once(embedding_worker *s, uint32_t method, wire_out *o,
 {
     assert_true(o->bytes <= ROOM);
     *c = (asked){.call = {.method = method,
+                          .who = &persia_rpc_everyone,
                           .request = c->request,
                           .request_n = o->bytes,
                           .deadline = persia_clock_ns() + 60 * SECOND,

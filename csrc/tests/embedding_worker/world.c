@@ -47,6 +47,7 @@ pending *start(embedding_worker *s, uint32_t method, wire_out *o)
                          .request = request,
                          .request_n = o->bytes,
                          .deadline = persia_clock_ns() + 60 * SECOND,
+                         .who = &persia_rpc_everyone,
                          .reply = on_reply,
                          .fail = on_fail};
     persia_wire_out_free(o);

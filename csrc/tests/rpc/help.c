@@ -204,7 +204,7 @@ void deck_handle(void *ctx, rpc_call *call)
         return;
     case WIRE_STATS:
     case WIRE_SNAPSHOT:
-        reply_text(call, call->admin ? "admin" : "user", d);
+        reply_text(call, call->who->roles & RPC_ADMIN ? "admin" : "user", d);
         return;
     case WIRE_DECLARE:
         reply_bytes(call);
@@ -217,8 +217,15 @@ void deck_handle(void *ctx, rpc_call *call)
     }
 }
 
+static const uint32_t roles[WIRE_METHODS_N] = {
+    [WIRE_HELLO] = RPC_ALL,     [WIRE_DECLARE] = RPC_TRAIN,
+    [WIRE_PULL] = RPC_TRAIN,    [WIRE_PUSH] = RPC_TRAIN,
+    [WIRE_LEAVE] = RPC_TRAIN,   [WIRE_STATS] = RPC_ALL,
+    [WIRE_SNAPSHOT] = RPC_ADMIN, [WIRE_RESTORE] = RPC_ADMIN,
+};
+
 const rpc_methods test_methods = {WIRE_SERVICE, persia_wire_paths,
-                                  WIRE_METHODS_N, 1u << WIRE_SNAPSHOT};
+                                  WIRE_METHODS_N, 1u << WIRE_SNAPSHOT, roles};
 
 rpc_server_config server_config_of(deck *d)
 {

@@ -177,9 +177,12 @@ static const char *who(int port, const rpc_security *security)
 static _Atomic(int) denied_n;
 static const char *denied_method;
 
-static void on_denied(void *ctx, const char *method, const char *peer)
+static void on_denied(void *ctx, const char *method, const char *peer,
+                      const char *name, const char *reason)
 {
     (void)ctx;
+    (void)name;
+    (void)reason;
     denied_n += strstr(peer, "127.0.0.1") != NULL;
     denied_method = method;
 }
@@ -200,6 +203,7 @@ static void tokens_say_who_may_what(void **state)
     NEED_GRPC();
     deck d;
     deck_start(&d);
+    unsigned admitted = 0;
     static const struct {
         const char *token, *admin;    /* the server's */
         const char *shown, *admin_shown; /* the client's */
@@ -212,14 +216,14 @@ static void tokens_say_who_may_what(void **state)
         {"tok", NULL, "toK", NULL, "AccessDenied", NULL},
         {"tok", NULL, "to", NULL, "AccessDenied", NULL},
         {"tok", NULL, "tokk", NULL, "AccessDenied", NULL},
-        {"tok", "adm", "tok", NULL, "user", NULL},
+        {"tok", "adm", "tok", NULL, "user", "AccessDenied"},
         {"tok", "adm", NULL, "adm", "admin", NULL},
         {"tok", "adm", "tok", "adm", "user", "admin"},
         {"tok", "adm", "adm", NULL, "admin", NULL},
-        {"tok", "adm", NULL, "tok", "user", NULL},
+        {"tok", "adm", NULL, "tok", "user", "AccessDenied"},
         {"tok", "adm", NULL, "adn", "AccessDenied", NULL},
-        {NULL, "adm", NULL, NULL, "user", NULL},
-        {NULL, "adm", "any", NULL, "user", NULL},
+        {NULL, "adm", NULL, NULL, "user", "AccessDenied"},
+        {NULL, "adm", "any", NULL, "user", "AccessDenied"},
         {NULL, "adm", NULL, "adm", "admin", NULL},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -230,12 +234,15 @@ static void tokens_say_who_may_what(void **state)
         rpc_security shown = {.token = cases[i].shown,
                               .admin_token = cases[i].admin_shown};
         const char *expected = cases[i].answer;
+        int denied = !strcmp(expected, "AccessDenied");
         assert_string_equal(who_calls(WIRE_STATS, port, &shown), expected);
         if (cases[i].admin_answer)
             expected = cases[i].admin_answer;
+        denied += !strcmp(expected, "AccessDenied");
+        admitted += 2 - (unsigned)denied;
         assert_string_equal(who_calls(WIRE_SNAPSHOT, port, &shown), expected);
-        int denied = !strcmp(expected, "AccessDenied") ? 2 : 0;
-        assert_int_equal(persia_rpc_server_counts(s).denied, denied);
+        assert_int_equal(persia_rpc_denied_sum(persia_rpc_server_denied(s)),
+                         denied);
         persia_rpc_server_stop(s, SECOND);
         assert_int_equal(denied_n, denied);
         if (denied)
@@ -243,7 +250,7 @@ static void tokens_say_who_may_what(void **state)
                                 persia_wire_paths[WIRE_SNAPSHOT]);
         denied_n = 0;
     }
-    assert_int_equal(d.requests, 22); /* those denied never arrived here */
+    assert_int_equal(d.requests, admitted); /* the others never arrived */
     deck_stop(&d);
 }
 
@@ -425,6 +432,136 @@ static void certificates_that_do_not_fit_are_an_error(void **state)
     certificates_free(&k);
 }
 
+/* ---- renewal ---- */
+
+static uint32_t renew(rpc_security s, uint64_t source)
+{
+    uint32_t users;
+    s.source = source;
+    if (persia_rpc_renew(&s, &users) != PERSIA_OK)
+        fail_msg("%s", persia_err_text());
+    assert_int_equal(persia_rpc_users(source), users);
+    return users;
+}
+
+static void a_server_shows_renewed_certificates(void **state)
+{
+    NEED_GRPC();
+    if (!need_certificates())
+        skip();
+    certificates k = certificates_load();
+    deck d;
+    deck_start(&d);
+    rpc_server *s = secure_server(
+        &d, (rpc_security){.cert = k.cert, .key = k.key, .token = "tok",
+                           .source = 71});
+    const int port = persia_rpc_server_port(s);
+    const rpc_security first = {.ca = k.ca, .token = "tok"};
+    const rpc_security second = {.ca = k.other, .token = "new",
+                                 .server_name = "other-ca"};
+    rpc_channel *c = channel_with(port, &first);
+    echo(c, WIRE_HELLO, 1, 100);
+    assert_string_equal(who(port, &second), "AccessDenied");
+
+    /* Its gate and its port are users. */
+    assert_int_equal(renew((rpc_security){.cert = k.other,
+                                          .key = k.other_key,
+                                          .token = "new"},
+                           71),
+                     2);
+    assert_string_equal(who(port, &second), "admin");
+    assert_string_equal(who(port, &first), "AccessDenied");
+    /* The connection is there, and its token is not. */
+    assert_int_equal(call_with(c, WIRE_HELLO, "x", 1, 20 * SECOND),
+                     PERSIA_EDENIED);
+    persia_rpc_channel_close(c);
+    persia_rpc_server_stop(s, SECOND);
+    assert_int_equal(persia_rpc_users(71), 0);
+    deck_stop(&d);
+    certificates_free(&k);
+}
+
+static void on_reply(void *ctx, int rc, rpc_reply *reply)
+{
+    persia_rpc_reply_free(reply);
+    atomic_store((_Atomic(int) *)ctx, rc + 1);
+}
+
+static void a_renewed_channel_connects_again(void **state)
+{
+    NEED_GRPC();
+    deck d;
+    deck_start(&d);
+    rpc_server *s = secure_server(
+        &d, (rpc_security){.tokens = "train a 0123456789abcdef\n"
+                                     "train a fedcba9876543210\n"});
+    const rpc_security old = {.token = "0123456789abcdef", .source = 72};
+    rpc_channel *c = channel_with(persia_rpc_server_port(s), &old);
+    echo(c, WIRE_HELLO, 1, 100);
+    /* One that has begun ends on its way. */
+    wire_out o = message_of("x", 1, 1);
+    _Atomic(int) answered = 0;
+    assert_int_equal(persia_rpc_start(c, WIRE_PUSH, &o, 20 * SECOND, on_reply,
+                                      &answered),
+                     PERSIA_OK);
+    deck_wait_parked(&d, 1);
+    for (int i = 0; i < 20; i++) {
+        const char *token = i % 2 ? "0123456789abcdef" : "fedcba9876543210";
+        assert_int_equal(renew((rpc_security){.token = token}, 72), 1);
+        echo(c, WIRE_PULL, 2, 100000);
+    }
+    assert_int_equal(answered, 0);
+    deck_release(&d);
+    while (!atomic_load(&answered))
+        sleep_ms(1);
+    assert_int_equal(answered, PERSIA_OK + 1);
+    /* Nothing changes for a text that is wrong. */
+    rpc_security wrong = {.token = "two words", .source = 72};
+    uint32_t users;
+    assert_int_equal(persia_rpc_renew(&wrong, &users), PERSIA_EARG);
+    echo(c, WIRE_HELLO, 1, 100);
+    assert_int_equal(renew((rpc_security){.token = "another"}, 73), 0);
+    assert_int_equal(renew((rpc_security){.token = "unknown"}, 72), 1);
+    assert_int_equal(call_with(c, WIRE_HELLO, "x", 1, 20 * SECOND),
+                     PERSIA_EDENIED);
+    persia_rpc_channel_close(c);
+    persia_rpc_server_stop(s, SECOND);
+    deck_stop(&d);
+}
+
+static void limits_are_tried_again(void **state)
+{
+    NEED_GRPC();
+    deck d;
+    deck_start(&d);
+    rpc_server *s = secure_server(
+        &d, (rpc_security){.tokens = "train one 0123456789abcdef calls=1\n"
+                                     "train two fedcba9876543210 calls=1\n"});
+    const int port = persia_rpc_server_port(s);
+    const rpc_security one = {.token = "0123456789abcdef"};
+    const rpc_security two = {.token = "fedcba9876543210"};
+    rpc_channel *c = channel_with(port, &one);
+    wire_out o = message_of("x", 1, 1);
+    _Atomic(int) answered = 0;
+    assert_int_equal(persia_rpc_start(c, WIRE_PUSH, &o, 20 * SECOND, on_reply,
+                                      &answered),
+                     PERSIA_OK);
+    deck_wait_parked(&d, 1);
+    assert_string_equal(who(port, &one), "Unavailable");
+    assert_string_equal(who(port, &two), "user");
+    const rpc_denied *denied = persia_rpc_server_denied(s);
+    assert_int_equal(denied->n[RPC_LIMIT][RPC_AT_TRAIN], 1);
+    deck_release(&d);
+    while (!atomic_load(&answered))
+        sleep_ms(1);
+    /* The answer may be there before its call has left the server. */
+    while (strcmp(who(port, &one), "user") != 0)
+        sleep_ms(1);
+    persia_rpc_channel_close(c);
+    persia_rpc_server_stop(s, SECOND);
+    deck_stop(&d);
+}
+
 static int set_up(void **state)
 {
     (void)state;
@@ -459,6 +596,9 @@ int main(void)
         cmocka_unit_test(tls_and_token_serve_other_machines),
         cmocka_unit_test(mutual_tls_asks_for_the_clients_certificate),
         cmocka_unit_test(certificates_that_do_not_fit_are_an_error),
+        cmocka_unit_test(a_server_shows_renewed_certificates),
+        cmocka_unit_test(a_renewed_channel_connects_again),
+        cmocka_unit_test(limits_are_tried_again),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

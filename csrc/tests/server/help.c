@@ -56,6 +56,8 @@ pending *call_start(const server *v, uint32_t method, wire_out *o,
     return call_start_as(v, method, o, timeout_ns, 1);
 }
 
+static const rpc_who user = {.name = "one", .roles = RPC_USER};
+
 pending *call_start_as(const server *v, uint32_t method, wire_out *o,
                        uint64_t timeout_ns, int admin)
 {
@@ -71,7 +73,7 @@ pending *call_start_as(const server *v, uint32_t method, wire_out *o,
                          .request = request,
                          .request_n = o->bytes,
                          .deadline = persia_clock_ns() + timeout_ns,
-                         .admin = admin,
+                         .who = admin ? &persia_rpc_everyone : &user,
                          .reply = on_reply,
                          .fail = on_fail};
     persia_wire_out_free(o);

@@ -71,6 +71,8 @@ static void on_fail(rpc_call *call, int code, const char *text)
     a->code = persia_err_set(code, "%s", text);
 }
 
+static const rpc_who user = {.roles = RPC_USER};
+
 /* One that may be answered later. */
 static void ask_later(world *w, uint32_t method, const void *data, size_t n,
                       asked *out)
@@ -79,7 +81,9 @@ static void ask_later(world *w, uint32_t method, const void *data, size_t n,
     *out = (asked){.call = {.began = 1, .times = &w->times,
                             .method = method, .request = request,
                             .request_n = n, .deadline = UINT64_MAX,
-                            .admin = method == WIRE_MOVE, .reply = on_reply,
+                            .who = method == WIRE_MOVE ? &persia_rpc_everyone
+                                                       : &user,
+                            .reply = on_reply,
                             .fail = on_fail}};
     assert_non_null(request);
     if (n)

@@ -60,10 +60,11 @@ static void who_changes_what_is_logged(void **state)
     declare_two(&v, 1);
     assert_string_equal(said(), "");
     deny(&v, WIRE_SNAPSHOT);
-    expect_line("Z denied peer=this process method=/persia.v1.Parameter"
-                "Server/Snapshot reason=administration\n");
-    persia_service_denied(v.s, "/s/M", "ipv4:10.0.0.7:1");
-    expect_line("Z denied peer=ipv4:10.0.0.7:1 method=/s/M reason=token\n");
+    expect_line("Z denied peer=this process name=one method=/persia.v1."
+                "ParameterServer/Snapshot reason=role\n");
+    persia_service_denied(v.s, "/s/M", "ipv4:10.0.0.7:1", "", "wrong");
+    expect_line("Z denied peer=ipv4:10.0.0.7:1 name= method=/s/M "
+                "reason=wrong\n");
     uint64_t id = 3;
     wire_rows put = {.caller = caller_of(&v), .no = 1, .clear = 1};
     expect(CALL(&v, PUT_ROWS, rows, &put), PERSIA_OK, "");

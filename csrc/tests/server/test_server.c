@@ -460,8 +460,9 @@ static int plain_at(ps_service *s, rpc_call call)
 
 static int plain(const server *v, uint32_t method, const void *data, size_t n)
 {
+    static const rpc_who user = {.roles = RPC_USER};
     return plain_at(v->s, (rpc_call){.method = method, .request = data,
-                                     .request_n = n});
+                                     .request_n = n, .who = &user});
 }
 
 static void administration_and_malformed_requests(void **state)
@@ -498,8 +499,9 @@ static void what_does_not_travel_has_no_limit(void **state)
         declare(&v, &spec);
     }
     assert_int_equal(persia_service_create(v.p, &c, &s), PERSIA_OK);
-    expect(plain_at(s, (rpc_call){.method = WIRE_STATS}), PERSIA_ELIMIT,
-           "an answer of");
+    expect(plain_at(s, (rpc_call){.method = WIRE_STATS,
+                                  .who = &persia_rpc_everyone}),
+           PERSIA_ELIMIT, "an answer of");
     persia_service_destroy(s);
     server_stop(&v);
 }

@@ -308,7 +308,7 @@ static void request_arrives(void *ctx)
                          .request = x->request,
                          .request_n = x->request_n,
                          .deadline = x->deadline,
-                         .admin = 1,
+                         .who = &persia_rpc_everyone,
                          .peer = peer_of,
                          .reply = reply,
                          .fail = fail};
