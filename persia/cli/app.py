@@ -47,6 +47,7 @@ COMMANDS = {
     "gate": "Make the number of servers in a cluster follow a ScaleGate.",
     "launch": "Start parameter servers here, and a command that uses them.",
     "plan": "Work out how many servers a job needs, and their memory.",
+    "tokens": "Make, rotate and list the tokens of servers.",
     "certs": "Make a set of certificates and tokens for tests.",
     "doctor": "Examine this installation and machine.",
     "torture": "Kill processes of jobs on this machine, to test them.",

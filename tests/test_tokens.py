@@ -1,0 +1,500 @@
+"""Who may call what: each role and each method, asked by stock gRPC."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import persia
+from persia import _core, errors
+from persia.cli.app import app
+from persia.distributed import tokens
+from persia.distributed.renewal import Renewal, renewal
+from persia.distributed.security import Security
+from tests.protobuf import stubs
+from tests.remote import Servers
+from tests.roles import Workers
+
+if not _core.GRPC[0].isdigit():
+    pytest.skip("built without gRPC", allow_module_level=True)
+
+ALL = "train feed read publish serve scrape admin"
+PS, WORKER = "/persia.v1.ParameterServer", "/persia.v1.EmbeddingWorker"
+INFER = "/inference.GRPCInferenceService"
+
+#: Of each method the roles that may call it. An administrator may call all.
+TABLE = {
+    f"{PS}/Hello": ALL,
+    f"{PS}/Declare": "train read",
+    f"{PS}/Pull": "train read",
+    f"{PS}/Push": "train",
+    f"{PS}/Leave": "train",
+    f"{PS}/GetRows": "read publish",
+    f"{PS}/PutRows": "",
+    f"{PS}/Snapshot": "",
+    f"{PS}/Restore": "",
+    f"{PS}/Stats": ALL,
+    f"{PS}/Move": "",
+    f"{PS}/Many": ALL,
+    f"{PS}/Changes": "publish",
+    f"{WORKER}/Hello": ALL,
+    f"{WORKER}/Declare": "train",
+    f"{WORKER}/Submit": "feed",
+    f"{WORKER}/Take": "train",
+    f"{WORKER}/Return": "train",
+    f"{WORKER}/Sums": "train",
+    f"{WORKER}/Stats": ALL,
+    f"{WORKER}/Heartbeat": "feed",
+    f"{INFER}/ServerLive": ALL,
+    f"{INFER}/ServerReady": ALL,
+    f"{INFER}/ModelReady": ALL,
+    f"{INFER}/ServerMetadata": "serve",
+    f"{INFER}/ModelMetadata": "serve",
+    f"{INFER}/ModelInfer": "serve",
+    f"{INFER}/RepositoryIndex": "serve",
+    f"{INFER}/RepositoryModelLoad": "",
+    f"{INFER}/RepositoryModelUnload": "",
+}
+DENIED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
+
+
+def token_of(name: str) -> str:
+    return f"{name}-" + hashlib.sha256(name.encode()).hexdigest()[:32]
+
+
+def digest_of(name: str) -> str:
+    return f"sha256:{hashlib.sha256(token_of(name).encode()).hexdigest()}"
+
+
+LINES = "".join(f"{r} {r} {digest_of(r)}\n" for r in ALL.split())
+
+
+@pytest.fixture(scope="module")
+def ways() -> Iterator[dict[str, grpc.Channel]]:
+    """To a server, an embedding worker and a queue of requests."""
+    security = {"tokens": LINES}
+    with contextlib.ExitStack() as stack:
+        # The worker's own way to the servers shows no token.
+        bare = stack.enter_context(contextlib.closing(Servers(1)))
+        servers = Servers(1, security=security)
+        stack.enter_context(contextlib.closing(servers))
+        workers = Workers(bare.addresses, security=security)
+        stack.enter_context(contextlib.closing(workers))
+        queue = _core.InferQueue(16, 10.0)
+        port = queue.listen(
+            address="127.0.0.1:0",
+            threads=1,
+            calls=16,
+            connections=16,
+            message_limit=1 << 20,
+            security=security,
+        )
+
+        def answer() -> None:
+            while (call := queue.take_other()) is not None:
+                call.fail("NotFound", "no such model")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(queue.close)
+        stack.callback(queue.stop, 1.0)
+        places = {
+            PS: servers.addresses[0],
+            WORKER: workers.addresses[0],
+            INFER: f"127.0.0.1:{port}",
+        }
+        yield {
+            name: stack.enter_context(grpc.insecure_channel(address))
+            for name, address in places.items()
+        }
+
+
+def ask(
+    channel: grpc.Channel, path: str, token: str | None, message: bytes = b""
+) -> grpc.StatusCode:
+    """The status that a server answers with."""
+    shown = [] if token is None else [("authorization", f"Bearer {token}")]
+    try:
+        channel.unary_unary(path)(
+            message, metadata=shown, timeout=60, wait_for_ready=True
+        )
+    except grpc.RpcError as error:
+        status: grpc.StatusCode = error.code()
+        return status
+    return grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize("role", ALL.split())
+def test_each_role_may_call_its_methods(
+    role: str, ways: dict[str, grpc.Channel]
+) -> None:
+    found = {}
+    for path in TABLE:
+        channel = ways[path.rpartition("/")[0]]
+        status = ask(channel, path, token_of(role), b"\xff")  # malformed
+        assert status not in (
+            grpc.StatusCode.UNIMPLEMENTED,
+            grpc.StatusCode.UNAUTHENTICATED,
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+        ), path
+        found[path] = status != grpc.StatusCode.PERMISSION_DENIED
+    assert found == {
+        path: role == "admin" or role in roles.split()
+        for path, roles in TABLE.items()
+    }
+
+
+def test_no_role_without_a_token(ways: dict[str, grpc.Channel]) -> None:
+    for path in TABLE:
+        channel = ways[path.rpartition("/")[0]]
+        for token in (None, "", token_of("other"), digest_of("train")):
+            assert ask(channel, path, token) == DENIED[1], path
+
+
+def test_each_method_has_a_row() -> None:
+    rows = {
+        path: set(roles.split()) | {"admin"} for path, roles in TABLE.items()
+    }
+    assert {path: set(row) for path, row in _core.METHODS.items()} == rows
+    services = stubs()[0].DESCRIPTOR.services_by_name
+    assert {
+        f"/persia.v1.{service.name}/{method.name}"
+        for service in services.values()
+        for method in service.methods
+    } == {path for path in rows if not path.startswith(INFER)}
+
+
+def test_rights_hold_for_each_of_many() -> None:
+    """A call of several holds one that is not for the role."""
+    pb, _ = stubs()
+    caller = pb.Caller(client=7)
+    many = pb.ManyRequest()
+    for method, request in (
+        (9, pb.StatsRequest(caller=caller)),
+        (6, pb.Rows(caller=caller)),
+        (5, pb.Rows(caller=caller)),
+    ):
+        many.parts.add(
+            shard=0, method=method, message=request.SerializeToString()
+        )
+    with contextlib.closing(Servers(1, security={"tokens": LINES})) as made:
+        with grpc.insecure_channel(made.addresses[0]) as channel:
+            answer = channel.unary_unary(
+                f"{PS}/Many",
+                response_deserializer=pb.ManyReply.FromString,
+            )(
+                many.SerializeToString(),
+                metadata=[("authorization", f"Bearer {token_of('scrape')}")],
+                timeout=60,
+                wait_for_ready=True,
+            )
+        names = [result.error for result in answer.results]
+        assert names == ["", "AccessDenied", "AccessDenied"]
+        assert made.shards[0].denied()["role", "scrape"] == 2
+
+
+def test_a_stream_is_a_trainers() -> None:
+    """A reader's Hello must not take over the stream of a rank."""
+    pb, _ = stubs()
+    hello = pb.HelloRequest(
+        caller=pb.Caller(client=7, incarnation=1),
+        version=2,
+        namespace="default",
+        world=1,
+        stream=5,
+    )
+    with (
+        contextlib.closing(Servers(1, security={"tokens": LINES})) as made,
+        grpc.insecure_channel(made.addresses[0]) as channel,
+    ):
+
+        def say(role: str) -> grpc.StatusCode:
+            text = hello.SerializeToString()
+            return ask(channel, f"{PS}/Hello", token_of(role), text)
+
+        assert say("read") == grpc.StatusCode.PERMISSION_DENIED
+        assert say("train") == grpc.StatusCode.OK
+        hello.stream = 0
+        assert say("read") == grpc.StatusCode.OK
+
+
+def test_a_reader_looks_up_rows_and_changes_nothing() -> None:
+    def opened(role: str, **more: Any) -> persia.Store:
+        security = Security(token=token_of(role))
+        return persia.Store(servers=made.text, security=security, **more)
+
+    ids = torch.arange(3)
+    with contextlib.closing(Servers(2, security={"tokens": LINES})) as made:
+        with opened("train") as store:
+            trained = persia.nn.Embedding(None, 2, store=store, name="t")
+            trained(ids).sum().backward()
+            store.flush()
+            rows = trained(ids)
+        with opened("read", read_only=True) as store:
+            read = persia.nn.Embedding(None, 2, store=store, name="t")
+            assert torch.equal(read(ids), rows)
+            with pytest.raises(errors.AccessDenied):
+                persia.nn.Embedding(None, 2, store=store, name="new")(ids)
+        with pytest.raises(errors.AccessDenied), opened("read"):
+            pass
+        with pytest.raises(errors.AccessDenied), opened("feed") as store:
+            persia.nn.Embedding(None, 2, store=store, name="t")(ids)
+
+
+def test_tables_of_their_own() -> None:
+    pb, _ = stubs()
+    caller = pb.Caller(client=7)
+    lines = LINES + f"read ads {digest_of('ads')} tables=ads_*,x\n"
+    lines += f"train limited {digest_of('limited')} tables=user\n"
+
+    def table(name: str) -> bytes:
+        spec = pb.TableSpec(
+            name=name,
+            dim=4,
+            optimizer=pb.OPTIMIZER_SGD,
+            init=pb.TableSpec.INIT_CONSTANT,
+            admission=1.0,
+        )
+        request = pb.DeclareRequest(caller=caller, table=spec)
+        return bytes(request.SerializeToString())
+
+    def pull(*numbers: int) -> bytes:
+        request = pb.PullRequest(caller=caller)
+        for no in numbers:
+            ids = np.arange(3, dtype="<u8").tobytes()
+            request.tables.add(no=no, ids=ids)
+        return bytes(request.SerializeToString())
+
+    def rows(no: int) -> bytes:
+        return bytes(pb.Rows(caller=caller, no=no).SerializeToString())
+
+    with contextlib.closing(Servers(1, security={"tokens": lines})) as made:
+        with grpc.insecure_channel(made.addresses[0]) as channel:
+
+            def may(name: str, method: str, message: bytes) -> bool:
+                status = ask(
+                    channel, f"{PS}/{method}", token_of(name), message
+                )
+                assert status in (
+                    grpc.StatusCode.OK,
+                    grpc.StatusCode.PERMISSION_DENIED,
+                ), (name, method, status)
+                return status == grpc.StatusCode.OK
+
+            for name in ("ads_a", "user"):
+                assert may("train", "Declare", table(name))
+            assert not may("limited", "Declare", table("ads_b"))
+            assert may("limited", "Declare", table("user"))
+            assert may("ads", "Pull", pull(0))
+            assert not may("ads", "Pull", pull(1))
+            assert not may("ads", "Pull", pull(0, 1))
+            assert may("ads", "GetRows", rows(0))
+            assert not may("ads", "GetRows", rows(1))
+            assert may("read", "Pull", pull(0, 1))
+            assert may("limited", "Pull", pull(1))
+            assert not may("limited", "Pull", pull(0))
+        denied = made.shards[0].denied()
+        assert (denied["table", "read"], denied["table", "train"]) == (3, 2)
+
+
+def test_a_refusal_for_a_limit_says_when_to_come_again() -> None:
+    lines = LINES + f"scrape slow {digest_of('slow')} rate=1\n"
+    with contextlib.closing(Servers(1, security={"tokens": lines})) as made:
+        with grpc.insecure_channel(made.addresses[0]) as channel:
+            call = channel.unary_unary(f"{PS}/Stats")
+            shown = [("authorization", f"Bearer {token_of('slow')}")]
+
+            def refused() -> Any:
+                try:
+                    call(b"", metadata=shown, timeout=60, wait_for_ready=True)
+                except grpc.RpcError as error:
+                    return error
+                return None
+
+            found = [one for _ in range(50) if (one := refused())]
+            assert found
+            for error in found:
+                assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+                trailing = dict(error.trailing_metadata())
+                assert trailing["persia-error"] == "LimitReached"
+                assert 0 < int(trailing["retry-after-ms"]) <= 1001
+            # One that has no limit is not held up by it.
+            status = ask(channel, f"{PS}/Stats", token_of("scrape"))
+            assert status == grpc.StatusCode.OK
+        assert made.shards[0].denied()["limit", "scrape"] == len(found)
+
+
+# ---- files -----------------------------------------------------------------
+
+
+@pytest.fixture
+def own_renewal(monkeypatch: pytest.MonkeyPatch) -> Renewal:
+    """Looks when it is told, alone."""
+    made = Renewal()
+    monkeypatch.setattr(made, "_run", lambda: None)
+    monkeypatch.setattr("persia.distributed.security.renewal", made)
+    return made
+
+
+def statuses(address: str, *names: str) -> list[bool]:
+    with grpc.insecure_channel(address) as channel:
+        return [
+            ask(channel, f"{PS}/Stats", token_of(name)) == grpc.StatusCode.OK
+            for name in names
+        ]
+
+
+def test_a_file_of_tokens_is_read_again(
+    tmp_path: Path, own_renewal: Renewal, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f"train a {digest_of('a')}\n")
+    path.chmod(0o600)
+    security = Security.load(tokens_file=path).arguments()
+    with contextlib.closing(Servers(1, security=security)) as made:
+        (address,) = made.addresses
+        assert statuses(address, "a", "b") == [True, False]
+        path.write_text(path.read_text() + f"train a {digest_of('b')}\n")
+        own_renewal.look()
+        assert statuses(address, "a", "b") == [True, True]
+
+        # By another file in its place, as secrets are mounted.
+        other = tmp_path / "other"
+        other.write_text(f"feed b {digest_of('b')}\n")
+        other.chmod(0o600)
+        os.replace(other, path)
+        own_renewal.look()
+        assert statuses(address, "a", "b") == [False, True]
+        assert own_renewal.counts == {"ok": 2, "failed": 0}
+
+        for wrong in ("", "train a short\n", f"boss b {digest_of('b')}\n"):
+            path.write_text(wrong)
+            own_renewal.look()
+            own_renewal.look()
+            assert statuses(address, "a", "b") == [False, True]
+        path.unlink()
+        own_renewal.look()
+        assert statuses(address, "a", "b") == [False, True]
+        assert own_renewal.counts == {"ok": 2, "failed": 4}
+
+        path.write_text(f"feed a {digest_of('a')}\n")
+        path.chmod(0o600)
+        own_renewal.look()
+        assert statuses(address, "a", "b") == [True, False]
+    said = capsys.readouterr()
+    assert token_of("a") not in said.out + said.err
+
+
+def test_what_no_server_uses_is_not_read(
+    tmp_path: Path, own_renewal: Renewal
+) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(LINES)
+    path.chmod(0o600)
+    Security.load(tokens_file=path).arguments()
+    path.write_text("wrong")
+    own_renewal.look()
+    assert own_renewal.counts == {"ok": 0, "failed": 0}
+    assert not own_renewal.ends()
+    assert renewal is not own_renewal
+
+
+def test_the_same_files_are_one_source(
+    tmp_path: Path, own_renewal: Renewal
+) -> None:
+    """A later load has other texts, and gives them to all."""
+    path = tmp_path / "token"
+    path.write_text(token_of("a"))
+    path.chmod(0o600)
+    first = Security.load(token_file=path).arguments()
+    with contextlib.closing(Servers(1, security=first)) as made:
+        assert statuses(made.addresses[0], "a", "b") == [True, False]
+        path.write_text(token_of("b"))
+        second = Security.load(token_file=path).arguments()
+        assert first["source"] == second["source"] > 0
+        assert statuses(made.addresses[0], "a", "b") == [False, True]
+    word = Security.load(token="word").arguments()
+    assert word["source"] == 0
+
+
+# ---- the command -----------------------------------------------------------
+
+
+def run(*words: object) -> str:
+    result = CliRunner().invoke(app, ["tokens", *map(str, words)])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_token_is_made_and_rotated(tmp_path: Path) -> None:
+    path, to = tmp_path / "tokens", tmp_path / "trainer.token"
+    first = run("add", path, "trainer", "--roles", "train,admin").strip()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert first not in path.read_text()
+    run(
+        "add",
+        path,
+        "ads",
+        "--roles",
+        "read",
+        "--for-tables",
+        "ads_*",
+        "--out",
+        to,
+    )
+    assert to.stat().st_mode & 0o777 == 0o600
+    run("rotate", path, "trainer", "--days", 2, "--out", to)
+    lines = tokens.read_lines(path)
+    assert [one.name for one in lines] == ["trainer", "ads", "trainer"]
+    assert lines[0].last_day and not lines[2].last_day
+    assert lines[0].roles == lines[2].roles == ("train", "admin")
+    shown = run("ls", path)
+    assert "trainer" in shown and "sha256" not in shown
+    security = {"tokens": path.read_text()}
+    with (
+        contextlib.closing(Servers(1, security=security)) as made,
+        grpc.insecure_channel(made.addresses[0]) as channel,
+    ):
+        for token in (first, to.read_text().strip()):
+            status = ask(channel, f"{PS}/Stats", token)
+            assert status == grpc.StatusCode.OK
+
+
+def test_what_is_over_goes_with_the_next_rotation(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    tokens.add(path, "a", ["train"], "2020-01-31")
+    tokens.add(path, "b", ["read"], "2020-01-31")
+    tokens.rotate(path, "a", 1, "2090-12-31")
+    found = [(one.name, one.last_day) for one in tokens.read_lines(path)]
+    assert found == [("b", "2020-01-31"), ("a", "2090-12-31")]
+    with pytest.raises(errors.InvalidArgument):
+        tokens.rotate(path, "c", 1, None)
+    before = path.read_text()
+    for name, roles in (("a b", ["train"]), ("a", ["boss"]), ("a", [])):
+        with pytest.raises(errors.InvalidArgument):
+            tokens.add(path, name, roles)
+    assert path.read_text() == before
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        found = tokens.lines_of(text)
+    except errors.InvalidArgument:
+        return
+    again = "\n".join(map(str, found))
+    assert tokens.lines_of(again) == found
