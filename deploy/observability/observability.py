@@ -152,10 +152,24 @@ ALERTS = (
     ),
     Alert(
         "PersiaDenied",
-        "increase(persia_denied_total[10m]) > 10",
+        "sum by (instance, reason) (increase(persia_denied_total[10m])) > 10",
         "1m",
-        "{{ $labels.instance }} refused {{ $value }} calls without a right "
-        "token.",
+        "{{ $labels.instance }} denied {{ $value }} calls "
+        "({{ $labels.reason }}).",
+    ),
+    Alert(
+        "PersiaCertificateEnds",
+        "persia_certificate_not_after_seconds - time() < 14 * 86400",
+        "5m",
+        "{{ $labels.file }} of {{ $labels.instance }} ends in "
+        "{{ $value | humanizeDuration }}.",
+    ),
+    Alert(
+        "PersiaRenewalFailed",
+        'increase(persia_security_renewals_total{outcome="failed"}[1h]) > 0',
+        "5m",
+        "{{ $labels.instance }} found certificates or tokens that it cannot "
+        "use, and keeps those from before.",
     ),
     Alert(
         "PersiaConnectionsRefused",
@@ -332,6 +346,16 @@ SERVERS = (
     ),
     Panel("Log", "bytes", (("persia_log_bytes", "{{instance}}"),)),
     Panel("Connections", "short", (("persia_connections", "{{instance}}"),)),
+    Panel(
+        "Calls denied per second",
+        "ops",
+        (
+            (
+                "sum by (instance, reason) (rate(persia_denied_total[5m]))",
+                "{{instance}} {{reason}}",
+            ),
+        ),
+    ),
     Panel(
         "Processors in use",
         "short",

@@ -23,6 +23,8 @@ import persia
 from persia import _core, prometheus
 from persia.base.health import Health
 from persia.data.feeding import Loader
+from persia.distributed.certs import write_certificates
+from persia.distributed.security import Security
 from tests.deploy.manifests import DEPLOY
 from tests.system.processes import environment, wait_until
 from tests.system.shards import free_port
@@ -71,7 +73,14 @@ FIRES = {
     "PersiaNonfinite": {'persia_table_nonfinite_total{table="t"}': "0+1x120"},
     "PersiaMalformed": {"persia_feed_malformed_total": "0+1x120"},
     "PersiaFeedLag": {'persia_feed_lag{partition="t/0"}': "0+9x120"},
-    "PersiaDenied": {"persia_denied_total": "0+2x120"},
+    "PersiaDenied": {'persia_denied_total{reason="wrong"}': "0+2x120"},
+    # promtool's time begins in 1970.
+    "PersiaCertificateEnds": {
+        'persia_certificate_not_after_seconds{file="s.pem"}': "1209599x120"
+    },
+    "PersiaRenewalFailed": {
+        'persia_security_renewals_total{outcome="failed"}': "0+1x120"
+    },
     "PersiaConnectionsRefused": {
         "persia_connections_refused_total": "0+1x120"
     },
@@ -102,7 +111,10 @@ SILENT = {
     'persia_table_nonfinite_total{table="t"}': "7x300",
     "persia_feed_malformed_total": "7x300",
     'persia_feed_lag{partition="t/0"}': "9x300",
-    "persia_denied_total": "7x300",
+    'persia_denied_total{reason="wrong"}': "7x300",
+    'persia_certificate_not_after_seconds{file="s.pem"}': "1299600x300",
+    'persia_security_renewals_total{outcome="ok"}': "0+1x300",
+    'persia_security_renewals_total{outcome="failed"}': "7x300",
     "persia_connections_refused_total": "7x300",
 }
 #: The same without what is off: no limit, no checkpoint.
@@ -248,6 +260,10 @@ def test_every_metric_is_exported_and_every_panel_has_series(
     options = ("--metrics-port", "0", *limits)
     page = prometheus.Page(0, "127.0.0.1", Health())
     page.add(prometheus.FeedCollector(Loader(1).counts, lambda: {"t/0": 1}))
+    write_certificates(tmp_path / "keys", ["localhost"])
+    security = Security.load(ca=tmp_path / "keys" / "ca.pem")
+    uses = _core.Gate(security.arguments())
+    assert not sum(uses.denied().values())
     sends = f"http://127.0.0.1:{page.port}/metrics"
     with (
         serving(*options) as server,
