@@ -58,6 +58,10 @@ def test_torchrun_says_who_we_are(monkeypatch: Any) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
+    # Ranks count the restarts of their own machine, and one that joined later
+    # has fewer; only with a key-value store that outlives them they need it.
+    assert Job.here() == Job(3, 8, 0)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     assert Job.here() == Job(3, 8, 2)
     assert Job.here(1, 4) == Job(1, 4, 2)
 

@@ -66,7 +66,8 @@ class Job:
     Attributes:
         rank: its number.
         world: how many there are.
-        restarts: how often the job was started again.
+        restarts: how often the job was started again, where its ranks may
+            find what those before have left in their key-value store; else 0.
     """
 
     rank: int
@@ -91,7 +92,11 @@ class Job:
             raise errors.InvalidArgument(
                 f"rank is {rank} of {world}, need 0 to {world - 1}"
             )
-        return cls(rank, world, _number("TORCHELASTIC_RESTART_COUNT", 0))
+        # Each agent counts for itself: one that joined later has fewer. With
+        # a key-value store of their own the ranks need no count.
+        shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        restarts = _number("TORCHELASTIC_RESTART_COUNT", 0) if shared else 0
+        return cls(rank, world, restarts)
 
 
 def _number(variable: str, default: int) -> int:
