@@ -25,8 +25,7 @@ from persia.datasets import ClickStream, SyntheticCTR
 from persia.metrics import Scores
 from persia.serving.deltas.publisher import Publisher
 from persia.serving.exporting import Trial
-from persia.serving.folder import versions_of
-from persia.serving.trained import check_apart, export_checkpoint, trial_of
+from persia.serving.trained import export_checkpoint
 from persia.store.engine import engine_of
 from persia.train import position
 from persia.train.best import METRICS, Best
@@ -48,6 +47,7 @@ from persia.train.sources import (
     schema_of,
 )
 from persia.train.trainer import Clock, Every, Progress, Trainer
+from persia.train.trials import check_export, trial_to_publish
 from persia.train.windows import Windows
 
 _PREFETCH: dict[str, bool | str] = {"auto": "auto", "on": True, "off": False}
@@ -731,46 +731,6 @@ def backends_for(device: str) -> str:
     """The process group's backends: gloo, and NCCL for tensors on GPUs."""
     cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     return "cpu:gloo,cuda:nccl" if cuda else "gloo"
-
-
-def check_export(run: Run, model: torch.nn.Module) -> None:
-    """Makes the graph of an export, and throws it away.
-
-    Raises:
-        InvalidArgument: there is none, or no checkpoint to export.
-        StorageError: the export could not be written.
-    """
-    config = run.config
-    if config.save is None:
-        raise errors.InvalidArgument(
-            "`export_to` exports the last checkpoint: give `save`, too"
-        )
-    versions = versions_of(config.export_to or "")
-    check_apart(versions, files.root_of(config.save))
-    files.check(versions)
-    saved = schema_of(run.train)
-    schema = None if saved is None else Schema.of_checkpoint(saved)
-    train = run.train
-    trial_of(model, train.keys, train.dense_features, schema, train.tasks)
-
-
-def trial_to_publish(run: Run, model: torch.nn.Module) -> Trial:
-    """The graph of a model that is published while it trains.
-
-    Raises:
-        InvalidArgument: there is none.
-        StorageError: versions could not be written.
-    """
-    config, train = run.config, run.train
-    versions = versions_of(config.publish_to or "")
-    if config.save is not None:
-        check_apart(versions, files.root_of(config.save))
-    files.check(versions)
-    saved = schema_of(train)
-    schema = None if saved is None else Schema.of_checkpoint(saved)
-    return trial_of(
-        model, train.keys, train.dense_features, schema, train.tasks
-    )
 
 
 def join_ranks(device: str = "cpu") -> tuple[int, int]:
