@@ -147,7 +147,7 @@ def save(
             parts = {"store": TableSettings(store.optimizer)} | parts_of(
                 model=model, optimizer=optimizer, scheduler=scheduler
             )
-            with _together(store):
+            with together(store):
                 shared = states_of(parts)
             shared |= {
                 "classes": classes_of(parts),
@@ -186,7 +186,7 @@ def settle(store: Store, root: files.Root) -> None:
 def states_of_rows(store: Store) -> Dense:
     """The states of a checkpoint that has rows alone."""
     parts = {"store": TableSettings(store.optimizer)}
-    with _together(store):
+    with together(store):
         shared = states_of(parts)
     shared |= {
         "classes": classes_of(parts),
@@ -406,7 +406,7 @@ def _loading(store: Store, strict: bool = True) -> Iterator[None]:
     are this store's own doing."""
     _core.ckpt_loading(engine_of(store).handle, True)
     try:
-        with _together(store, strict):
+        with together(store, strict):
             yield
     finally:
         with contextlib.suppress(PersiaError):  # the store was closed
@@ -414,7 +414,7 @@ def _loading(store: Store, strict: bool = True) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _together(store: Store, strict: bool = True) -> Iterator[None]:
+def together(store: Store, strict: bool = True) -> Iterator[None]:
     """States of modules are saved or loaded with their rows."""
     engine_of(store).loading, engine_of(store).strict = True, strict
     try:

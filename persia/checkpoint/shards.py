@@ -203,6 +203,10 @@ class ShardRows:
         """Names the training that they come from: 16 hexadecimal digits."""
         return f"{self._hello(self._peers[0])['lineage']:016x}"
 
+    def lineages(self) -> list[int]:
+        """The same of each shard, as numbers."""
+        return [self._hello(peer)["lineage"] for peer in self._peers]
+
     def restores(self) -> dict[str, int]:
         """The id of the restore that the rows of each shard stem from (0: of
         none), by its address.
@@ -227,9 +231,16 @@ class ShardRows:
             for peer in self._peers
         ]
 
-    def _hello(self, peer: Peer) -> dict[str, Any]:
-        ask = partial(peer.hello, self._namespace, 0)
+    def _hello(self, peer: Peer, stream: int = 0) -> dict[str, Any]:
+        ask = partial(peer.hello, self._namespace, stream)
         return patiently(ask, self._timeout)
+
+    def ledgers(self, stream: int) -> list[Numbers]:
+        """What each shard has of a stream of updates."""
+        return [
+            Numbers(*self._hello(peer, stream)["ledger"])
+            for peer in self._peers
+        ]
 
     def lost(self, manifest: Manifest, stream: int) -> dict[str, int]:
         """The shards that have not all updates of a stream that a checkpoint
@@ -237,10 +248,9 @@ class ShardRows:
         caller's.
         """
         found = {}
-        for shard, peer in enumerate(self._peers):
+        pairs = zip(self._peers, self.ledgers(stream), strict=True)
+        for shard, (peer, has) in enumerate(pairs):
             part = part_of(manifest, shard, len(self._peers))
-            ask = partial(peer.hello, self._namespace, stream)
-            has = Numbers(*patiently(ask, self._timeout)["ledger"])
             for saved in part.ledgers:
                 if saved.stream != stream:
                     continue

@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # importing them takes seconds that no other command needs
     from persia.train.run import Result, Run
     from persia.train.trainer import Progress as Position
 
+_SKEW = 5.0  # seconds between the signals of ranks that end together
 _NAMES = {"auc": "AUC", "logloss": "log loss", "gauc": "GAUC"}
 
 
@@ -151,7 +152,9 @@ def _train(
     told(run.describe())
     for line in [*lines, *run.roots.lines()]:
         told(line)
-    if first and run.outlived:
+    for line in run.continued.lines() if run.continued else []:
+        told(line)
+    if first and run.outlived and run.continued is None:
         # What is started again after a failure finds the rows changed.
         told(f"saved to {run.save()}")
     gc.freeze()  # what was imported need not be searched for garbage again
@@ -162,6 +165,9 @@ def _train(
         finished = run.fit(show, told)
     if finished and not was_finished and not run.trainer.samples:
         told("nothing was left to train: the data end before that")
+    if not finished and run.elastic is not None:
+        run.elastic.write()
+        told(f"step {run.trainer.step}: ranks that start again continue here")
     failed: PersiaError | None = None
     if run.must_save:
         ending.what = f"the model was not saved to {run.config.save}"
@@ -183,6 +189,9 @@ def _train(
     if not finished or ending.number is not None:
         if failed is not None:
             raise failed
+        if run.trainer.stopped_by_others:
+            # To torchrun a rank that ends by itself has failed.
+            ending.wait(_SKEW)
         raise Ended(ending.number or signal.SIGINT)
     ending.first = at_once
     result = run.result()

@@ -16,13 +16,16 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import islice
 from multiprocessing.context import get_spawning_popen
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from persia import _core, errors
 from persia.base.check import kind, whole
 from persia.data.batches.batch import Batch
+
+if TYPE_CHECKING:
+    from persia.data.sharing import Sharing
 
 T = TypeVar("T")
 
@@ -125,6 +128,30 @@ class Dataset(IterableDataset[Batch]):
         for i, part in enumerate(parts):
             part.rank, part.world_size = i, n
         return parts
+
+    def left(self, sharings: Sequence[Sharing]) -> Iterator[Batch]:
+        """The batches of this rank of what is left of a pass that other ranks
+        began: see :class:`persia.data.sharing.Shared`."""
+        return read_ahead(
+            lambda: islice(
+                self._left(sharings), self.rank, None, self.world_size
+            )
+        )
+
+    def _left(self, sharings: Sequence[Sharing]) -> Iterator[Batch]:
+        """The same of all ranks."""
+        *before, last = sharings
+        ranks = len(last.done)
+        if before:
+            for number, batch in enumerate(self._left(before)):
+                if not last.has(number % ranks, number // ranks):
+                    yield batch
+            return
+        for rank, first in enumerate(last.done):
+            batches = self._batches_from(rank, ranks, first, None)
+            for number, (batch, _) in enumerate(batches, first):
+                if not last.has(rank, number):
+                    yield batch
 
     def forget_position(self) -> None:
         """Begins at the first batch, as a copy of another one does."""

@@ -162,12 +162,24 @@ times_opened: dict[StreamKey, int] = {}  # how often each store has been opened
 _own_job = secrets.token_hex(16)  # of a process that has no other
 
 
-def _job_here(restarts: int) -> str:
-    """The run that this process belongs to: what torchrun or the launcher
-    calls it, else a random name, the same for all ranks."""
+def _run_here() -> str:
+    """What torchrun or the launcher calls this run; "": it has no name."""
     run = os.environ.get("TORCHELASTIC_RUN_ID", "")
     if run in ("", "none"):  # torchrun's word for: it was given none
         run = variable(RUN_ID) or ""
+    return run
+
+
+def has_name(settings: Settings) -> bool:
+    """Whether a store's job has a name that it keeps when it is started
+    again."""
+    return bool(settings.job or _run_here())
+
+
+def _job_here(restarts: int) -> str:
+    """The run that this process belongs to: what torchrun or the launcher
+    calls it, else a random name, the same for all ranks."""
+    run = _run_here()
     if run:
         return run
     if group_here() is None:
@@ -469,11 +481,12 @@ class Connection:
                 return which
         return None
 
-    def adopt(self, run: str, number: int) -> None:
+    def adopt(self, run: str, number: int | None = None) -> None:
         """From now on the updates of this store are in the stream that the
-        store of this number has in this job."""
+        store of this number (default: its own) has in this job."""
         assert self._key is not None
         before = self._key
+        number = before.number if number is None else number
         self._key = before._replace(job=run, number=number)
         with _streams_lock:
             _streams.discard(before)

@@ -10,6 +10,7 @@ from persia.base.lazy import lazily
 
 if TYPE_CHECKING:
     from persia.train.best import Best
+    from persia.train.elastic import Continued, Elastic
     from persia.train.logs import CSVLog, Log, TensorBoardLog, health
     from persia.train.saved import Trained, load
     from persia.train.trainer import Clock, Every, Progress, Trainer
@@ -18,6 +19,8 @@ __all__ = [
     "Best",
     "CSVLog",
     "Clock",
+    "Continued",
+    "Elastic",
     "Every",
     "Log",
     "Progress",
@@ -34,6 +37,8 @@ __getattr__, __dir__ = lazily(
         "Best": "best",
         "CSVLog": "logs",
         "Clock": "trainer",
+        "Continued": "elastic",
+        "Elastic": "elastic",
         "Every": "trainer",
         "Log": "logs",
         "Progress": "trainer",

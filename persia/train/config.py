@@ -226,6 +226,14 @@ class TrainConfig(pydantic.BaseModel):
         description="About updates that servers had and lost, as they were "
         "started again: raise an error, or continue and count them.",
     )
+    dense_every: int | None = Field(
+        None,
+        ge=1,
+        description="Optimizer steps between two files of the dense part, on "
+        "each machine: ranks that torchrun starts again, as more or fewer, "
+        "continue with it and with the rows that `servers` have (default: "
+        "none).",
+    )
     save: UrlText | None = Field(
         None,
         description="Checkpoint root, a folder or URI: a checkpoint is "
@@ -400,6 +408,7 @@ class TrainConfig(pydantic.BaseModel):
             ("keep_best", not self.keep_best),
             ("shuffle", not self.shuffle),
             ("workers", self.workers is None),
+            ("dense_every", self.dense_every is None),
             ("epochs", self.epochs == 1),
         ):
             if not absent:

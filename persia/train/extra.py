@@ -23,6 +23,8 @@ class Extra:
             in the run that continues.
         ranks: of the run.
         placed: whether each rank kept its position in the data.
+        left: the epoch is what other numbers of ranks had left of one: see
+            :class:`persia.data.sharing.Shared`.
         source: see :func:`persia.train.position.source`.
         keys: names of the id features.
         dense_features: how many there are.
@@ -38,6 +40,7 @@ class Extra:
     samples: int | None = None
     ranks: int | None = None
     placed: bool = False
+    left: list[Any] = dataclasses.field(default_factory=list)
     source: dict[str, Any] | None = None
     keys: list[str] | None = None
     dense_features: int = 0

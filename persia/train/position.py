@@ -5,16 +5,34 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from persia import errors
 from persia.data import Dataset, Files, Kafka
+from persia.data.sharing import Sharing
 from persia.datasets import Criteo
 from persia.train.config import TrainConfig, is_made, resolve
 from persia.train.extra import Extra
 from persia.train.trainer import Trainer
 
 TEST_SHARE = 0.1  # of files, where no option says otherwise
+
+
+class Position(NamedTuple):
+    """Where a run is.
+
+    Attributes:
+        epoch: from 0.
+        batch: batches of it that this rank has trained.
+        offset: samples of the batch after these.
+        sharings: the epoch is what is left of one that other ranks began, see
+            :class:`persia.data.sharing.Shared`; then both numbers are 0.
+    """
+
+    epoch: int
+    batch: int = 0
+    offset: int = 0
+    sharings: tuple[Sharing, ...] = ()
 
 
 class InTopics:
@@ -92,8 +110,8 @@ def find(
     config: TrainConfig,
     data: Dataset,
     ranks: int,
-) -> tuple[int, int, int]:
-    """(epoch, batch, samples of the batch after it) to continue from.
+) -> Position:
+    """Where to continue.
 
     Args:
         extra: of the checkpoint.
@@ -107,7 +125,7 @@ def find(
     """
     epoch, batch, samples = extra.epoch, extra.batch, extra.samples
     if not batch and not samples:
-        return epoch, 0, 0
+        return Position(epoch)
     begin = f"the checkpoint was made within epoch {epoch + 1}: "
     then = resolve(extra.options)
     there = extra.source or source(then, None)
@@ -129,20 +147,23 @@ def find(
                 f"{begin}it is of an earlier version of Persia, so continue"
                 f" with `batch_size={before}`"
             )
-        return epoch, batch, 0
+        return Position(epoch, batch)
     was = extra.ranks or 1
     # Each rank leaves out the malformed lines of its own share, and a window
     # cuts batches at its ends, so that only the same batches have the same
     # place.
     shares = not is_made(config.data) and max(was, ranks) > 1
-    if shares or config.window is not None:
-        if (was, before) != (ranks, size):
+    if shares or extra.left or config.window is not None:
+        if before != size or (config.window is not None and was != ranks):
             raise errors.InvalidArgument(
                 f"{begin}continue with {was} ranks and"
                 f" `batch_size={before}`, as it was trained, not {ranks} and"
                 f" {size}: other ones have other batches"
             )
-        return epoch, batch, 0
+        if was == ranks and not extra.left:
+            return Position(epoch, batch)
+        earlier = [Sharing.of(*one) for one in extra.left]
+        return Position(epoch, sharings=(*earlier, Sharing.even(was, batch)))
     batch, offset = divmod(samples, size * ranks)
     if offset and ranks > 1:
         raise errors.InvalidArgument(
@@ -150,4 +171,4 @@ def find(
             f"each of {ranks} ranks; continue with another batch size, such as"
             f" `batch_size={before}`"
         )
-    return epoch, batch, offset
+    return Position(epoch, batch, offset)

@@ -21,6 +21,7 @@ from persia.base.urls import Url
 from persia.base.warning import warn
 from persia.checkpoint import files, saving
 from persia.data import Dataset, Files, Kafka, Schema
+from persia.data.sharing import Shared
 from persia.datasets import ClickStream, SyntheticCTR
 from persia.metrics import Scores
 from persia.serving.deltas.publisher import Publisher
@@ -30,6 +31,7 @@ from persia.store.engine import engine_of
 from persia.train import position
 from persia.train.best import METRICS, Best
 from persia.train.config import TrainConfig, resolve
+from persia.train.elastic import Continued, Elastic
 from persia.train.extra import Extra
 from persia.train.logs import CSVLog, Log, TensorBoardLog, health
 from persia.train.model import (
@@ -138,8 +140,6 @@ class Run:
         self.model = model.to(device)
         # Of earlier jobs; asked before any rank may train.
         self._found = self._rows() if self.store.remote else 0
-        if resume is None and self._found and self.outlived:
-            self._check_first_life()
         if self.ranks > 1:
             self.model = DistributedDataParallel(self.model)
         adam = torch.optim.Adam
@@ -164,6 +164,17 @@ class Run:
         self.source: Dataset | persia.Stream = (
             persia.Stream(workers, job=config.job) if workers else self.train
         )
+        self._shared = Shared(self.train)
+        self.elastic: Elastic | None = None
+        if config.dense_every is not None:
+            self.elastic = Elastic(
+                self.trainer,
+                self.store,
+                self.source,
+                every=config.dense_every,
+            )
+            if isinstance(self.elastic.data, Shared):
+                self._shared = self.elastic.data
         self._last: Progress | None = None
         self._windows: list[Scores] = []
         self._scored: tuple[int, Scores] | None = None  # and the step
@@ -173,13 +184,42 @@ class Run:
         self._gave_up = False  # as no score was better
         self.best = Best(config.best_by, config.early_stop)
         self._resumed = resume
-        if resume is not None:
-            self._load(resume)
+        self.continued = self._begin(resume)
         self.trainer.scheduler = self._scheduler()
         if self.must_save:
             saving.check(self.store, config.save or "")
         if config.keep_best:
             saving.check(self.store, best_root(config.save or ""))
+
+    def _begin(self, resume: Path | str | None) -> Continued | None:
+        """Continues where the ranks before were, or with a checkpoint."""
+        elastic, continued = self.elastic, None
+        if elastic is not None:
+            elastic.extra = self.best.state_dict
+            try:
+                continued = elastic.begin(otherwise=resume is not None)
+            except errors.UpdatesLost as error:
+                if resume is None:
+                    raise
+                warn(f"{error}; continues from {resume}")
+        if continued is not None:
+            assert elastic is not None
+            self.best.load_state_dict(elastic.found)
+            return continued
+        if resume is not None:
+            self._load(resume)
+        elif self._found and self.outlived:
+            self._check_first_life()
+        if elastic is not None:
+            elastic.restart()
+        return None
+
+    @property
+    def _given(self) -> Shared | Kafka | persia.Stream:
+        """Where the batches come from."""
+        if isinstance(self.source, Kafka | persia.Stream):
+            return self.source
+        return self._shared
 
     @property
     def batches(self) -> int | None:
@@ -275,19 +315,26 @@ class Run:
             MalformedData: there is not one sample to train on.
         """
         begins = self.trainer.batch == self.trainer.offset == 0
-        begins &= not self.finished
+        begins &= not (
+            self.finished or self.continued or self._shared.sharings
+        )
 
         def report(at: Progress) -> None:
             self._last = at
             on_progress(at)
 
         hooks = self.make_hooks(tell)
-        with self._publishing(hooks, tell):
+        kept: contextlib.AbstractContextManager[None]
+        kept = contextlib.nullcontext()
+        if self.elastic is not None:
+            hooks.append(self.elastic.hook)
+            kept = self.elastic.kept()
+        with self._publishing(hooks, tell), kept:
             if self.config.window is not None:
                 done = self._fit_windows(report, hooks, tell)
             else:
                 done = self.trainer.fit(
-                    self.source, self.config.epochs, report, hooks=hooks
+                    self._given, self.config.epochs, report, hooks=hooks
                 )
         done |= self._reached is not None or self._gave_up
         if done and begins and not self.trainer.samples:
@@ -565,6 +612,7 @@ class Run:
                 samples=at.batch * samples + at.offset,
                 ranks=self.ranks,
                 placed=place is not None,
+                left=[list(map(list, x)) for x in self._shared.sharings],
                 source=position.source(self.config, self.train),
                 keys=list(self.train.keys),
                 dense_features=self.train.dense_features,
@@ -582,6 +630,8 @@ class Run:
         """The position of this rank, where the source has one."""
         if self.source is not self.train or self.config.window is not None:
             return None  # the data loaders, or the window, decide it
+        if self._shared.sharings:
+            return None
         if isinstance(self.train, Kafka):
             return position.InTopics(self.train, self.trainer)
         if isinstance(self.train, Files):
@@ -674,6 +724,8 @@ class Run:
 
     def close(self) -> None:
         """Ends the store and leaves the other ranks."""
+        if self.elastic is not None and self.finished:
+            self.elastic.end()
         self.store.close()
         if self.ranks > 1:
             torch.distributed.destroy_process_group()
@@ -690,9 +742,11 @@ class Run:
         if self.source is not self.train:  # data loaders know what is left
             trainer.epoch, trainer.batch = extra.epoch, extra.batch
         elif not isinstance(place, position.InTopics):
-            trainer.epoch, trainer.batch, trainer.offset = position.find(
-                extra, self.config, self.train, self.ranks
-            )
+            at = position.find(extra, self.config, self.train, self.ranks)
+            trainer.epoch, trainer.batch = at.epoch, at.batch
+            trainer.offset = at.offset
+            if at.sharings:
+                self._shared.continues(at.epoch, at.sharings)
             if extra.ranks != self.ranks or not extra.placed:
                 place = None  # of other shares, or an older checkpoint
         self.store.load(

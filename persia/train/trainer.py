@@ -26,6 +26,7 @@ from persia import errors
 from persia.base.check import number
 from persia.data import Dataset, Kafka
 from persia.data.batches.batch import Batch, part_of
+from persia.data.sharing import Shared
 from persia.distributed.ranks import side_group
 from persia.loop.loader import DataLoader
 from persia.loop.stream import Stream
@@ -208,6 +209,9 @@ class Trainer:
         trained."""
         self.samples = 0
         """Samples trained by this object."""
+        self.stopped_by_others = False
+        """Whether another rank alone was stopped when the last training
+        ended."""
         self.clock = Clock()
         self._ranks = (
             torch.distributed.get_world_size()
@@ -406,7 +410,7 @@ class Trainer:
             begin = self.batch
             if isinstance(dataset, Kafka):
                 self.batch, begin = dataset.rewind(begin), 0
-            elif isinstance(dataset, Dataset):
+            elif isinstance(dataset, Dataset | Shared):
                 begin = max(0, begin - dataset.begins)
             rest = itertools.islice(dataset, begin, None)
             source = self._timed(_without(rest, self.offset))
@@ -431,6 +435,7 @@ class Trainer:
                     self._stop,
                     *due.find(self),
                 )
+                self.stopped_by_others = stopped and not self._stop
                 before += self._call(due, now_due)
                 if ended and isinstance(dataset, Stream):
                     _skip_rest(batch, batches)

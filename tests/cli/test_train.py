@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -9,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,17 +29,20 @@ from persia.base.options import read_yaml
 from persia.cli.app import app
 from persia.data import Files, Schema
 from persia.data.batches.batch import Batch
+from persia.data.sharing import Sharing
 from persia.datasets import Criteo
 from persia.metrics import Scores
 from persia.optim import ALGORITHMS
 from persia.train import Trainer, position
 from persia.train.config import TrainConfig, resolve
+from persia.train.elastic import Elastic
 from persia.train.extra import Extra
 from persia.train.roots import best_root
 from persia.train.run import Run
 from persia.train.saved import saved_options
 from persia.train.sources import open_data
 from tests.ready import Ready, ended
+from tests.remote import Servers
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("PERSIA_TEST_DATA", ROOT.parent / "shared/data"))
@@ -487,13 +492,13 @@ def test_position_of_an_older_checkpoint(tmp_path: Path) -> None:
         {"options": config.options(), "epoch": 1, "batch": 3}, tmp_path
     )
     data = open_data(config)[0]
-    assert position.find(old, config, data, 2) == (1, 3, 0)
+    assert position.find(old, config, data, 2) == position.Position(1, 3)
     other = resolve(config.options(), {"batch_size": 64})
     with pytest.raises(errors.InvalidArgument, match="batch_size=100"):
         position.find(old, other, data, 1)
     assert position.find(
         dataclasses.replace(old, batch=0), other, data, 1
-    ) == (1, 0, 0)
+    ) == position.Position(1)
 
 
 def test_position_of_several_ranks(tmp_path: Path) -> None:
@@ -508,11 +513,12 @@ def test_position_of_several_ranks(tmp_path: Path) -> None:
         source=position.source(config, data),
     )
     other = resolve(config.options(), {"batch_size": 70})
-    assert position.find(saved, config, data, 1) == (0, 6, 0)
-    assert position.find(saved, other, data, 1) == (0, 8, 40)
+    assert position.find(saved, config, data, 1) == position.Position(0, 6)
+    assert position.find(saved, other, data, 1) == position.Position(0, 8, 40)
     with pytest.raises(errors.InvalidArgument, match="600 samples"):
         position.find(saved, other, data, 2)
-    # The lines of a file that each rank has left out are not known.
+    # The lines of a file that each rank has left out are not known: other
+    # ranks share what those before have left.
     config = resolve(csv_file(tmp_path), {"batch_size": 100})
     data = open_data(config)[0]
     saved = dataclasses.replace(
@@ -520,9 +526,16 @@ def test_position_of_several_ranks(tmp_path: Path) -> None:
         options=config.options(),
         source=position.source(config, data),
     )
-    assert position.find(saved, config, data, 2) == (0, 3, 0)
-    with pytest.raises(errors.InvalidArgument, match=r"2 ranks.*batch_size"):
-        position.find(saved, config, data, 1)
+    assert position.find(saved, config, data, 2) == position.Position(0, 3)
+    left = (Sharing.even(2, 3),)
+    found = position.find(saved, config, data, 1)
+    assert found == position.Position(0, sharings=left)
+    again = dataclasses.replace(saved, left=[left[0]], ranks=3, batch=2)
+    found = position.find(again, config, data, 1)
+    assert found.sharings == (*left, Sharing.even(3, 2))
+    other = resolve(config.options(), {"batch_size": 70})
+    with pytest.raises(errors.InvalidArgument):
+        position.find(saved, other, data, 1)
 
 
 def test_resume_goes_on_for_more_epochs(tmp_path: Path) -> None:
@@ -796,3 +809,19 @@ def test_what_a_configuration_says_of_checkpoints(
     file.write_text(f"data: synthetic\n{line}\n")
     with pytest.raises(errors.InvalidArgument):
         run("--config", str(file))
+
+
+def test_nothing_is_left_for_ranks_that_start_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those before were killed after their last step."""
+    monkeypatch.setenv("PERSIA_RUN_ID", "left")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    words = [*TINY, "--dim", "2", "--dense-every", "5"]
+    with contextlib.closing(Servers(1)) as servers:
+        words += ["--servers", servers.text]
+        with monkeypatch.context() as killed:
+            killed.setattr(Elastic, "end", lambda self: None)
+            run(*words)
+        run(*words)
+        assert servers.shards[0].channel(10.0).stats()["pushes"] == 24
