@@ -10,15 +10,17 @@ from collections.abc import Callable
 
 from persia.serving.exporting import Exported
 
-_LEAST = 19  # priority
+#: How much less than other threads those get that write: versions need the
+#: processor for longer, and packets are waited for.
+VERSIONS, PACKETS = 19, 10
 _LOOK_S = 0.1
 
 
-def yield_processor() -> None:
-    """This thread, and those that it starts, run when no other one of the
-    machine wants to: threads that compute together wait for the slowest."""
+def yield_processor(nice: int) -> None:
+    """This thread, and those that it starts, leave the processor to others:
+    where threads compute together, all of them wait for the slowest."""
     with contextlib.suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
 
 
 class Basing:
@@ -47,7 +49,7 @@ class Basing:
         self.error: Exception | None = None
 
     def _run(self) -> None:
-        yield_processor()
+        yield_processor(VERSIONS)
         try:
             self.done = self._write(self._begun.set, self._stop)
         except Exception as error:

@@ -7,6 +7,7 @@ writes packets, and a third one versions.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import threading
@@ -105,7 +106,9 @@ class _Due:
             return False
         if now < self._counted + self.pause:
             return False
-        changed = reader.count()
+        changed = 0
+        with contextlib.suppress(*_AWAY):  # publish() says so to all ranks
+            changed = reader.count()
         rest = (now - self._begun) * (self._rows / max(changed, 1) - 1)
         self._counted = now
         self.pause = max(min(left, rest) / 2, _COUNT_S)
@@ -122,9 +125,8 @@ class Publisher:
     answers. The training waits for the copy of what changed, not for the
     storage; while that does not answer, changes gather for a larger packet.
 
-    Packets and versions are written by threads that run when no other thread
-    of the machine wants to: where the training uses all processors, packets
-    become fewer and larger.
+    Packets and versions are written by threads of a low priority: where the
+    training uses all processors, packets become fewer and larger.
 
     Where the store is of several ranks, all of them make one and call it
     between the same steps; the first rank publishes.

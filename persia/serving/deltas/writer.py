@@ -11,7 +11,7 @@ from torch import Tensor
 
 from persia import errors
 from persia.base.warning import warn
-from persia.serving.deltas.basing import yield_processor
+from persia.serving.deltas.basing import PACKETS, yield_processor
 from persia.serving.deltas.changes import TableChanges
 from persia.serving.deltas.erased import add_erased
 from persia.serving.deltas.packet import (
@@ -150,7 +150,7 @@ class PacketWriter:
         self._thread.join(RETRY_S * 5)
 
     def _run(self) -> None:
-        yield_processor()
+        yield_processor(PACKETS)
         told = False
         while True:
             with self._changed:
