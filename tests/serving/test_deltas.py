@@ -29,6 +29,7 @@ from persia.serving.folder import LocalVersions, versions_of
 from persia.serving.repository import Model
 from tests.remote import Servers
 from tests.serving import models
+from tests.serving.conftest import call
 from tests.system.processes import wait_until
 
 pytestmark = pytest.mark.slow
@@ -664,6 +665,8 @@ def test_packets_are_verified(tmp_path: Path) -> None:
         files[1].write_bytes(bad)
         with pytest.raises((errors.CorruptFile, errors.StaleLineage)):
             persia.load_model(root).verify_packets()
+        with pytest.raises(errors.CorruptFile):
+            call("model", "verify", root)
     files[1].unlink()
     with pytest.raises(errors.StaleLineage):
         persia.load_model(root).verify_packets()
