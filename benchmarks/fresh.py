@@ -12,14 +12,18 @@ follows them as ``persia serve model`` does.
   second change.
 - ``lag``: from an update of a row to the first moment when the other process
   answers with it: p50 and p99 over all steps. The processes share the
-  processors. ``--to`` names another place than a folder, such as a bucket.
+  processors.
+- ``s3``: the same through an S3 server on this machine, which takes its share
+  of the processors, too (needs ``moto``).
 - ``reads``: rows are read in threads while packets change them; how many of
   them were torn.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -31,6 +35,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from pyarrow import fs
 
 import persia
 from benchmarks.common import FEATURES, arguments, print_machine, report
@@ -41,7 +46,7 @@ BENCH = "fresh"
 DENSE, DIM, BATCH = 13, 16, 1024
 KEYS = [f"f{i:02d}" for i in range(FEATURES)]
 PROBE = 1 << 40  # an id that no batch has
-HOT = 300  # ids of a feature
+HOT = 100  # ids of a feature
 THREADS = 2
 
 
@@ -55,8 +60,8 @@ class Sizes:
         self.lag_seconds = 5.0 if quick else 60.0
         self.reads = 10**6 if quick else 10**8
         self.every = 0.5
-        self.lag_every = 0.1
-        self.hot = 0.975  # share of the ids that are hot
+        self.lag_every = 0.05
+        self.hot = 0.965  # share of the ids that are hot
 
 
 class Training:
@@ -157,8 +162,9 @@ def cost(sizes: Sizes, seed: int, case: str, hot: float) -> None:
     )
 
 
-def lag(sizes: Sizes, seed: int, to: str) -> None:
-    """Seconds until another process answers with a row."""
+def lag(sizes: Sizes, seed: int, case: str, to: str, target: float) -> None:
+    """Seconds until another process answers with a row; ``to``: the root of
+    the versions, if not a folder."""
     training = Training(sizes, seed, sizes.hot)
     with tempfile.TemporaryDirectory() as folder:
         out, seen = to or str(Path(folder) / "out"), Path(folder) / "seen"
@@ -195,10 +201,10 @@ def lag(sizes: Sizes, seed: int, to: str) -> None:
         late = at[first] - np.array(times)
         report(
             BENCH,
-            "lag",
+            case,
             round(float(np.quantile(late, 0.99)), 3),
             "s until the 99th of 100 updates is seen",
-            target=2.0 if to else 0.2,
+            target=target,
             at_most=True,
             every=sizes.lag_every,
             rows_per_second=round(rows / sizes.lag_seconds),
@@ -206,6 +212,36 @@ def lag(sizes: Sizes, seed: int, to: str) -> None:
             p50=round(float(np.quantile(late, 0.5)), 3),
             most=round(float(late.max()), 3),
         )
+
+
+def lag_of_bucket(sizes: Sizes, seed: int) -> None:
+    """:func:`lag` through S3."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+    port = endpoint.rpartition(":")[2]
+    keys = {"AWS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": "hidden"}
+    os.environ.update(keys)
+    with subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-p", port],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as server:
+        try:
+            for _ in range(600):
+                with contextlib.suppress(OSError):
+                    socket.create_connection(("127.0.0.1", int(port))).close()
+                    break
+                time.sleep(0.1)
+            fs.S3FileSystem(
+                scheme="http",
+                endpoint_override=endpoint,
+                allow_bucket_creation=True,
+            ).create_dir("bucket")
+            options = f"scheme=http&endpoint_override={endpoint}"
+            lag(sizes, seed, "s3", f"s3://bucket/out?{options}", 2.0)
+        finally:
+            server.terminate()
 
 
 def reads(sizes: Sizes, seed: int) -> None:
@@ -248,7 +284,7 @@ def reads(sizes: Sizes, seed: int) -> None:
                 store.set_rows("t", ids, values)
                 publisher.publish()
                 loaded.catch_up()
-                time.sleep(0.09)
+                time.sleep(0.05)
             spent = time.perf_counter() - begin
             rows = publisher.rows_published
     report(
@@ -283,7 +319,6 @@ def follow(root: str, seen: str) -> None:
 def main() -> None:
     """Runs the parts."""
     parser = arguments(__doc__ or "")
-    parser.add_argument("--to", default="", help="a folder or URL for lag")
     parser.add_argument("--follow", default="")
     parser.add_argument("--seen", default="")
     options = parser.parse_args()
@@ -295,7 +330,8 @@ def main() -> None:
     parts: dict[str, Callable[[], None]] = {
         "cost": lambda: cost(sizes, seed, "cost", sizes.hot),
         "most": lambda: cost(sizes, seed, "most", 0.0),
-        "lag": lambda: lag(sizes, seed, options.to),
+        "lag": lambda: lag(sizes, seed, "lag", "", 0.2),
+        "s3": lambda: lag_of_bucket(sizes, seed),
         "reads": lambda: reads(sizes, seed),
     }
     for name, part in parts.items():
