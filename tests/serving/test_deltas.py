@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import persia
 from persia import _core, errors
+from persia.checkpoint import saving
 from persia.serving import ExportedModel, Publisher, exporting
 from persia.serving.deltas import changes, writer
 from persia.serving.deltas import publisher as publishers
@@ -596,6 +597,44 @@ def test_rows_are_replaced_while_a_version_is_written(
         published(publisher)
         assert loaded.catch_up() == 1
         same(loaded, model, tmp_path / "export")
+    store.close()
+
+
+def test_a_version_that_begins_too_late_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training continues meanwhile: its rows are of another moment."""
+    store = models.store()
+    model = model_of(store)
+    train(model, 4)
+    told: list[str] = []
+    monkeypatch.setattr(publishers, "warn", told.append)
+    monkeypatch.setattr(publishers, "_MOMENT_S", 0.1)
+    goes_on, saves = threading.Event(), saving.save_into
+
+    def late(*args: Any) -> Any:
+        assert goes_on.wait(60)
+        return saves(*args)
+
+    root = tmp_path / "out"
+    with start(model, root, rebase=0.5) as publisher:
+        loaded = persia.load_model(root)
+        with monkeypatch.context() as slow:
+            slow.setattr(saving, "save_into", late)
+            train(model, 8)
+            publisher.flush()
+            assert publisher.publish()  # and no second version
+            train(model)
+            goes_on.set()
+            publisher.flush()
+        assert versions_of(root).names() == ["v-000001"]
+        assert len(told) == 1
+        train(model, 8)
+        published(publisher)
+        assert versions_of(root).names() == ["v-000001", "v-000002"]
+        for one in (loaded, persia.load_model(root)):
+            one.catch_up()
+            same(one, model, tmp_path / "export")
     store.close()
 
 
