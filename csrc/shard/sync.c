@@ -35,6 +35,18 @@ void sync_free(sync_steps *s)
     s->part = NULL;
 }
 
+/* Whether the rank was passed in a step that waits for others. */
+static int sync_is_early(const sync_steps *s, uint64_t step, uint32_t rank)
+{
+    if (s->passed_step <= s->step || s->passed_step >= step ||
+        rank >= s->passed_parts || !s->passed[rank])
+        return 0;
+    for (uint32_t i = 0; i < s->passed_parts; i++)
+        if (!s->passed[i] && !s->left[i])
+            return 1;
+    return 0;
+}
+
 static int sync_refuse(const sync_steps *s, uint64_t step, uint32_t rank,
                        uint32_t parts)
 {
@@ -62,10 +74,10 @@ static int sync_refuse(const sync_steps *s, uint64_t step, uint32_t rank,
                               "rank %u sends step %llu, and step %llu was "
                               "applied last: no server misses so many",
                               rank, number, (unsigned long long)last);
-    if (s->pending && s->pending < step && s->passed[rank])
+    if (sync_is_early(s, step, rank))
         return persia_err_set(PERSIA_EUNAVAILABLE,
                               "step %llu waits for other ranks yet",
-                              (unsigned long long)s->pending);
+                              (unsigned long long)s->passed_step);
     if (s->pending && s->pending != step)
         return persia_err_set(PERSIA_EARG,
                               "rank %u sends step %llu, while the "
@@ -90,7 +102,10 @@ static int sync_collect(sync_steps *s, uint64_t step, uint32_t rank,
     if (!s->part)
         return persia_err_set(PERSIA_ENOMEM,
                               "no memory for the %u parts of a step", parts);
-    memset(s->passed, 0, parts);
+    if (s->passed_step != step || s->passed_parts != parts)
+        memset(s->passed, 0, parts);
+    s->passed_step = step;
+    s->passed_parts = parts;
     sync_event(s, SYNC_COLLECT);
     s->pending = step;
     s->parts = parts;
@@ -106,6 +121,7 @@ int sync_add(sync_steps *s, uint64_t step, uint32_t rank, uint32_t parts,
         return rc;
     *replaced = s->part[rank];
     s->part[rank] = part;
+    s->passed[rank] = 0;
     s->n += *replaced == NULL;
     return PERSIA_OK;
 }
@@ -175,6 +191,13 @@ void sync_failed(sync_steps *s)
     s->applying = 0;
 }
 
+void sync_set_step(sync_steps *s, uint64_t step)
+{
+    s->step = step;
+    s->missed = s->passed_step = 0;
+    memset(s->passed, 0, sizeof s->passed);
+}
+
 void **sync_take_one(sync_steps *s, uint32_t rank, uint32_t *n)
 {
     *n = 0;
@@ -203,6 +226,7 @@ void **sync_move(sync_steps *s, uint32_t rank, uint32_t world, int joins,
 {
     set_left(s, rank, !joins);
     s->told[rank] = 1;
+    s->passed[rank] = 0; /* another process, whose batches are others */
     if (joins && step > s->step)
         s->step = s->missed = step;
     if (joins && s->pending &&

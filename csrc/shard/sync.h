@@ -52,7 +52,9 @@ typedef struct sync_steps {
     uint32_t parts;    /* of the pending step */
     uint32_t n;        /* of them that are there */
     void **part;       /* [parts], NULL: missing */
-    uint8_t passed[SYNC_RANKS]; /* 1: it is not waited for in that step */
+    uint64_t passed_step;       /* it waits for no part of some ranks */
+    uint32_t passed_parts;      /* of so many */
+    uint8_t passed[SYNC_RANKS]; /* [passed_parts] 1: it is one of them */
     uint32_t left_n;   /* ranks that take no part: */
     uint8_t left[SYNC_RANKS]; /* 1 */
     uint8_t told[SYNC_RANKS]; /* 1: the rank has said itself whether it does */
@@ -68,11 +70,12 @@ void sync_free(sync_steps *s);
 /* Part `rank` of `parts` of a step.  A part that is there already is
  * replaced: *replaced, else NULL.  PERSIA_EARG when it does not belong to the
  * step that is being collected, or its rank has left; PERSIA_EUNAVAILABLE when
- * its rank was passed in that step, which waits for others. */
+ * its rank was passed in an earlier step, which waits for others. */
 int sync_add(sync_steps *s, uint64_t step, uint32_t rank, uint32_t parts,
              void *part, void **replaced);
 /* Instead of sync_add(): the shard has the part's update from an earlier life
- * of its rank.  The step waits for the others alone. */
+ * of its rank.  The step waits for the others alone, also where they send
+ * their parts again because it failed: this rank does not. */
 void sync_pass(sync_steps *s, uint64_t step, uint32_t rank, uint32_t parts);
 /* Before a part is added.  A rank sends the next step when it was answered the
  * one before.  So of two ranks that send different steps to a shard that has
@@ -89,6 +92,8 @@ int sync_complete(const sync_steps *s);
 void **sync_take(sync_steps *s, int apply, uint32_t *n);
 void sync_applied(sync_steps *s, uint64_t step);
 void sync_failed(sync_steps *s);
+/* Other rows are there, of this step. */
+void sync_set_step(sync_steps *s, uint64_t step);
 
 /* A rank of `world` joins (its first step is after `step`) or leaves.
  * What of the pending step is void then is handed out as by sync_take(): the

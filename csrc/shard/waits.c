@@ -319,8 +319,7 @@ void wait_failed(shard *s)
 void wait_set_step(shard *s, uint64_t step)
 {
     pthread_mutex_lock(&s->wait_lock);
-    s->sync.step = step;
-    s->sync.missed = 0;
+    sync_set_step(&s->sync, step);
     memset(s->ended_groups, 0, sizeof s->ended_groups);
     pthread_mutex_unlock(&s->wait_lock);
 }

@@ -1,6 +1,7 @@
 /* Parts of steps and groups of ranks and servers that were started again. */
 #include "tests/server/job.h"
 
+#include <math.h>
 #include <sched.h>
 
 /* An embedding worker sends a part again to a server that was started again;
@@ -52,6 +53,41 @@ static void a_step_with_batches_that_are_there(void **state)
     job_stop(j);
 }
 
+/* The part of the third fails; the ranks of the others are a step ahead, then.
+ */
+static void a_step_with_batches_that_are_there_fails(void **state)
+{
+    (void)state;
+    job *j = job_start();
+    wire_push bad = part_of(j, 1, 1), ahead = part_of(j, 0, 2);
+    float grads[N];
+    memcpy(grads, j->grads, sizeof grads);
+    grads[0] = NAN;
+    for (uint32_t r = 0; r < RANKS; r += 2) {
+        wire_push m = part_of(j, r, 1);
+        m.step = 0; /* of a time before */
+        m.parts = 1;
+        m.part = 0;
+        assert_int_equal(push(&j->v, &m).status, PUSH_APPLIED);
+        m = part_of(j, r, 1);
+        assert_int_equal(push(&j->v, &m).status, PUSH_DUPLICATE);
+    }
+    wire_push_table t = j->table;
+    t.grads.values = grads;
+    bad.tables = &t;
+    assert_int_equal(push_code(&j->v, &bad), PERSIA_ENONFINITE);
+    assert_int_equal(push_code(&j->v, &ahead), PERSIA_EUNAVAILABLE);
+    bad.tables = &j->table;
+    assert_int_equal(push(&j->v, &bad).status, PUSH_APPLIED);
+    pending *c[RANKS];
+    for (uint32_t r = 0; r < RANKS; r++)
+        c[r] = send_part(j, r, 2, LONG);
+    for (uint32_t r = 0; r < RANKS; r++)
+        assert_int_equal(push_wait(c[r]).status, PUSH_APPLIED);
+    assert_true(value(j) == 2 * RANKS);
+    job_stop(j);
+}
+
 /* A process claims the stream of a rank. */
 static void claim(const job *j, uint64_t stream, uint64_t client,
                   uint64_t incarnation)
@@ -99,6 +135,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_part_whose_step_an_earlier_life_has_applied),
         cmocka_unit_test(a_step_with_batches_that_are_there),
+        cmocka_unit_test(a_step_with_batches_that_are_there_fails),
         cmocka_unit_test(a_rank_is_replaced_within_an_update),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

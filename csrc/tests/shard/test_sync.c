@@ -173,6 +173,64 @@ static void a_part_that_is_there_is_not_waited_for(void **state)
     sync_free(&s);
 }
 
+/* Where the parts that had to be sent fail, the ranks that were passed send
+ * the next step, and the others this one again. */
+static void a_rank_stays_passed_where_the_step_fails(void **state)
+{
+    (void)state;
+    for (int fails = 0; fails < 2; fails++) {
+        sync_steps s;
+        sync_init(&s);
+        sync_pass(&s, 1, 0, 3);
+        assert_int_equal(add(&s, 1, 1, 3), PERSIA_OK);
+        if (fails)
+            sync_pass(&s, 1, 2, 3);
+        assert_int_equal(sync_complete(&s), fails);
+        take(&s, fails, "1");
+        assert_int_equal(add(&s, 2, 0, 3), PERSIA_EUNAVAILABLE);
+        if (fails)
+            sync_failed(&s);
+        assert_int_equal(add(&s, 2, 0, 3), PERSIA_EUNAVAILABLE);
+        sync_pass(&s, 1, 2, 3);
+        assert_int_equal(add(&s, 1, 1, 3), PERSIA_OK);
+        assert_int_equal(add(&s, 2, 0, 3), PERSIA_EUNAVAILABLE);
+        assert_true(sync_complete(&s));
+        take(&s, 1, "1");
+        sync_applied(&s, 1);
+        assert_int_equal(add(&s, 2, 0, 3), PERSIA_OK);
+        take(&s, 0, "0");
+        sync_free(&s);
+    }
+}
+
+/* Nothing is passed of a rank that begins again, nor of other rows; and it
+ * waits for no rank that has left. */
+static void a_rank_is_passed_no_longer(void **state)
+{
+    (void)state;
+    sync_steps s;
+    sync_init(&s);
+    sync_pass(&s, 1, 0, 2);
+    assert_int_equal(add(&s, 1, 1, 2), PERSIA_OK);
+    assert_true(sync_complete(&s));
+    take(&s, 0, "1");
+    move(&s, 0, 2, 1, 0, "");
+    assert_int_equal(add(&s, 1, 1, 2), PERSIA_OK);
+    assert_false(sync_complete(&s));
+    sync_pass(&s, 1, 0, 2);
+    take(&s, 0, "1");
+    sync_set_step(&s, 0);
+    assert_int_equal(add(&s, 1, 1, 2), PERSIA_OK);
+    assert_false(sync_complete(&s));
+    sync_pass(&s, 1, 0, 2);
+    take(&s, 0, "1");
+    assert_int_equal(add(&s, 2, 0, 2), PERSIA_EUNAVAILABLE);
+    move(&s, 1, 2, 0, 0, "");
+    assert_int_equal(add(&s, 2, 0, 2), PERSIA_OK);
+    take(&s, 0, "0");
+    sync_free(&s);
+}
+
 static void ranks_leave_and_join(void **state)
 {
     (void)state;
@@ -266,6 +324,8 @@ int main(void)
         cmocka_unit_test(what_is_refused),
         cmocka_unit_test(another_life_had_answered_a_rank),
         cmocka_unit_test(a_part_that_is_there_is_not_waited_for),
+        cmocka_unit_test(a_rank_stays_passed_where_the_step_fails),
+        cmocka_unit_test(a_rank_is_passed_no_longer),
         cmocka_unit_test(ranks_leave_and_join),
         cmocka_unit_test(ranks_hear_of_others),
         cmocka_unit_test(many_are_missing),
