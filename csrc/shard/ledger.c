@@ -378,6 +378,8 @@ static enum ledger_state ledger_look_locked(ledger *l, const ledger_key *key,
     /* Also when it is done already: how it went, its answer says. */
     if (!f || (state != LEDGER_NEW && state != LEDGER_DONE))
         return state;
+    if (f->part_of != key->part_of)
+        return LEDGER_ELSEWHERE;
     if (waiter) {
         waiter->next = NULL;
         *f->last = waiter;
@@ -411,6 +413,7 @@ enum ledger_state ledger_begin(ledger *l, const ledger_key *key,
         *f = (ledger_flight){.next = l->flights,
                              .stream = key->stream,
                              .number = key->number,
+                             .part_of = key->part_of,
                              .owner = key->owner};
         f->last = &f->first;
         flight_event(f, FLIGHT_BEGIN);

@@ -57,6 +57,8 @@ typedef struct ledger_owner {
 typedef struct ledger_key {
     uint64_t stream, number, settled;
     ledger_owner owner;
+    uint64_t part_of; /* the step or the update of several batches that it is a
+                         part of; or 0 */
 } ledger_key;
 
 /* A copy that waits: the first field of what its owner keeps. */
@@ -93,7 +95,7 @@ enum flight_event {
 typedef struct ledger_flight {
     struct ledger_flight *next;
     enum flight_state state; /* the caller may read it */
-    uint64_t stream, number;
+    uint64_t stream, number, part_of;
     ledger_owner owner;
     ledger_waiter *first, **last;
 } ledger_flight;
@@ -102,6 +104,8 @@ enum ledger_state {
     LEDGER_NEW,    /* not applied */
     LEDGER_DONE,   /* applied, or settled, before */
     LEDGER_BUSY,   /* another copy is in flight */
+    LEDGER_ELSEWHERE, /* as a part of another step, whose answer is not that of
+                         this one: send it again when that is through */
     LEDGER_BEYOND, /* of the window: send it again when others are through */
     LEDGER_ABSURD, /* `settled` is more than WIRE_LEAP ahead */
     LEDGER_UNKNOWN, /* the stream is not open, or not by this owner yet */
@@ -136,7 +140,7 @@ enum ledger_state ledger_look(ledger *l, const ledger_key *key,
 /* The same, and in LEDGER_NEW it is in flight. */
 enum ledger_state ledger_begin(ledger *l, const ledger_key *key,
                                ledger_flight *flight, ledger_waiter *waiter);
-/* For the copy that is in flight: never LEDGER_BUSY. */
+/* For the copy that is in flight: never LEDGER_BUSY or LEDGER_ELSEWHERE. */
 enum ledger_state ledger_check(ledger *l, const ledger_key *key);
 /* After a ledger_check() that said LEDGER_NEW.  An update of a log that is
  * replayed is not in flight. */

@@ -95,6 +95,9 @@ void push_reply_state(shard *s, push_call *c, enum ledger_state state)
         push_fail(c, code, text);
     else if (state == LEDGER_DONE)
         push_reply_status(s, c, PUSH_DUPLICATE);
+    else if (state == LEDGER_ELSEWHERE)
+        push_fail(c, PERSIA_EUNAVAILABLE, "this update is in flight as a part "
+                  "of another step: send it again");
     else if (state == LEDGER_BEYOND)
         push_reply_status(s, c, PUSH_RETRY_LATER);
     else if (state == LEDGER_ABSURD)
@@ -697,7 +700,7 @@ void push_run(shard *s, const shard_call *call, const shard_push *a)
     if (!rc && !m->group)
         rc = check_stays(s);
     c.key = (ledger_key){m->stream, m->number, m->settled,
-                         owner_of(&m->caller)};
+                         owner_of(&m->caller), m->group ? m->group : m->step};
     if (rc)
         push_fail(&c, rc, persia_err_text());
     else if (is_stale(s, &m->caller))

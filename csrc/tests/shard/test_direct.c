@@ -376,7 +376,7 @@ static void *send_both(void *ctx)
 /* The stream says that this update is through, or will never be made. */
 static void settle_first(const meeting *x)
 {
-    const ledger_key later = {STREAM, 2, 1, {1, 1}};
+    const ledger_key later = {STREAM, 2, 1, {1, 1}, 0};
     ledger_commit(x->e->s->ledger, &later);
 }
 
@@ -384,7 +384,9 @@ static void settle_first(const meeting *x)
 static int settle_in_flight(void *ctx)
 {
     meeting *x = ctx;
-    const ledger_key second = {STREAM + 1, 1, 0, {1, 1}};
+    const wire_push *m = &x->part[1].m;
+    const ledger_key second = {STREAM + 1, 1, 0, {1, 1},
+                               m->group ? m->group : m->step};
     assert_int_equal(pthread_create(&x->thread, NULL, send_both, x), 0);
     while (atomic_load(&x->sent) < 2 ||
            ledger_look(x->e->s->ledger, &second, NULL) != LEDGER_BUSY)

@@ -57,7 +57,7 @@ static enum ledger_state begin_key(ledger *l, const ledger_key *key)
 static enum ledger_state begin_as(ledger *l, uint64_t stream, uint64_t number,
                                   uint64_t incarnation)
 {
-    ledger_key key = {stream, number, 0, {incarnation, 1}};
+    ledger_key key = {stream, number, 0, {incarnation, 1}, 0};
     return begin_key(l, &key);
 }
 
@@ -85,8 +85,8 @@ static void numbers_in_order(void **state)
     ledger *l = make(4);
     (void)entry(l, 7);
     for (uint64_t i = 1; i <= 3 * LEDGER_WINDOW; i++) {
-        assert_int_equal(apply(l, &(ledger_key){7, i, 0, ME}), LEDGER_NEW);
-        assert_int_equal(apply(l, &(ledger_key){7, i, 0, ME}), LEDGER_DONE);
+        assert_int_equal(apply(l, &(ledger_key){7, i, 0, ME, 0}), LEDGER_NEW);
+        assert_int_equal(apply(l, &(ledger_key){7, i, 0, ME, 0}), LEDGER_DONE);
     }
     wire_ledger e = entry(l, 7);
     assert_int_equal(e.watermark, 3 * LEDGER_WINDOW);
@@ -101,16 +101,16 @@ static void the_window_has_an_edge(void **state)
     (void)state;
     ledger *l = make(4);
     (void)entry(l, 7);
-    assert_int_equal(apply(l, &(ledger_key){7, LEDGER_WINDOW + 1, 0, ME}),
+    assert_int_equal(apply(l, &(ledger_key){7, LEDGER_WINDOW + 1, 0, ME, 0}),
                      LEDGER_BEYOND);
-    assert_int_equal(apply(l, &(ledger_key){7, LEDGER_WINDOW, 0, ME}),
+    assert_int_equal(apply(l, &(ledger_key){7, LEDGER_WINDOW, 0, ME, 0}),
                      LEDGER_NEW);
-    assert_int_equal(apply(l, &(ledger_key){7, LEDGER_WINDOW, 0, ME}),
+    assert_int_equal(apply(l, &(ledger_key){7, LEDGER_WINDOW, 0, ME, 0}),
                      LEDGER_DONE);
-    assert_int_equal(apply(l, &(ledger_key){7, UINT64_MAX, 0, ME}),
+    assert_int_equal(apply(l, &(ledger_key){7, UINT64_MAX, 0, ME, 0}),
                      LEDGER_BEYOND);
-    assert_int_equal(apply(l, &(ledger_key){7, 1, 0, ME}), LEDGER_NEW);
-    assert_int_equal(apply(l, &(ledger_key){7, LEDGER_WINDOW + 1, 0, ME}),
+    assert_int_equal(apply(l, &(ledger_key){7, 1, 0, ME, 0}), LEDGER_NEW);
+    assert_int_equal(apply(l, &(ledger_key){7, LEDGER_WINDOW + 1, 0, ME, 0}),
                      LEDGER_NEW);
     wire_ledger e = entry(l, 7);
     assert_int_equal(e.watermark, 1);
@@ -118,7 +118,7 @@ static void the_window_has_an_edge(void **state)
     assert_true(in_window(&e, LEDGER_WINDOW + 1));
     assert_false(in_window(&e, 2));
     for (uint64_t i = 2; i < LEDGER_WINDOW; i++)
-        assert_int_equal(apply(l, &(ledger_key){7, i, 0, ME}), LEDGER_NEW);
+        assert_int_equal(apply(l, &(ledger_key){7, i, 0, ME, 0}), LEDGER_NEW);
     assert_int_equal(entry(l, 7).watermark, LEDGER_WINDOW + 1);
     ledger_destroy(l);
 }
@@ -128,31 +128,31 @@ static void settled_numbers_leave_no_gap(void **state)
     (void)state;
     ledger *l = make(4);
     (void)entry(l, 7);
-    assert_int_equal(apply(l, &(ledger_key){7, 5, 0, ME}), LEDGER_NEW);
-    assert_int_equal(apply(l, &(ledger_key){7, 6, 3, ME}), LEDGER_NEW);
+    assert_int_equal(apply(l, &(ledger_key){7, 5, 0, ME, 0}), LEDGER_NEW);
+    assert_int_equal(apply(l, &(ledger_key){7, 6, 3, ME, 0}), LEDGER_NEW);
     wire_ledger e = entry(l, 7);
     assert_int_equal(e.watermark, 3);
     assert_int_equal(e.skipped, 3);
     assert_true(in_window(&e, 5) && in_window(&e, 6));
-    assert_int_equal(apply(l, &(ledger_key){7, 2, 0, ME}), LEDGER_DONE);
-    assert_int_equal(apply(l, &(ledger_key){7, 7, 4, ME}), LEDGER_NEW);
+    assert_int_equal(apply(l, &(ledger_key){7, 2, 0, ME, 0}), LEDGER_DONE);
+    assert_int_equal(apply(l, &(ledger_key){7, 7, 4, ME, 0}), LEDGER_NEW);
     assert_int_equal(entry(l, 7).watermark, 7);
     assert_int_equal(entry(l, 7).skipped, 4);
-    assert_int_equal(apply(l, &(ledger_key){7, 9, 0, ME}), LEDGER_NEW);
+    assert_int_equal(apply(l, &(ledger_key){7, 9, 0, ME, 0}), LEDGER_NEW);
     /* far beyond the window, as after a server that lost its updates */
-    ledger_key far = {7, 1000001, 1000000, ME};
-    assert_int_equal(apply(l, &(ledger_key){7, 1000001, 0, ME}),
+    ledger_key far = {7, 1000001, 1000000, ME, 0};
+    assert_int_equal(apply(l, &(ledger_key){7, 1000001, 0, ME, 0}),
                      LEDGER_BEYOND);
-    assert_int_equal(apply(l, &(ledger_key){7, 1000001, 900000, ME}),
+    assert_int_equal(apply(l, &(ledger_key){7, 1000001, 900000, ME, 0}),
                      LEDGER_BEYOND);
     assert_int_equal(apply(l, &far), LEDGER_NEW);
     assert_int_equal(entry(l, 7).watermark, 1000001);
     /* but 5, 6, 7, 9 and itself */
     assert_int_equal(entry(l, 7).skipped, 1000001 - 5);
     /* settled while it is in flight, and applied after all */
-    ledger_key late = {7, 1000002, 1000001, ME};
+    ledger_key late = {7, 1000002, 1000001, ME, 0};
     assert_int_equal(begin_key(l, &late), LEDGER_NEW);
-    assert_int_equal(apply(l, &(ledger_key){7, 1000003, 1000002, ME}),
+    assert_int_equal(apply(l, &(ledger_key){7, 1000003, 1000002, ME, 0}),
                      LEDGER_NEW);
     assert_int_equal(entry(l, 7).skipped, 1000001 - 4);
     ledger_commit(l, &late);
@@ -160,7 +160,7 @@ static void settled_numbers_leave_no_gap(void **state)
     assert_int_equal(entry(l, 7).watermark, 1000003);
     assert_int_equal(entry(l, 7).skipped, 1000001 - 5);
     /* a number that is not applied does not settle anything */
-    ledger_key not_applied = {7, 1000100, 1000099, ME};
+    ledger_key not_applied = {7, 1000100, 1000099, ME, 0};
     assert_int_equal(begin_key(l, &not_applied), LEDGER_NEW);
     assert_null(ledger_end(l, &not_applied));
     assert_int_equal(entry(l, 7).watermark, 1000003);
@@ -190,7 +190,7 @@ static void random_numbers_against_a_set(void **state)
                 number = low[s] + 1;
             if (number >= N)
                 continue;
-            ledger_key key = {s + 1, number, 0, ME};
+            ledger_key key = {s + 1, number, 0, ME, 0};
             enum ledger_state want = number <= low[s] || mine[number]
                                          ? LEDGER_DONE
                                      : number - low[s] > LEDGER_WINDOW
@@ -228,7 +228,7 @@ static const ledger_owner owners[OWNERS] = {{1, 99}, {2, 5}, {2, 6}};
 
 static enum ledger_state apply_of(ledger *l, int who, uint64_t number)
 {
-    return apply(l, &(ledger_key){7, number, 0, owners[who]});
+    return apply(l, &(ledger_key){7, number, 0, owners[who], 0});
 }
 
 /* Whether another owner had it; or the error, below 0. */
@@ -245,7 +245,7 @@ static void a_stream_has_one_owner(void **state)
 {
     (void)state;
     ledger *l = make(4);
-    ledger_key late = {7, 2, 0, owners[OLD]};
+    ledger_key late = {7, 2, 0, owners[OLD], 0};
     wire_ledger e;
     assert_int_equal(apply_of(l, OLD, 1), LEDGER_UNKNOWN);
     assert_int_equal(open_of(l, OLD, &e), 0);
@@ -340,7 +340,7 @@ static void an_expired_stream_is_not_opened_again(void **state)
     wire_ledger e;
     int taken;
     (void)entry(l, 1);
-    assert_int_equal(apply(l, &(ledger_key){1, 1, 0, ME}), LEDGER_NEW);
+    assert_int_equal(apply(l, &(ledger_key){1, 1, 0, ME, 0}), LEDGER_NEW);
     ledger_read(l, 2, &e);
     assert_int_equal(e.incarnation, 0);
     (void)entry(l, 2);
@@ -364,7 +364,7 @@ static void copies_wait_for_the_first(void **state)
 {
     (void)state;
     ledger *l = make(4);
-    ledger_key key = {7, 1, 0, ME};
+    ledger_key key = {7, 1, 0, ME, 0};
     copy a = {.no = 1}, b = {.no = 2};
     ledger_flight flight;
     (void)entry(l, 7);
@@ -380,11 +380,20 @@ static void copies_wait_for_the_first(void **state)
     assert_ptr_equal(first, &a);
     assert_ptr_equal(first->waiter.next, &b.waiter);
     assert_null(b.waiter.next);
+    /* a part of another step does not wait for this one's answer */
+    key = (ledger_key){7, 3, 0, ME, 5};
+    assert_int_equal(ledger_begin(l, &key, &flight, NULL), LEDGER_NEW);
+    assert_int_equal(ledger_look(l, &key, &a.waiter), LEDGER_BUSY);
+    key.part_of = 6;
+    assert_int_equal(ledger_look(l, &key, &b.waiter), LEDGER_ELSEWHERE);
+    assert_int_equal(ledger_begin(l, &key, &flight, NULL), LEDGER_ELSEWHERE);
+    assert_ptr_equal(ledger_end(l, &key), &a);
+    assert_null(a.waiter.next);
     /* one that failed may be sent again */
     assert_int_equal(begin(l, 7, 2), LEDGER_NEW);
-    assert_null(ledger_end(l, &(ledger_key){7, 2, 0, ME}));
+    assert_null(ledger_end(l, &(ledger_key){7, 2, 0, ME, 0}));
     assert_int_equal(begin(l, 7, 2), LEDGER_NEW);
-    assert_null(ledger_end(l, &(ledger_key){7, 2, 0, ME}));
+    assert_null(ledger_end(l, &(ledger_key){7, 2, 0, ME, 0}));
     ledger_destroy(l);
 }
 
@@ -404,19 +413,19 @@ static void streams_expire_the_oldest_first(void **state)
     assert_int_equal(begin(l, 1, 1), LEDGER_UNKNOWN);
     for (uint64_t s = 1; s <= 3; s++) {
         (void)entry(l, s);
-        assert_int_equal(apply(l, &(ledger_key){s, 1, 0, ME}), LEDGER_NEW);
+        assert_int_equal(apply(l, &(ledger_key){s, 1, 0, ME, 0}), LEDGER_NEW);
     }
-    assert_int_equal(apply(l, &(ledger_key){1, 1, 0, ME}), LEDGER_DONE);
+    assert_int_equal(apply(l, &(ledger_key){1, 1, 0, ME, 0}), LEDGER_DONE);
     (void)entry(l, 4);
     assert_int_equal(begin(l, 2, 2), LEDGER_UNKNOWN);
-    assert_int_equal(apply(l, &(ledger_key){1, 1, 0, ME}), LEDGER_DONE);
+    assert_int_equal(apply(l, &(ledger_key){1, 1, 0, ME, 0}), LEDGER_DONE);
     /* one with an update in flight stays, though it is the oldest */
     assert_int_equal(begin(l, 3, 2), LEDGER_NEW);
-    assert_int_equal(apply(l, &(ledger_key){1, 2, 0, ME}), LEDGER_NEW);
+    assert_int_equal(apply(l, &(ledger_key){1, 2, 0, ME, 0}), LEDGER_NEW);
     (void)entry(l, 4);
     open_anew(l, 5, 2);
-    ledger_commit(l, &(ledger_key){3, 2, 0, ME});
-    assert_null(ledger_end(l, &(ledger_key){3, 2, 0, ME}));
+    ledger_commit(l, &(ledger_key){3, 2, 0, ME, 0});
+    assert_null(ledger_end(l, &(ledger_key){3, 2, 0, ME, 0}));
     assert_int_equal(entry(l, 3).watermark, 2);
     assert_int_equal(begin(l, 1, 3), LEDGER_UNKNOWN);
     assert_int_equal(begin(l, 4, 1), LEDGER_NEW);
@@ -437,7 +446,7 @@ static void many_streams(void **state)
     for (uint64_t s = 1; s <= N; s++) {
         (void)entry(l, s * 0x1000000000);
         for (uint64_t i = 1; i <= s % 5; i++)
-            (void)apply(l, &(ledger_key){s * 0x1000000000, i, 0, ME});
+            (void)apply(l, &(ledger_key){s * 0x1000000000, i, 0, ME, 0});
     }
     wire_ledger *all = NULL;
     size_t room = 0, n;
@@ -476,7 +485,7 @@ static void *run_race(void *arg)
     race *r = arg;
     rng g = {(uint64_t)atomic_fetch_add(&r->seed, 1) * 1000000};
     for (uint64_t i = 1; i <= RACE;) {
-        ledger_key key = {1, i, 0, ME};
+        ledger_key key = {1, i, 0, ME, 0};
         ledger_flight flight;
         enum ledger_state state = ledger_begin(r->l, &key, &flight, NULL);
         if (state == LEDGER_NEW) {
