@@ -278,13 +278,17 @@ static int taken_make_update(one_batch *b, made *m)
     return rc;
 }
 
-/* The others do not wait for the part of this batch. */
-static void taken_pass(const one_batch *b)
+/* The others do not wait for the part of this batch.  An error: they do, and
+ * its rank must not go a step ahead.  Where a server has applied the step, it
+ * needs no part. */
+static int taken_pass(const one_batch *b)
 {
+    int rc = PERSIA_OK;
     if (b->name.group)
         (void)persia_client_pass(b->w->c, &b->name);
     else if (b->name.parts > 1)
-        (void)persia_client_skip(b->w->c, &b->name);
+        rc = persia_client_skip(b->w->c, &b->name);
+    return persia_retry(RETRY_CALL, rc) == RETRY_LATER ? rc : PERSIA_OK;
 }
 
 /* Waits until all batches of the update have ended.  A server that was started
@@ -301,7 +305,7 @@ static void taken_wait_for_others(const one_batch *b, int is_there)
         if (!all->left || !is_there || persia_clock_ns() < until)
             continue;
         pthread_mutex_unlock(&all->lock);
-        taken_pass(b);
+        (void)taken_pass(b);
         pthread_mutex_lock(&all->lock);
     }
     pthread_mutex_unlock(&all->lock);
@@ -317,8 +321,8 @@ static void *push_one(void *ctx)
         rc = b->source->push(b->source, &m.u, &b->counts, &passed);
     persia_err_keep(&b->error, rc);
     const int failed = passed || (rc && !client_is_loss(rc));
-    if (failed)
-        taken_pass(b);
+    if (failed && (rc = taken_pass(b)) && !b->error.code)
+        persia_err_keep(&b->error, rc);
     if (b->together)
         taken_wait_for_others(b, !failed);
     taken_free_update(&m);
@@ -423,7 +427,7 @@ static int push_batches(batcher *w, one_batch *all, size_t n,
         all[i].started = !rc;
         persia_err_keep(&all[i].error, rc);
         if (rc) {
-            taken_pass(&all[i]);
+            (void)taken_pass(&all[i]);
             pthread_mutex_lock(&others.lock);
             others.left--;
             pthread_mutex_unlock(&others.lock);

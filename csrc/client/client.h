@@ -152,7 +152,8 @@ PERSIA_API int persia_client_push(ps_client *c, const client_update *update,
  * known here; or has passed over it. */
 PERSIA_API int persia_client_has(ps_client *c, uint64_t number);
 /* The update of this name will not be made: its number is given up; other
- * ranks that wait for its part of a sync step are sent an empty one. */
+ * ranks that wait for its part of a sync step are sent an empty one; again,
+ * where the step fails because the part of one of them was late. */
 PERSIA_API int persia_client_skip(ps_client *c, const client_update *update);
 /* The same, and all servers have the number in their ledgers from then on. */
 PERSIA_API int persia_client_note(ps_client *c, const client_update *update);

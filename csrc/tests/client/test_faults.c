@@ -446,6 +446,54 @@ static void ranks_apply_one_step_together(void **state)
     cluster_free(&c);
 }
 
+static void *skip_first(void *arg)
+{
+    rank *r = arg;
+    const client_update name = {.number = 1, .step = 1, .parts = RANKS};
+    r->rc = persia_client_skip(r->c, &name);
+    return NULL;
+}
+
+/* The part of rank 1 waits for less time than the empty one of rank 0, both in
+ * vain; then it is sent again. */
+static void an_empty_part_is_sent_again_with_the_others(void **state)
+{
+    (void)state;
+    cluster c;
+    rank ranks[RANKS];
+    pthread_t thread;
+    cluster_make(&c, 2);
+    client_config config = cluster_config(&c);
+    config.world = RANKS;
+    for (uint32_t i = 0; i < RANKS; i++) {
+        uint64_t applied;
+        config.rank = i;
+        config.stream = 200 + i;
+        config.timeout_ns = i == 1 ? SECOND / 5 : 60 * SECOND;
+        ranks[i] = (rank){.c = cluster_client(&c, &config), .rank = i};
+        ranks[i].no = declare_counting(ranks[i].c);
+        assert_int_equal(persia_client_join(ranks[i].c, 0, &applied),
+                         PERSIA_OK);
+    }
+    assert_int_equal(pthread_create(&thread, NULL, skip_first, &ranks[0]), 0);
+    while (cluster_calls(&c, WIRE_PUSH) < 2 || atomic_load(&cluster_answering))
+        sched_yield();
+    const client_update name = {.number = 1, .step = 1, .part = 1,
+                                .parts = RANKS};
+    assert_int_equal(add_one(ranks[1].c, &name, ranks[1].no, 1, 4),
+                     PERSIA_ETIMEOUT);
+    assert_int_equal(persia_client_leave(ranks[2].c, 0), PERSIA_OK);
+    int rc = PERSIA_ETIMEOUT;
+    for (int i = 0; i < 50 && rc == PERSIA_ETIMEOUT; i++)
+        rc = add_one(ranks[1].c, &name, ranks[1].no, 1, 4);
+    assert_int_equal(rc, PERSIA_OK);
+    pthread_join(thread, NULL);
+    assert_int_equal(ranks[0].rc, PERSIA_OK);
+    for (int i = 0; i < RANKS; i++)
+        persia_client_destroy(ranks[i].c);
+    cluster_free(&c);
+}
+
 static uint64_t most_patience(cluster *c, uint32_t method)
 {
     uint64_t most = 0;
@@ -660,6 +708,7 @@ int main(void)
         cmocka_unit_test(hello_finds_what_is_wrong),
         cmocka_unit_test(the_order_of_addresses_means_nothing),
         cmocka_unit_test(ranks_apply_one_step_together),
+        cmocka_unit_test(an_empty_part_is_sent_again_with_the_others),
         cmocka_unit_test(leaving_does_not_wait_for_servers_that_have_failed),
         cmocka_unit_test(an_update_that_one_shard_refuses_counts_at_all),
         cmocka_unit_test(an_update_too_large_for_one_server_reaches_none),
