@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define PING (10 * SIM_S) /* as channels have it, and so long for its answer */
 enum { ADDRESS = 64, TEXT = 1024 };
 
 typedef struct listener {
@@ -331,12 +332,18 @@ int net_await_answer(sim_node *n, uint32_t method)
     return sent;
 }
 
-/* Bytes that have left may arrive. */
+/* Bytes that have left may arrive.  Where no packet says that the process is
+ * gone, the pings of a channel find out. */
 void net_killed(sim_node *n)
 {
-    for (exchange *x = net.open; x; x = x->next)
-        if (x->at == n && sim_chance(x->answered ? 300 : 700))
-            sim_at(sim_now() + sim_between(SIM_MS, 2 * SIM_S), break_off, x);
+    for (exchange *x = net.open; x; x = x->next) {
+        if (x->at != n)
+            continue;
+        const uint64_t after = sim_chance(x->answered ? 300 : 700)
+                                   ? sim_between(SIM_MS, 2 * SIM_S)
+                                   : sim_between(PING, 2 * PING);
+        sim_at(sim_now() + after, break_off, x);
+    }
 }
 
 /* ---- room rpc ---- */
