@@ -68,19 +68,27 @@ uint64_t persia_shard_boot(const shard *s)
 
 /* ---- steps -------------------------------------------------------------- */
 
-enum { HEAD = 3 }; /* world, the step that was missed, how many have left */
+/* The world, the step that was missed, how many ranks have left; and in which
+ * step, of how many, how many are passed.  These ranks follow, then groups. */
+enum { WORLD, MISSED, LEFT, STEP, PARTS, PASSED, HEAD };
 
 int persia_shard_steps(shard *s, uint64_t **out, size_t *n)
 {
-    *out = calloc(HEAD + SYNC_RANKS + GROUPS_ENDED, sizeof **out);
+    *out = calloc(HEAD + 2 * SYNC_RANKS + GROUPS_ENDED, sizeof **out);
     if (!*out)
         return persia_err_set(PERSIA_ENOMEM, "no memory for the steps");
     pthread_mutex_lock(&s->wait_lock);
     uint64_t *at = *out;
-    at[0] = s->world;
-    at[1] = s->sync.missed;
-    at[2] = sync_list_left(&s->sync, SYNC_RANKS, at + HEAD, SYNC_RANKS);
-    *n = HEAD + at[2];
+    at[WORLD] = s->world;
+    at[MISSED] = s->sync.missed;
+    at[LEFT] = sync_list_left(&s->sync, SYNC_RANKS, at + HEAD, SYNC_RANKS);
+    *n = HEAD + at[LEFT];
+    at[STEP] = s->sync.passed_step;
+    at[PARTS] = s->sync.passed_parts;
+    for (uint32_t i = 0; i < s->sync.passed_parts; i++)
+        if (s->sync.passed[i])
+            at[(*n)++] = i;
+    at[PASSED] = *n - HEAD - at[LEFT];
     for (uint32_t i = 0; i < GROUPS_ENDED; i++)
         if (s->ended_groups[i])
             at[(*n)++] = s->ended_groups[i];
@@ -88,21 +96,37 @@ int persia_shard_steps(shard *s, uint64_t **out, size_t *n)
     return PERSIA_OK;
 }
 
+static int moving_steps_are_sound(const uint64_t *from, size_t n)
+{
+    if (n < HEAD || from[WORLD] > SYNC_RANKS || from[PARTS] > SYNC_RANKS ||
+        from[LEFT] > SYNC_RANKS || from[PASSED] > from[PARTS])
+        return 0;
+    const size_t ranks = (size_t)(from[LEFT] + from[PASSED]);
+    if (n - HEAD < ranks || n - HEAD - ranks > GROUPS_ENDED)
+        return 0;
+    for (size_t i = 0; i < ranks; i++)
+        if (from[HEAD + i] >= (i < from[LEFT] ? SYNC_RANKS : from[PARTS]))
+            return 0;
+    return 1;
+}
+
 int persia_shard_set_steps(shard *s, const uint64_t *from, size_t n)
 {
-    if (n < HEAD || from[2] > SYNC_RANKS || n - HEAD < from[2] ||
-        n - HEAD - from[2] > GROUPS_ENDED || from[0] > SYNC_RANKS)
+    if (!moving_steps_are_sound(from, n))
         return persia_err_set(PERSIA_EARG,
                               "these are no steps of a shard that moves");
+    const uint64_t *at = from + HEAD;
     pthread_mutex_lock(&s->wait_lock);
-    s->world = (uint32_t)from[0];
-    s->sync.missed = from[1];
-    for (size_t i = 0; i < from[2]; i++)
-        if (from[HEAD + i] < SYNC_RANKS)
-            sync_hear(&s->sync, (uint32_t)from[HEAD + i]);
+    s->world = (uint32_t)from[WORLD];
+    s->sync.missed = from[MISSED];
+    for (uint64_t i = 0; i < from[LEFT]; i++)
+        sync_hear(&s->sync, (uint32_t)*at++);
+    for (uint64_t i = 0; i < from[PASSED]; i++)
+        sync_pass(&s->sync, from[STEP], (uint32_t)*at++,
+                  (uint32_t)from[PARTS]);
     s->ended_groups_n = 0;
-    for (size_t i = HEAD + (size_t)from[2]; i < n; i++)
-        s->ended_groups[s->ended_groups_n++ % GROUPS_ENDED] = from[i];
+    while (at < from + n)
+        s->ended_groups[s->ended_groups_n++ % GROUPS_ENDED] = *at++;
     pthread_mutex_unlock(&s->wait_lock);
     return PERSIA_OK;
 }

@@ -643,8 +643,8 @@ typedef struct wire_handover {
     size_t pushes_n;
     wire_ledger *ledgers;
     size_t ledgers_n;
-    /* Ranks that have left the steps, updates of several batches that have
-     * ended. */
+    /* Ranks that have left the steps or are passed in one, updates of several
+     * batches that have ended. */
     uint64_t *steps;
     size_t steps_n;
 } wire_handover;

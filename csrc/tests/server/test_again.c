@@ -88,6 +88,34 @@ static void a_step_with_batches_that_are_there_fails(void **state)
     job_stop(j);
 }
 
+/* It moves before the part of the third is there. */
+static void a_step_with_a_batch_that_is_there_moves(void **state)
+{
+    (void)state;
+    job *j = job_start(), *k = job_start();
+    wire_push m = part_of(j, 0, 1), ahead = part_of(k, 0, 2);
+    uint64_t *steps;
+    size_t n;
+    m.step = m.part = 0;
+    m.parts = 1;
+    assert_int_equal(push(&j->v, &m).status, PUSH_APPLIED);
+    m = part_of(j, 0, 1);
+    assert_int_equal(push(&j->v, &m).status, PUSH_DUPLICATE);
+    assert_int_equal(persia_shard_steps(persia_service_shard(j->v.s), &steps,
+                                        &n), PERSIA_OK);
+    shard *to = persia_service_shard(k->v.s);
+    for (size_t less = 0; less < n; less++)
+        assert_int_equal(persia_shard_set_steps(to, steps, less), PERSIA_EARG);
+    assert_int_equal(persia_shard_set_steps(to, steps, n), PERSIA_OK);
+    free(steps);
+    assert_int_equal(push_code(&k->v, &ahead), PERSIA_EUNAVAILABLE);
+    pending *a = send_part(k, 1, 1, LONG), *b = send_part(k, 2, 1, LONG);
+    assert_int_equal(push_wait(a).status, PUSH_APPLIED);
+    assert_int_equal(push_wait(b).status, PUSH_APPLIED);
+    job_stop(j);
+    job_stop(k);
+}
+
 /* A process claims the stream of a rank. */
 static void claim(const job *j, uint64_t stream, uint64_t client,
                   uint64_t incarnation)
@@ -136,6 +164,7 @@ int main(void)
         cmocka_unit_test(a_part_whose_step_an_earlier_life_has_applied),
         cmocka_unit_test(a_step_with_batches_that_are_there),
         cmocka_unit_test(a_step_with_batches_that_are_there_fails),
+        cmocka_unit_test(a_step_with_a_batch_that_is_there_moves),
         cmocka_unit_test(a_rank_is_replaced_within_an_update),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
