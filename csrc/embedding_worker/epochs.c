@@ -125,13 +125,10 @@ uint64_t epoch_first(const embedding_worker *s, const worker_job *j)
     return first;
 }
 
-void epochs_count(embedding_worker *s, worker_job *j, uint64_t over,
-                  int beyond)
+void epochs_count(embedding_worker *s, worker_job *j, uint64_t over)
 {
     j->counts = 1;
     j->over = over > j->over ? over : j->over;
-    if (beyond && over > j->beyond)
-        j->beyond = over;
     for (worker_stream *t = of_job(s->streams, j); t; t = of_job(t->next, j))
         if (!t->first)
             t->first = epoch_first(s, j);
@@ -196,8 +193,9 @@ uint64_t epoch_next(const embedding_worker *s, const worker_job *j, int *sure)
          t = of_job(t->next, j))
         if (stream_is_there(t) && epoch_left(t) < epoch)
             epoch = epoch_left(t);
-    if (epoch <= j->beyond)
-        epoch = j->beyond + 1;
+    for (const worker_rank *r = s->ranks; r; r = r->next)
+        if (r->job == j && epoch < r->epoch)
+            epoch = r->epoch; /* of those that are there */
     for (const offer *o = s->queue; o; o = o->next)
         if (o->stream->job == j && offer_epoch(o) < epoch)
             epoch = offer_epoch(o);

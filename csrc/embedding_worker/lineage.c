@@ -21,10 +21,12 @@ static void lineage_begin_again(embedding_worker *s, uint64_t lineage,
     s->began = persia_clock_ns();
     for (worker_job *j = s->job_list; j; j = j->next) {
         j->counts = 0;
-        j->over = j->beyond = 0;
+        j->over = 0;
         j->streams_ever = 0;
         j->began = s->began;
     }
+    for (worker_rank *r = s->ranks; r; r = r->next)
+        r->epoch = 0;
     s->stats.restores++;
     s->lineage = lineage;
     s->boot = boot;

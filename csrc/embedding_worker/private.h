@@ -133,7 +133,6 @@ typedef struct worker_job {
     uint32_t streams_ever;
     int counts;            /* epochs as others do: a rank has asked */
     uint64_t over;         /* epochs that ranks heard the end of here */
-    uint64_t beyond;       /* of them, those that a rank has left */
     uint64_t failed;       /* batches */
     const worker_plan *plan; /* of its ranks; NULL: none has asked */
 } worker_job;
@@ -473,10 +472,8 @@ int stream_is_there(const worker_stream *t);
 uint64_t stream_epoch(const worker_stream *t, uint64_t own);
 /* That of its next batch; 0: it is not known. */
 uint64_t stream_epoch_now(const worker_stream *t);
-/* A rank heard the end of these here; beyond: it is in a later one.  Until
- * then other workers may have batches of the last one. */
-void epochs_count(embedding_worker *s, worker_job *j, uint64_t over,
-                  int beyond);
+/* A rank heard the end of these here. */
+void epochs_count(embedding_worker *s, worker_job *j, uint64_t over);
 /* So many loaders as there are have ended it.  begun: the rank that asks had
  * batches of it. */
 int epoch_is_over(const embedding_worker *s, const worker_job *j,

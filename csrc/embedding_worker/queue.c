@@ -350,7 +350,7 @@ static void queue_take_none(asking *a, const worker_job *j, uint32_t status,
 
 static void queue_take_end(asking *a, worker_job *j, uint64_t epoch)
 {
-    epochs_count(a->s, j, epoch, 0);
+    epochs_count(a->s, j, epoch);
     a->loaders_silent = epoch_silent(a->s, j, epoch);
     queue_take_none(a, j, TAKE_END, epoch);
 }
@@ -511,12 +511,11 @@ static int take_job(asking *a, worker_rank **r, worker_job **j, int *rc)
                               m->rank);
     if (!*j)
         return 0;
-    epochs_count(a->s, *j,
-                 m->epoch && (!m->job || m->job == (*j)->id) ? m->epoch - 1
-                                                             : 0,
-                 1);
-    if (m->epoch && (!m->job || m->job == (*j)->id))
-        (*r)->epoch = m->epoch;
+    const uint64_t epoch =
+        !m->job || m->job == (*j)->id ? m->epoch : 0;
+    epochs_count(a->s, *j, epoch ? epoch - 1 : 0);
+    if (epoch)
+        (*r)->epoch = epoch;
     queue_take_note(a, *j);
     return 1;
 }

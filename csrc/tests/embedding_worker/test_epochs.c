@@ -91,6 +91,30 @@ static void a_new_rank_gets_no_epoch_that_is_done(void **state)
     assert_int_equal(m.epoch, 5);
 }
 
+/* Where no process is left of those that were in the epoch that follows. */
+static void a_new_rank_has_no_epoch_of_a_process_before(void **state)
+{
+    world *w = *state;
+    wire_loader_part part;
+    hello(w, 1);
+    declare(w, "b");
+    beat_late(w, NULL);
+    wire_take look = {.caller = caller(w, 1), .epoch = 5, .number = 1,
+                      .look = 1};
+    pending *c = START(w->s, TAKE, take, &look);
+    assert_int_equal(wait_for(c), PERSIA_OK);
+    end_call(c);
+    hello(w, 2);
+    wire_submit left = batch(w, 2);
+    left.epoch = 1;
+    wire_take_reply m = answer_as(w, 2, 0, 1, &part);
+    assert_int_equal(m.epoch, 0);
+    send_as(w, &left);
+    m = answer_as(w, 2, 0, 2, &part);
+    assert_int_equal(m.status, TAKE_BATCH);
+    assert_int_equal(m.epoch, 4);
+}
+
 static void a_new_loader_has_the_epoch_of_the_ranks(void **state)
 {
     world *w = *state;
@@ -405,6 +429,7 @@ int main(void)
         TEST(a_new_worker_knows_what_is_missing),
         TEST(a_new_rank_begins_where_batches_are_left),
         TEST(a_new_rank_gets_no_epoch_that_is_done),
+        TEST(a_new_rank_has_no_epoch_of_a_process_before),
         TEST(a_new_loader_has_the_epoch_of_the_ranks),
         TEST(a_loader_that_waits_makes_ranks_look_elsewhere),
         TEST(what_the_rank_has_in_hand_does_not_hold_it_up),
