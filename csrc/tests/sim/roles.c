@@ -385,19 +385,21 @@ static void look_up(rank_life *l, int k)
     int back = k - 1 - (int)w.staleness;
     uint64_t ids[SERVERS_MAX + SHARED];
     float got[SERVERS_MAX + SHARED];
-    size_t n = w.servers_n;
-    if (back < l->first || r->attempts[back].life != l->number)
-        return;
-    attempt *a = &r->attempts[back];
-    for (uint32_t s = 0; s < w.servers_n; s++)
-        ids[s] = own_row(r->index, back, s);
+    size_t n = 0;
+    attempt *a = back < l->first || r->attempts[back].life != l->number
+                     ? NULL /* it is not of this process */
+                     : &r->attempts[back];
+    for (uint32_t s = 0; s < w.servers_n && a; s++)
+        ids[n++] = own_row(r->index, back, s);
     for (uint32_t i = 0; i < SHARED; i++)
         ids[n++] = i + 1;
     /* Behind one that was given up a loop waits for nothing. */
-    const uint64_t after = a->ended && !a->acked ? 0 : a->number;
+    const uint64_t after = !a || (a->ended && !a->acked) ? 0 : a->number;
     uint64_t began = begin_call(l, "lookup");
     int rc = read_rows(l->c, l->table, after, n, ids, got);
     end_call(l, began, "lookup", rc);
+    if (!a)
+        return;
     for (uint32_t s = 0; s < w.servers_n && !rc; s++) {
         if (got[s] > 1)
             sim_fail("server %u has applied batch %d %.0f times", s, back,
