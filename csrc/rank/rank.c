@@ -476,6 +476,14 @@ static int rank_take_again(rank_taker *r)
     return rc ? rc : persia_pause_poll(MISSING_NS);
 }
 
+/* Whether the answer is about other rows than those of the rank: the worker or
+ * the rank has yet to see that a checkpoint was loaded. */
+static int rank_is_of_other_rows(const rank_taken *t)
+{
+    return t->m.status != TAKE_BATCH &&
+           t->lineage != persia_client_restore(t->c);
+}
+
 /* One Take; *taken: its answer is for order_settle(). */
 static int rank_take_once(rank_taken *t, int *taken)
 {
@@ -496,6 +504,10 @@ static int rank_take_once(rank_taken *t, int *taken)
     rank_unprepare(t->r, t->from, rc);
     if (rc)
         return link_failed(&t->r->c, t->from, rc) ? PERSIA_OK : rc;
+    if (rank_is_of_other_rows(t)) {
+        rc = persia_client_look(t->c);
+        return rc ? rc : persia_pause_poll(MISSING_NS);
+    }
     int got = 0;
     const int own = pass_learn(t);
     const int none = t->m.status == TAKE_IDLE ||

@@ -3,6 +3,7 @@
  * it is where it was.  A loader whose worker has forgotten what it sent.
  * (tests.cmake lets the linker wrap the calls below: the requests of rank and
  * loader go to the worker of this process.) */
+#include "embedding_worker/private.h"
 #include "loader/private.h"
 #include "rank/private.h"
 #include "rpc/channel.h"
@@ -260,6 +261,42 @@ static void a_take_that_reports_a_loss_is_made_again(void **state)
     persia_client_destroy(c);
 }
 
+/* A checkpoint was loaded, and the worker has not seen it yet: its loader sends
+ * again what was done. */
+static void an_end_of_other_rows_is_none(void **state)
+{
+    world *w = *state;
+    ps_client *c;
+    rank_taken *t;
+    pthread_t thread;
+    uint64_t restores = 0;
+    way.w = w;
+    assert_int_equal(persia_client_create(&w->servers, &c), PERSIA_OK);
+    pthread_mutex_lock(&w->s->lock);
+    w->s->lineage = 5; /* of the rows before */
+    pthread_mutex_unlock(&w->s->lock);
+    rank_taker *r = rank_begin();
+    hello(w, 77);
+    beat(w, 2, 0);
+    assert_int_equal(persia_rank_next(r, &t), PERSIA_OK);
+    assert_int_equal(persia_taken_lookup(t, NULL, c, 0), PERSIA_OK);
+    lookup_begin(0, &thread);
+    while (!restores) {
+        pthread_mutex_lock(&w->s->lock);
+        restores = w->s->stats.restores;
+        pthread_mutex_unlock(&w->s->lock);
+        sched_yield();
+    }
+    hello(w, 77);
+    send_batch(w, 1);
+    assert_int_equal(lookup_result(thread), PERSIA_OK);
+    assert_int_equal(persia_taken_reply(t)->status, TAKE_BATCH);
+    lookups[0].release(t);
+    persia_taken_put(t);
+    persia_rank_close(r);
+    persia_client_destroy(c);
+}
+
 /* ---- a loader ---- */
 
 static loader_sender *loader_begin(world *w)
@@ -347,6 +384,8 @@ int main(void)
             finish_world),
         cmocka_unit_test_setup_teardown(
             no_thread_waits_long_for_what_servers_have, begin, finish_world),
+        cmocka_unit_test_setup_teardown(
+            an_end_of_other_rows_is_none, begin, finish_world),
         cmocka_unit_test_setup_teardown(
             a_take_that_reports_a_loss_is_made_again, begin, finish_world),
     };
