@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from persia import _core
+from tests.deploy import slurm
 from tests.deploy.manifests import DEPLOY
 from tests.deploy.test_manifests import variables
 from tests.system.processes import environment, wait_until
@@ -40,12 +40,14 @@ PERSIA_SERVE_PS_INSECURE=true
 PERSIA_SERVE_WORKER_INSECURE=true
 PERSIA_INSECURE=1
 """
-#: srun as the script uses it: its tasks are processes of this machine.
+#: Slurm's commands as the script uses them: srun, whose tasks are processes of
+#: this machine, squeue and scancel.
 SRUN = """#!{python}
 import os, signal, subprocess, sys
+from pathlib import Path
 words = sys.argv[1:]
 group = int(words.pop(0).removeprefix("--het-group="))
-label = "--label" in words
+name = words[0].removeprefix("--job-name=")
 words = [w for w in words if not w.startswith("--")]
 n = {tasks}[group]
 if words == ["hostname"]:
@@ -61,9 +63,16 @@ tasks = [
     for i in range(n)
 ]
 signal.signal(
-    signal.SIGTERM, lambda *_: [t.send_signal(signal.SIGTERM) for t in tasks]
+    signal.SIGUSR1, lambda *_: [t.send_signal(signal.SIGTERM) for t in tasks]
 )
+(Path("steps") / str(os.getpid())).write_text(name)
 sys.exit(max(t.wait() for t in tasks))
+"""
+SQUEUE = """#!/bin/sh
+for step in steps/*; do echo "${step#steps/} $(cat $step)"; done
+"""
+SCANCEL = """#!/bin/sh
+kill -USR1 "$2"
 """
 
 
@@ -86,8 +95,11 @@ class Slurm:
         programs = folder / "bin"
         programs.mkdir(exist_ok=True)
         persia = f'#!/bin/sh\nexec {sys.executable} -m persia "$@"\n'
+        (folder / "steps").mkdir(exist_ok=True)
         for name, text in (
             ("srun", SRUN.format(python=sys.executable, tasks=TASKS)),
+            ("squeue", SQUEUE),
+            ("scancel", SCANCEL),
             ("scontrol", f'#!/bin/sh\necho "$@" >> {folder}/scontrol\n'),
             ("persia", persia),
         ):
@@ -157,10 +169,32 @@ def test_a_job_whose_time_is_over_is_queued_again(tmp_path: Path) -> None:
     assert "continues from" in output, output
 
 
-@pytest.mark.skipif(shutil.which("sbatch") is None, reason="no Slurm")
-def test_sbatch_takes_it() -> None:
-    """Its options; nothing is run."""
-    done = subprocess.run(
-        ["sbatch", "--test-only", str(SCRIPT)], capture_output=True, text=True
-    )
-    assert "invalid" not in done.stderr.lower(), done.stderr
+@pytest.mark.skipif(not slurm.installed(), reason="no Slurm, or not root")
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_slurm_runs_it(tmp_path: Path) -> None:
+    """Debian's, with a node for each component: all roles train, and end."""
+    persia = f'#!/bin/sh\nexec {sys.executable} -m persia "$@"\n'
+    (tmp_path / "persia").write_text(persia)
+    (tmp_path / "persia").chmod(0o755)
+    (tmp_path / "slurm").mkdir()
+    job_env = JOB_ENV.format(samples=4000, folder=tmp_path)
+    with slurm.cluster(tmp_path / "slurm", len(TASKS)) as env:
+        path = f"{tmp_path}:{env['PATH']}"
+        (tmp_path / "job.env").write_text(job_env + f"PATH={path}\n")
+        sizes = [f"--ntasks={n} --cpus-per-task=1" for n in TASKS]
+        done = subprocess.run(
+            ["sbatch", "--wait", *" : ".join(sizes).split(), str(SCRIPT)],
+            cwd=tmp_path,
+            env=environment(**env),
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        files = tmp_path.glob("slurm-*.out")
+        output = "".join(file.read_text() for file in files)
+    assert done.returncode == 0, done.stderr + output
+    assert "2 ranks" in output
+    trained = re.findall(r"(\d+) batches were trained", output)
+    assert sum(map(int, trained)) == 4, output
+    assert output.count("stopping") == 3, output
