@@ -124,6 +124,12 @@ typedef struct pass {
     unsigned waiters;   /* threads that close it */
 } pass;
 
+/* When the first lookup of a batch began, and the last one ended; 0: not
+ * known, as nothing is traced. */
+typedef struct batch_times {
+    uint64_t asked, found;
+} batch_times;
+
 typedef struct batch {
     struct batch *next; /* in pass->queue or batches.taken */
     pass *pass;
@@ -139,6 +145,7 @@ typedef struct batch {
     uint64_t began;    /* batches.clock when they were allowed */
     uint64_t strays;   /* batches.strays at that time */
     uint64_t trained;  /* batches.clock at its last update; 0: none */
+    batch_times times; /* of its lookups */
     uint64_t step;     /* the update of several backwards that it is in; 0 */
     int64_t staleness; /* at its first forward; -1: there was none */
     forward *forwards;

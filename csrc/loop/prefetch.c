@@ -11,6 +11,7 @@
 #include <stdlib.h>
 
 #include "client/client.h"
+#include "trace/trace.h"
 
 /* ---- life ---- */
 
@@ -141,7 +142,7 @@ static void prefetch_release_late(prefetch *p, batch *b, lookup *l)
 /* Runs a lookup that waits; the lock is left meanwhile. */
 void prefetch_run(prefetch *p, batch *b, lookup *l)
 {
-    const uint64_t after = b->after;
+    const uint64_t after = b->after, asked = persia_trace_now();
     lookup_event(l, LOOKUP_RUN);
     b->users++;
     pthread_mutex_unlock(&p->lock);
@@ -152,6 +153,10 @@ void prefetch_run(prefetch *p, batch *b, lookup *l)
     }
     pthread_mutex_lock(&p->lock);
     assert(b->users && l->state != LOOKUP_WAITS);
+    if (asked) {
+        b->times.asked = b->times.asked ? b->times.asked : asked;
+        b->times.found = persia_clock_ns();
+    }
     b->users--; /* before the loop can end the batch */
     persia_future_complete(l->done, rc);
     pthread_cond_broadcast(&p->moved);
@@ -287,20 +292,26 @@ void prefetch_updating(prefetch *p, const loop_grad *grads, size_t n,
     pthread_mutex_unlock(&p->lock);
 }
 
-void prefetch_sending(prefetch *p, const loop_grad *grads, size_t n,
-                      uint64_t number)
+int prefetch_sending(prefetch *p, const loop_grad *grads, size_t n,
+                     uint64_t number, batch_times *times)
 {
+    int taken = 0;
+    *times = (batch_times){0};
     if (prefetch_is_idle(p))
-        return;
+        return 0;
     pthread_mutex_lock(&p->lock);
     for (size_t i = 0; i < n; i++) {
         batch *b;
         forward *f = batches_find(&p->all, grads[i].ticket, &b);
-        if (f)
-            f->update = number;
+        if (!f)
+            continue;
+        f->update = number;
+        taken |= b->pass->takes;
+        *times = b->times;
     }
     prefetch_advance(p);
     pthread_mutex_unlock(&p->lock);
+    return taken;
 }
 
 int prefetch_allows(prefetch *p, const loop_grad *grads, size_t n)

@@ -22,9 +22,11 @@ void prefetch_renumber(prefetch *p, uint64_t last);
 /* An update of these gradients begins.  step: of several backwards. */
 void prefetch_updating(prefetch *p, const loop_grad *grads, size_t n,
                        int step);
-/* It is about to be sent, with its number in the stream of updates. */
-void prefetch_sending(prefetch *p, const loop_grad *grads, size_t n,
-                      uint64_t number);
+/* It is about to be sent, with its number in the stream of updates.  *times:
+ * those of its batch.  Whether an embedding worker had that. */
+struct batch_times;
+int prefetch_sending(prefetch *p, const loop_grad *grads, size_t n,
+                     uint64_t number, struct batch_times *times);
 /* Whether a bound lets the loop continue before they are applied: all are of
  * batches that count, and no open pass is synchronous or `here`. */
 int prefetch_allows(prefetch *p, const loop_grad *grads, size_t n);

@@ -10,7 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "loop/batches.h"
 #include "loop/prefetch.h"
+#include "trace/trace.h"
 
 struct updates {
     loop *s;
@@ -207,16 +209,43 @@ static void updates_report(updates *u, const update *one)
         prefetch_paid(p);
 }
 
-static int updates_run(updates *u, const update *one)
+/* Spans of an update whose batch no embedding worker had. */
+static int updates_run_traced(updates *u, update *one,
+                              const batch_times *looked)
+{
+    const uint64_t stream = persia_client_maker(u->c).stream;
+    const uint64_t number = one->name.number;
+    trace_span whole, lookup, train, apply;
+    persia_trace_begin(&whole, TRACE_BATCH, stream, number);
+    persia_trace_begin(&apply, TRACE_APPLY, stream, number);
+    one->name.trace = apply.at;
+    const int rc = loop_run(u->s, one);
+    persia_trace_end(&apply, rc);
+    if (looked->asked && whole.began) {
+        persia_trace_begin(&lookup, TRACE_LOOKUP, stream, number);
+        persia_trace_begin(&train, TRACE_TRAIN, stream, number);
+        whole.began = lookup.began = looked->asked;
+        lookup.ended = train.began = looked->found;
+        train.ended = apply.began;
+        persia_trace_end(&lookup, PERSIA_OK);
+        persia_trace_end(&train, PERSIA_OK);
+    }
+    persia_trace_end(&whole, rc);
+    return rc;
+}
+
+static int updates_run(updates *u, update *one)
 {
     if (one->state == UPDATE_QUEUED)
         return PERSIA_ECLOSED;
     if (one->refused)
         return updates_refuse(u, one);
-    if (u->named)
+    batch_times looked;
+    if (!u->named ||
         prefetch_sending(loop_prefetch(u->s), one->grads, one->n,
-                         one->name.number);
-    return loop_run(u->s, one);
+                         one->name.number, &looked))
+        return loop_run(u->s, one);
+    return updates_run_traced(u, one, &looked);
 }
 
 /* The lock is held. */

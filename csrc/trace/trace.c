@@ -78,7 +78,7 @@ void persia_trace_end(trace_span *t, int code)
     if (!t->began)
         return;
     t->code = code;
-    t->ended = persia_clock_ns();
+    t->ended = t->ended ? t->ended : persia_clock_ns();
     pthread_mutex_lock(&ring.lock);
     if (ring.n < ring.room)
         ring.spans[(ring.first + ring.n++) % ring.room] = *t;

@@ -65,7 +65,7 @@ PERSIA_API void persia_trace_begin(trace_span *t, enum trace_kind kind,
 /* A part of what a request says, if it says a span. */
 PERSIA_API void persia_trace_below(trace_span *t, enum trace_kind kind,
                                    const wire_trace *parent, uint64_t began);
-/* It has ended, if it is sampled. */
+/* It has ended, if it is sampled: at `ended`, or (0) now. */
 PERSIA_API void persia_trace_end(trace_span *t, int code);
 /* A part of a batch that ends now.  began: of persia_trace_now(). */
 PERSIA_API void persia_trace_part(enum trace_kind kind, uint64_t stream,

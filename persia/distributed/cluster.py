@@ -25,6 +25,7 @@ from persia import _core, errors
 from persia.base.check import kind, number
 from persia.base.environment import variable
 from persia.base.patience import saying_so, watching
+from persia.base.traces import begin_traces
 from persia.base.warning import warn
 from persia.distributed.addresses import (
     WIRE_DTYPES,
@@ -351,6 +352,8 @@ class Settings:
         hosting: Hosting | None = None,
     ) -> Connection:
         job = Job.here(self.rank, self.world)
+        if not self.read_only:
+            begin_traces("trainer")
         return self._connect(
             threads,
             addresses,

@@ -15,7 +15,6 @@ from torch import Tensor
 from persia import _core, errors
 from persia.base.check import number
 from persia.base.patience import patiently, saying_so, watching
-from persia.base.traces import begin_traces
 from persia.base.warning import warn
 from persia.data.batches.batch import Batch, of_flat
 from persia.data.batches.jagged import JaggedBatch
@@ -134,7 +133,6 @@ class Stream:
         return self._rank.counts() | {"lost": client["lost"]}
 
     def _connect(self, store: Store) -> _core.Rank:
-        begin_traces("trainer")
         addresses, security = resolve_workers(self.workers, self.security)
         settings = engine_of(store).arguments.settings
         config = {

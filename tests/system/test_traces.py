@@ -33,6 +33,21 @@ with persia.data.Sender(sys.argv[1], name="traces") as sender:
     print("sent", flush=True)
     sender.flush()
 """
+DIRECT = f"""
+import sys, torch, persia
+store = persia.Store(persia.optim.SGD(lr=1.0), servers=sys.argv[1])
+bags = persia.EmbeddingBagCollection(
+    store=store, tables=[persia.EmbeddingBagConfig("t", 4, ["id"])]
+)
+batches = [
+    persia.Batch(None, persia.JaggedBatch(["id"], torch.arange({IDS}) + i))
+    for i in range({BATCHES})
+]
+for batch in persia.DataLoader(batches, bags, staleness=2):
+    bags(batch.ids).values().sum().backward()
+store.flush()
+store.close()
+"""
 LOOKUP = "lookup", "embedding-worker"
 #: What becomes of a batch that is trained at once, on two servers.
 WHOLE = Counter(
@@ -190,6 +205,28 @@ def test_a_batch_is_one_tree_in_four_processes(rate: float) -> None:
             assert {about["persia.shard"] for about in of} == {0, 1}
             assert sum(about["persia.rows"] for about in of) == IDS
     assert len(numbers) == len(traces)
+
+
+@pytest.mark.slow
+def test_without_embedding_workers_the_trainer_s_is_the_first() -> None:
+    """What it looks up ahead has no number yet, so servers do not know whose
+    pull it is."""
+    with Collector() as collector:
+        with job(collector.environment()) as one:
+            ended(one.start("-c", DIRECT, one.servers))
+            one.stop()
+        traces = collector.traces()
+    numbers = set()
+    for spans in traces.values():
+        numbers.add(first(spans).about["persia.number"])
+        assert kinds(spans) == {
+            ("batch", "trainer"): 1,
+            ("lookup", "trainer"): 1,
+            ("train", "trainer"): 1,
+            ("apply", "trainer"): 1,
+            ("push", "server"): 2,
+        }
+    assert numbers == set(range(1, BATCHES + 1))
 
 
 @pytest.mark.slow
