@@ -217,7 +217,6 @@ typedef struct rpc_server_config {
     rpc_security security;
     const rpc_methods *methods; /* outlives the server */
     rpc_handler handler;
-    uint32_t refused; /* bit m: method m is not served here */
     /* A call that is denied: its method, from where, whose (or ""), and why;
      * or NULL. */
     void (*denied)(void *ctx, const char *method, const char *peer,

@@ -46,7 +46,6 @@ struct rpc_server {
     rpc_gate *gate;
     rpc_renewed *certificates;
     const rpc_methods *methods;
-    uint32_t refused; /* bit m: method m is not served */
     char unknown[160]; /* what a call of another method is answered */
     rpc_handler handler;
     void (*denied_call)(void *ctx, const char *method, const char *peer,
@@ -453,8 +452,7 @@ static void slot_taken(rpc_tag *tag, int ok)
     int known = 1, rc = PERSIA_OK;
     if (!l->health) {
         l->call.method = method_of(s->methods, l->details.method);
-        known = l->call.method != s->methods->n &&
-                !(s->refused >> l->call.method & 1);
+        known = l->call.method != s->methods->n;
         rc = known ? slot_enter(l) : PERSIA_OK;
     }
     /* A refusal while it reads: the answer and the reading end in any order,
@@ -626,7 +624,6 @@ static int server_make(const rpc_server_config *config, rpc_server **out)
              s->methods->service);
     s->handler = config->handler;
     s->denied_call = config->denied;
-    s->refused = config->refused;
     s->ctx = config->ctx;
     s->message_limit = config->message_limit;
     s->joins = config->s;
