@@ -16,8 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from persia import _core
-from persia.base.logs import say
-from persia.errors import PersiaError
+from persia.base.logs import audit, say
 
 if TYPE_CHECKING:
     from persia.distributed.security import Origin, Security
@@ -147,7 +146,7 @@ class Renewal:
             _core.renew_security(given)
             for call in source.renewed:
                 call(found)
-        except (PersiaError, OSError) as error:
+        except Exception as error:  # the thread looks again
             if source.refused != now:
                 self.counts["failed"] += 1
                 say(
@@ -159,10 +158,9 @@ class Renewal:
             return
         source.origin, source.refused = origin, None
         self.counts["ok"] += 1
-        say(
-            "certificates and tokens were renewed from "
-            + ", ".join(source.origin.paths)
-        )
+        files = ", ".join(origin.paths)
+        say(f"certificates and tokens were renewed from {files}")
+        audit("renewed", files=files)
 
 
 renewal = Renewal()

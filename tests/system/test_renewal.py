@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -190,8 +191,8 @@ def mount(tmp_path: Path) -> Mount:
 
 
 @contextlib.contextmanager
-def served(mount: Mount) -> Iterator[Serving]:
-    with serving("--shard", "0/1", *mount.flags()) as server:
+def served(mount: Mount, *flags: str) -> Iterator[Serving]:
+    with serving("--shard", "0/1", *mount.flags(), *flags) as server:
         yield server
 
 
@@ -208,7 +209,8 @@ def renewed(server: Serving, outcome: str, n: int) -> dict[str, float]:
 
 def test_certificates_are_renewed_under_load(mount: Mount) -> None:
     """By the link of a mounted secret, without a restart or an error."""
-    with served(mount) as server:
+    audits = mount.folder / "audits"
+    with served(mount, "--audit-log", str(audits)) as server:
         assert mount.shown(server.address) == mount.text("server.pem")
         name = "persia_certificate_not_after_seconds/"
         name += mount.path("server.pem")
@@ -223,6 +225,9 @@ def test_certificates_are_renewed_under_load(mount: Mount) -> None:
             load.more()
         assert not load.errors
         assert before - after == pytest.approx(20 * 86400, abs=3600)
+    lines = [json.loads(line) for line in audits.read_text().splitlines()]
+    (line,) = (one for one in lines if one.get("event") == "renewed")
+    assert mount.path("server.pem") in line["files"]
 
 
 def test_wrong_files_change_nothing(mount: Mount) -> None:
