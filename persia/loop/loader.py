@@ -487,6 +487,14 @@ class _Pass(Iterator[T]):
         for handle, _ in self._streams:
             _core.prefetch_skip(handle, number)
 
+    def __enter__(self) -> _Pass[T]:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        """:meth:`close`, which waits for no update after an error: its step
+        may wait for another rank, which has ended."""
+        self._close(settle=kind is None)
+
     def close(self) -> None:
         """Cancels what was looked up ahead; the iteration is over."""
         self._close(settle=True)

@@ -425,7 +425,7 @@ class Trainer:
         opened = self._unless_stopped(lambda: iter(loader))
         if opened is None:
             return False
-        with contextlib.closing(opened) as batches:
+        with opened as batches:
             while True:
                 batch = self._unless_stopped(lambda: next(batches, None))
                 waited = time.perf_counter() - before

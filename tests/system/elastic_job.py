@@ -1,7 +1,7 @@
 """A training that counts, whose ranks join and leave: each id of a batch adds
 1 to its row, whatever the loss is.
 
-    torchrun ... elastic_job.py SERVERS FOLDER [WORKERS]
+    torchrun ... elastic_job.py SERVERS FOLDER [WORKERS [STALENESS]]
 
 FOLDER/log has a line for each start and for each line of the training;
 FOLDER/step the last step and the number of ranks; FOLDER/state.STEP.WORLD
@@ -85,7 +85,9 @@ def expected() -> dict[int, float]:
     return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
-def main(servers: str, folder: str, workers: str = "") -> None:
+def main(
+    servers: str, folder: str, workers: str = "", staleness: str = "2"
+) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     world = int(os.environ["WORLD_SIZE"])
@@ -111,7 +113,7 @@ def main(servers: str, folder: str, workers: str = "") -> None:
     if world > 1:
         model = DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    trainer = Trainer(model, optimizer, staleness=2)
+    trainer = Trainer(model, optimizer, staleness=int(staleness))
     data: Any = persia.Stream(workers) if workers else clicks(rank, world)
     own = os.environ["TMPDIR"]  # of this machine
     elastic = Elastic(trainer, store, data, every=EVERY, folder=own)

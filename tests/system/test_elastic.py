@@ -196,8 +196,11 @@ def feed(workers: Workers) -> None:
         sender.flush(240)
 
 
+@pytest.mark.parametrize(
+    "staleness", ["2", pytest.param("0", marks=pytest.mark.long)]
+)
 def test_batches_of_data_loaders_go_to_the_ranks_that_there_are(
-    tmp_path: Path,
+    tmp_path: Path, staleness: str
 ) -> None:
     with contextlib.ExitStack() as stack:
         servers = stack.enter_context(contextlib.closing(Servers(2)))
@@ -206,7 +209,7 @@ def test_batches_of_data_loaders_go_to_the_ranks_that_there_are(
         )
         join = in_thread(lambda: feed(workers))
         words = (str(job.__file__), servers.text, str(tmp_path))
-        words = (*words, ",".join(workers.addresses))
+        words = (*words, ",".join(workers.addresses), staleness)
         some = stack.enter_context(machines(tmp_path, *words))
         some.start()
         some.start()
