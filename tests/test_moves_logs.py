@@ -282,3 +282,21 @@ def test_what_is_missing_after_a_move(
     (job.folder / "kept").rename(path)
     job.servers.append(job.make(2))
     assert job.servers[2].shards.here() == before == [3]
+
+
+def test_the_file_of_a_server_that_only_gave_is_missing(
+    job: Job, counter: Counter
+) -> None:
+    """It does not take the shard for one of its own, which has no rows."""
+    scale(job.servers, 3)
+    left = {2, 3} - set(job.servers[1].shards.here())
+    assert left
+    job.servers.pop(1).close()
+    (path,) = job.folder.joinpath("log").glob("*-at-2.moves")
+    path.rename(job.folder / "kept")
+    for _ in range(2):
+        with pytest.raises(errors.CorruptFile):
+            job.make(1)
+    (job.folder / "kept").rename(path)
+    job.servers.insert(1, job.make(1))
+    assert not left & set(job.servers[1].shards.here())

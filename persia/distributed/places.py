@@ -4,7 +4,9 @@ Without a move there is nothing: a server has the shards of its command line,
 each with a log in ``<namespace>-3-of-8``. From the first move on the file
 ``<namespace>-of-8-at-0.moves`` says which it has, and which have left; 0 is
 the first shard of its command line, and a server that joined is ``join``. The
-log of a shard that has arrived is in ``<namespace>-3-of-8-at-0-<move>``.
+log of a shard that has arrived is in ``<namespace>-3-of-8-at-0-<move>``. Of
+one that has left ``.<namespace>-3-of-8.left`` stays: without both a server
+that begins would take it for one of its own.
 
 The file is replaced as a whole, so each change happens or does not.
 """
@@ -131,14 +133,16 @@ class Places:
             first=first, here={n: self._plain(n) for n in first}
         )
         if found is None:
-            self._check_none_arrived()
+            self._check_none_moved()
         else:
             self._check_here()
         self._remove_rest()
 
-    def _check_none_arrived(self) -> None:
-        """Folders of shards that arrive are younger than the file."""
-        for path in self._arrivals():
+    def _check_none_moved(self) -> None:
+        """Folders of shards that arrive are younger than the file, and so are
+        the marks of those that have left."""
+        some = [self._mark(n) for n in self._now.first]
+        for path in (*self._arrivals(), *filter(Path.exists, some)):
             raise CorruptFile(
                 f"{self._path} is missing, which says whether the shard of "
                 f"{path} is here. Bring it back from a copy, or start with a "
@@ -155,6 +159,9 @@ class Places:
                     "copy, or start with a checkpoint and another folder "
                     "of logs"
                 )
+
+    def _mark(self, shard: int) -> Path:
+        return self._log / f".{self._plain(shard)}.left"
 
     def _plain(self, shard: int) -> str:
         return f"{self._namespace}-{shard}-of-{self._shards}"
@@ -230,6 +237,8 @@ class Places:
         with self._change() as new:
             folder = new.here.pop(shard)
             new.gone[shard] = Gone(address=address, move=move, folder=folder)
+        with contextlib.suppress(OSError):  # the file says it
+            self._mark(shard).touch()
 
     def back(self, shard: int) -> None:
         """The other server does not have it, and never will."""
