@@ -76,6 +76,7 @@ def said(
         _audits.append(_opened(audits))
     handler, before = _Handler(form, results), _ROOT.level
     _forms.append(form)
+    about = dict(_about)
     others = _ROOT.handlers[:]
     shows = warnings.showwarning
     _ROOT.handlers[:] = [handler]
@@ -89,12 +90,15 @@ def said(
             warnings.showwarning = shows
         _ROOT.handlers[:] = others
         _ROOT.setLevel(before)
+        _about.clear()
+        _about.update(about)
         if audits is not None:
             os.close(_audits.pop())
 
 
 def describe(**about: Any) -> None:
-    """What each object of JSON says of this process, such as its role."""
+    """What each object of JSON says of this process, such as its role, until
+    the block of :func:`said` ends."""
     _about.update(about)
 
 

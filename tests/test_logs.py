@@ -1,0 +1,46 @@
+"""Lines of a process as JSON, and its file of audits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from persia.base.logs import audit, describe, lines_of_core, said, say
+from persia.errors import StorageError
+
+
+def test_lines_say_what_the_process_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As long as its command runs."""
+    for role in ("server", None):
+        with said(form="json"):
+            if role:
+                describe(role=role)
+            say("it serves", shard=3)
+        line = json.loads(capsys.readouterr().out)
+        assert (line["message"], line["shard"]) == ("it serves", 3)
+        assert line.get("role") == role
+
+
+def test_audits_are_appended(tmp_path: Path) -> None:
+    path = tmp_path / "audits"
+    audit("nowhere")
+    for i in range(2):
+        with said(audits=path):
+            describe(role="server")
+            assert lines_of_core()["audit"] > 2
+            audit("moved", shard=i)
+        assert lines_of_core()["audit"] == 0
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(f["event"], f["role"], f["shard"]) for f in found] == [
+        ("moved", "server", 0),
+        ("moved", "server", 1),
+    ]
+    with (
+        pytest.raises(StorageError),
+        said(audits=tmp_path / "none" / "audits"),
+    ):
+        pass
