@@ -12,10 +12,16 @@ from persia.base.lazy import lazily
 
 if TYPE_CHECKING:
     from persia.distributed.certs import write_certificates
+    from persia.distributed.on_ray import run_on_ray
     from persia.distributed.security import Security
 
-__all__ = ["Security", "write_certificates"]
+__all__ = ["Security", "run_on_ray", "write_certificates"]
 
 __getattr__, __dir__ = lazily(
-    __name__, {"Security": "security", "write_certificates": "certs"}
+    __name__,
+    {
+        "Security": "security",
+        "run_on_ray": "on_ray",
+        "write_certificates": "certs",
+    },
 )
