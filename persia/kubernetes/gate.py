@@ -148,6 +148,14 @@ class Gate:
         self._failed: dict[int, float] = {}  # moves, and when that was seen
         self._said = ""
 
+    @property
+    def soon(self) -> bool:
+        """Whether the next look may find something to do."""
+        return self.step is not None and self.step.phase in (
+            Phase.MOVING,
+            Phase.DRAINING,
+        )
+
     def close(self) -> None:
         """Ends the connections. Another gate need not wait."""
         self._drop()
@@ -162,7 +170,7 @@ class Gate:
         try:
             self._look()
         except PersiaError as error:
-            self.load = None
+            self.load = self.step = None
             self._drop()  # tokens and certificates may be new ones
             self._say(f"{type(error).__name__}: {error}", "warning")
 

@@ -17,6 +17,7 @@ from persia.errors import InvalidArgument
 from persia.kubernetes.api import ACCOUNT, Api
 from persia.kubernetes.gate import Gate
 
+_SOON = 1.0  # seconds from one look to the next while shards move
 _NAME = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"
 
 
@@ -91,8 +92,10 @@ def serve_gate(config: GateConfig) -> None:
             signals.keep()
             signals.health.serves()
             say(f"{who} follows ScaleGate {namespace}/{config.name}")
-            gate.look()
-            while not signals.wait(config.interval):
+            pause = 0.0
+            while not signals.wait(pause):
                 gate.look()
+                pause = config.interval
+                pause = min(pause, _SOON) if gate.soon else pause
             signals.health.ends()
             say("stopping")
