@@ -178,6 +178,18 @@ ALERTS = (
         "{{ $labels.instance }} closed {{ $value }} connections for their "
         "limit.",
     ),
+    Alert(
+        "PersiaGateBlocked",
+        "persia_gate_blocked == 1",
+        "15m",
+        "The servers cannot be changed: see the message of the ScaleGate.",
+    ),
+    Alert(
+        "PersiaGateIdle",
+        "max by (job) (persia_gate_acts) == 0",
+        "10m",
+        "No gate acts: the number of servers follows no load.",
+    ),
 )
 
 
@@ -355,6 +367,11 @@ SERVERS = (
                 "{{instance}} {{reason}}",
             ),
         ),
+    ),
+    Panel(
+        "Shards that are to move",
+        "short",
+        (("persia_gate_shards_left", "{{instance}}"),),
     ),
     Panel(
         "Processors in use",

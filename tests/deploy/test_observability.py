@@ -25,6 +25,8 @@ from persia.base.health import Health
 from persia.data.feeding import Loader
 from persia.distributed.certs import write_certificates
 from persia.distributed.security import Security
+from persia.kubernetes.api import Api
+from persia.kubernetes.gate import Gate
 from tests.deploy.manifests import DEPLOY
 from tests.system.processes import environment, wait_until
 from tests.system.shards import free_port
@@ -84,6 +86,8 @@ FIRES = {
     "PersiaConnectionsRefused": {
         "persia_connections_refused_total": "0+1x120"
     },
+    "PersiaGateBlocked": {"persia_gate_blocked": "1x120"},
+    "PersiaGateIdle": {"persia_gate_acts": "0x120"},
 }
 #: A job as it should be.
 SILENT = {
@@ -115,6 +119,8 @@ SILENT = {
     'persia_certificate_not_after_seconds{file="s.pem"}': "1299600x300",
     'persia_security_renewals_total{outcome="ok"}': "0+1x300",
     'persia_security_renewals_total{outcome="failed"}': "7x300",
+    "persia_gate_blocked": "0x300",
+    "persia_gate_acts": "1x300",
     "persia_connections_refused_total": "7x300",
 }
 #: The same without what is off: no limit, no checkpoint.
@@ -264,6 +270,7 @@ def test_every_metric_is_exported_and_every_panel_has_series(
     security = Security.load(ca=tmp_path / "keys" / "ca.pem")
     uses = _core.Gate(security.arguments())
     assert not sum(uses.denied().values())
+    page.add(Gate(Api("http://127.0.0.1:1"), "persia", "persia-ps", "me"))
     sends = f"http://127.0.0.1:{page.port}/metrics"
     with (
         serving(*options) as server,
