@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -44,6 +45,39 @@ from persia.errors import StorageError
 )
 def test_the_formula(count: int, load: float, want: int) -> None:
     assert wanted(count, load, 1, 8) == want
+
+
+@pytest.mark.parametrize(
+    ("count", "load", "shards", "want"),
+    [
+        (11, 0.89, 32, 11),  # the fullest has 3 shards, and would have 4
+        (12, 0.89, 32, 11),  # it has 3, and keeps 3
+        (8, 1.11, 32, 11),  # it has 4, also with 9 or 10
+        (2, 0.3, 8, 1),
+        (4, 1.05, 7, 4),
+        (4, 1.5, 8, 8),  # none has less than a shard
+        (3, 1.2, 4, 4),
+        (2, 9.0, 64, 16),
+    ],
+)
+def test_shards_are_whole(
+    count: int, load: float, shards: int, want: int
+) -> None:
+    assert wanted(count, load, 1, 16, shards) == want
+
+
+@given(st.integers(1, 64), st.floats(0, 3), st.integers(1, 512))
+def test_fewer_servers_hold_what_there_is(
+    count: int, load: float, shards: int
+) -> None:
+    count = min(count, shards)
+    plain = wanted(count, load, 1, 64)
+    found = wanted(count, load, 1, 64, shards)
+    assert plain <= found <= 64 and (plain > count) == (found > count)
+    if found < count:
+        fullest = math.ceil(shards / found) / math.ceil(shards / count)
+        assert fullest * load <= 1
+        assert Decision(SERVER, count, found, load, shards).foreseen <= 1
 
 
 LIMITS = Limits(2, 5, out=20, into=50)

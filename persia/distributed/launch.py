@@ -466,7 +466,9 @@ class _Supervisor:
         }
         if SERVER in spec:  # memory does not wait
             spec[SERVER] = dataclasses.replace(
-                spec[SERVER], out=min(out, _MEMORY_AFTER)
+                spec[SERVER],
+                out=min(out, _MEMORY_AFTER),
+                shards=cluster.shards or 0,
             )
         return Driver(
             Autoscaler(

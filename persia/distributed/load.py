@@ -103,17 +103,37 @@ class ServerWindow:
         return max((cpu - before) / span / _CPU, soon), growth
 
 
-def wanted(count: int, load: float, low: int, high: int) -> int:
+def wanted(
+    count: int, load: float, low: int, high: int, shards: int = 0
+) -> int:
     """HPA's formula: ceil(count * load), and count within a tenth of 1.
+
+    A shard is at one server as a whole. So the fullest server has
+    ceil(shards / number) of them, and a number counts only if these fit.
 
     Args:
         count: how many there are.
-        load: of the role.
+        load: of the role; of servers that of the fullest one.
         low: at least so many.
         high: at most so many.
+        shards: that servers share; 0: what they share can be divided.
     """
     near = abs(load - 1) <= _TOLERANCE
-    return min(max(count if near else math.ceil(count * load), low), high)
+    found = min(max(count if near else math.ceil(count * load), low), high)
+    if near or not shards:
+        return found
+    most = count if found <= count else max(min(high, shards), found)
+    return min(
+        range(found, most + 1),
+        key=lambda n: max(_share(count, n, shards) * load, 1.0),
+    )
+
+
+def _share(before: int, after: int, shards: int) -> float:
+    """What the fullest server has, of what it had with another number."""
+    if not shards:
+        return before / after
+    return math.ceil(shards / after) / math.ceil(shards / before)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,17 +145,19 @@ class Decision:
         before: how many there are.
         after: how many there are to be.
         load: that it follows from.
+        shards: that servers share; 0: none.
     """
 
     role: str
     before: int
     after: int
     load: float
+    shards: int = 0
 
     @property
     def foreseen(self) -> float:
         """The load of the role after it, if the work stays the same."""
-        return self.load * self.before / self.after
+        return self.load * _share(self.before, self.after, self.shards)
 
     def __str__(self) -> str:
         return (
@@ -155,12 +177,14 @@ class Limits:
         most: at most so many.
         out: seconds for which more must have been wanted.
         into: seconds for which fewer must have been wanted.
+        shards: of the job, for servers; 0: none.
     """
 
     least: int
     most: int
     out: float = 60.0
     into: float = 600.0
+    shards: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +229,7 @@ def plan(
             continue
         count, load = counts[role], seen[-1][1]
         numbers = [
-            (at, wanted(count, one, limits.least, limits.most))
+            (at, wanted(count, one, limits.least, limits.most, limits.shards))
             for at, one in seen
         ]
         spans = numbers[-1][0] - numbers[0][0]
@@ -213,9 +237,9 @@ def plan(
         most = max(_within(numbers, limits.into))
         after = int(min(least, count + room))
         if after > count and spans >= limits.out:
-            out.append(Decision(role, count, after, load))
+            out.append(Decision(role, count, after, load, limits.shards))
         elif most < count and spans >= limits.into:
-            into.append(Decision(role, count, most, load))
+            into.append(Decision(role, count, most, load, limits.shards))
     out.sort(key=lambda d: (d.role != SERVER, -d.load))
     into.sort(key=lambda d: d.load)
     return next(iter([*out, *into]), None)
