@@ -32,7 +32,7 @@ from pydantic import Field
 
 from persia import _core
 from persia.base.logs import say
-from persia.distributed.load import SERVER
+from persia.distributed.load import SERVER, wanted
 from persia.distributed.scaling import Answer, Move, Scaling
 from persia.distributed.steps import Phase, Servers, Step, next_step
 from persia.errors import InvalidArgument, PersiaError
@@ -45,6 +45,7 @@ _SETS = "/apis/apps/v1/namespaces/{}/statefulsets/{}"
 _LEASE = 15.0  # seconds after which a silent gate is taken for dead
 _ACT = 5.0  # seconds from the start of a look in which it may act
 _AGAIN = 30.0  # seconds from a move that failed to the next one
+_BETWEEN = 1e-6  # of a server, so that ceil() is sure
 _PAGE = 1.0  # seconds for the metrics of a server
 _PAGE_BYTES = 8 << 20
 
@@ -205,7 +206,7 @@ class Gate:
         if step.moves and (why := self._late(found, began)):
             step = next_step(dataclasses.replace(seen, waits=why), spec.want)
         pages = self._pages(target, addresses)
-        self.load = _load_of(step, found, pages)
+        self.load = _load_of(step, seen, spec, pages)
         self.step = step
         self._write(gate, target, spec, step, pages)
         self._say(f"{step.phase}: {step.text}" if step.text else step.phase)
@@ -423,18 +424,38 @@ def _blocked(spec: GateSpec, target: Object) -> str:
 
 def _load_of(
     step: Step,
-    found: dict[str, Answer | PersiaError],
-    pages: dict[str, str],
+    seen: Servers,
+    spec: GateSpec,
+    pages: Mapping[str, str],
 ) -> float | None:
-    """The load of the fullest server, if all that have shards say theirs."""
+    """For an autoscaler, from the load of the fullest server; None: one with
+    shards does not say it."""
     if step.phase != Phase.STEADY:
         return 1.0
     loads = []
-    for address, one in found.items():
-        if not isinstance(one, Answer) or not one.here:
-            continue
+    for address, shards in seen.here.items():
         said = _LOAD.search(pages.get(address, ""))
-        if said is None:
+        if said is None and shards:
             return None
-        loads.append(float(said[1]))
-    return max(loads, default=None)
+        if said is not None:
+            loads.append(float(said[1]))
+    if not loads:
+        return None
+    count, load = len(seen.addresses), max(loads)
+    want = wanted(count, load, spec.min, spec.max, seen.shards)
+    return load_for(count, want, load)
+
+
+def load_for(count: int, want: int, load: float) -> float:
+    """The load that an autoscaler is to see, which knows nothing of shards:
+    the nearest to the true one by which HPA's formula gives what is wanted.
+
+    Args:
+        count: servers that there are.
+        want: servers that are wanted, by :func:`wanted`.
+        load: of the fullest server.
+    """
+    if want == count:
+        return load if wanted(count, load, 1, want + 1) == count else 1.0
+    low, high = (want - 1 + _BETWEEN) / count, (want - _BETWEEN) / count
+    return min(max(load, low), high)

@@ -25,7 +25,7 @@ from persia.errors import (
     Unavailable,
 )
 from persia.kubernetes.api import Api
-from persia.kubernetes.gate import Gate
+from persia.kubernetes.gate import Gate, load_for
 from tests.deploy.cluster import Cluster, Refused, StatefulSets, cluster
 from tests.deploy.manifests import DEPLOY, Object
 
@@ -287,7 +287,7 @@ def test_a_status_says_what_happens(job: Job) -> None:
         f"http://persia-ps-{i}.persia-ps.persia.svc:9100/metrics": (
             f'persia_shard_bytes{{namespace="n",shard="{i}",shards="8"}} '
             "700.0\n"
-            'persia_load{role="server"} 1.5\n'
+            'persia_load{role="server"} 1.05\n'
         )
         for i in range(4)
     }
@@ -305,7 +305,7 @@ def test_a_status_says_what_happens(job: Job) -> None:
     # While shards move an autoscaler is to ask for no more.
     assert job.gates[0].load == 1.0
     job.settle()
-    assert job.gates[0].load == 1.5
+    assert job.gates[0].load == 1.05
     assert {m.name: m.samples[0] for m in job.gates[0].collect()}[
         "persia_load"
     ].labels == {"role": SERVER}
@@ -417,6 +417,18 @@ def test_an_autoscaler_does_not_run_away(job: Job) -> None:
         job.controller.step()
         job.servers.step()
     assert (job.count, job.sizes) == (4, [2, 2, 2, 2])
+
+
+@given(st.integers(1, 64), st.floats(0, 5), st.integers(0, 64))
+def test_an_autoscaler_counts_whole_shards(
+    count: int, load: float, more: int
+) -> None:
+    """By HPA's formula alone it gets the number that we would take, or none
+    that is within a tenth."""
+    want = wanted(count, load, 1, 64, count + more)
+    seen = load_for(count, want, load)
+    found = wanted(count, seen, 1, 64)
+    assert found == want or (found == count and 0.9 * count < want)
 
 
 def test_a_second_gate_waits_for_the_first(job: Job) -> None:
