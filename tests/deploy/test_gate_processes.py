@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -49,6 +50,13 @@ class Nodes(Machine):
 
     def runs(self, which: Pods, ordinal: int) -> bool:
         return f"{which.name}-{ordinal}" in self._started
+
+    def freeze(self, pod: str, seconds: float) -> None:
+        """It is there, and does nothing."""
+        process = self._started[pod]
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(seconds)
+        process.send_signal(signal.SIGCONT)
 
     def end(self, which: Pods, ordinal: int) -> None:
         """SIGTERM, which may find it at its start."""
@@ -177,6 +185,11 @@ class Job:
                 else:
                     self.nodes.start(which, ordinal)
 
+    def freeze(self, ordinal: int, seconds: float) -> None:
+        with self._lock:
+            if self.nodes.runs(self.ps, ordinal):
+                self.nodes.freeze(f"persia-ps-{ordinal}", seconds)
+
     def want(self, replicas: int) -> None:
         self.cluster.scale("scalegates", "persia-ps", replicas)
 
@@ -243,15 +256,20 @@ def test_servers_grow_and_shrink_while_one_trains(job: Job) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_kills(job: Job, seed: int) -> None:
     """kill -9 of a gate, of a server that has a shard, and of one that gets
-    it, at any moment."""
+    it, at any moment; servers that freeze, an API server that fails."""
     some = random.Random(seed)
     for replicas in (4, 2, 3, 2):
         job.want(replicas)
         for _ in range(some.randrange(1, 4)):
             time.sleep(some.random() * 2)
-            if some.random() < 0.4:
+            what = some.random()
+            if what < 0.3:
                 job.kill(job.gate)
-            else:
+            elif what < 0.8:
                 job.kill(job.ps, some.randrange(4))
+            elif what < 0.9:
+                job.freeze(some.randrange(4), 2 * some.random())
+            else:
+                job.cluster.faults.extend([500, 409, None, "hang", 410])
         job.settle(replicas)
     job.check()
