@@ -7,6 +7,7 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
+from persia.distributed.scaling import Move
 from persia.distributed.steps import Phase, Servers, next_step
 
 
@@ -55,16 +56,16 @@ def test_steps_lead_to_the_number(
             break
         if silent:  # it answers again
             before = [set(some) for some in job.here]
-            _take(job, step.count, step.moves[:1], silent)
-            if step.count is None and not step.moves:
+            _take(job, step.count, step.move, silent)
+            if step.count is None and step.move is None:
                 assert before == job.here
             continue
-        assert (step.count is None) != (not step.moves)
-        _take(job, step.count, step.moves[:1], silent)
+        assert (step.count is None) != (step.move is None)
+        _take(job, step.count, step.move, silent)
     end = min(want, job.shards)
     while next_step(job.seen(), want).phase != Phase.STEADY:
         step = next_step(job.seen(), want)
-        _take(job, step.count, step.moves[:1], frozenset())
+        _take(job, step.count, step.move, frozenset())
         most -= 1
         assert most > -100
     assert len(job.here) == end
@@ -75,10 +76,10 @@ def test_steps_lead_to_the_number(
 def _take(
     job: Job,
     count: int | None,
-    moves: object,
+    move: Move | None,
     silent: frozenset[int],
 ) -> None:
-    for move in moves:  # type: ignore[attr-defined]
+    if move is not None:
         source, target = (int(a[2:]) for a in (move.source, move.target))
         assert not {source, target} & silent
         job.here[source].remove(move.shard)
@@ -117,7 +118,7 @@ def test_what_is_wrong_changes_nothing(
     else:
         seen = dataclasses.replace(seen, **{kind: "why"})
     step = next_step(seen, want)
-    assert not step.moves
+    assert step.move is None
     if kind in ("waits", "blocked"):
         assert step.count is None and step.text == "why"
     else:
@@ -129,7 +130,7 @@ def test_what_is_wrong_changes_nothing(
 
 def test_stopped_servers_stay_stopped() -> None:
     step = next_step(Servers([], {}, 0), 3)
-    assert step.count is None and not step.moves
+    assert step.count is None and step.move is None
     assert step.phase == Phase.STEADY
 
 

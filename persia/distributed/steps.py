@@ -47,19 +47,21 @@ class Servers:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What is to be done now; nothing, or one of ``count`` and ``moves``.
+    """What is to be done now; nothing, or one of ``count`` and ``move``.
 
     Attributes:
         phase: what happens to the servers.
         text: what is waited for, or what is wrong.
         count: so many servers are to run; None: as many as there are.
-        moves: the first one is to be made now, the others later.
+        move: is to begin; None: none is.
+        left: all moves that are still to be made.
     """
 
     phase: Phase
     text: str = ""
     count: int | None = None
-    moves: Sequence[Move] = ()
+    move: Move | None = None
+    left: Sequence[Move] = ()
 
 
 def next_step(seen: Servers, want: int) -> Step:
@@ -85,24 +87,27 @@ def next_step(seen: Servers, want: int) -> Step:
         want = seen.shards
     want = max(1, want)
     shrinks = want < count
-    moves = Phase.DRAINING if shrinks else Phase.MOVING
+    phase = Phase.DRAINING if shrinks else Phase.MOVING
+    wrong = _wrong(seen)
+    silent = [a for a in seen.addresses[:want] if a not in seen.here]
+    here = {a: seen.here[a] for a in seen.addresses if a in seen.here}
+    left = (
+        plan(here, want) if not wrong and not silent and want <= count else []
+    )
     if seen.waits:
-        return Step(moves, seen.waits)
+        return Step(phase, seen.waits, left=left)
     if want > count:
         return Step(Phase.GROWING, f"{want - count} more begin", want)
-    if wrong := _wrong(seen):
+    if wrong:
         return Step(Phase.BLOCKED, wrong)
-    silent = [a for a in seen.addresses[:want] if a not in seen.here]
     if silent:
         return Step(Phase.GROWING, f"{silent[0]} does not answer yet")
-    found = plan(
-        {a: seen.here[a] for a in seen.addresses if a in seen.here}, want
-    )
-    if found:
-        return Step(moves, f"{len(found)} shards are to move", None, found)
+    if left:
+        text = f"{len(left)} shards are to move"
+        return Step(phase, text, move=left[0], left=left)
     if shrinks:
         last = seen.addresses[-1]
-        return Step(moves, f"{last} has no shard, and ends", count - 1)
+        return Step(phase, f"{last} has no shard, and ends", count - 1)
     return Step(Phase.STEADY, limit)
 
 

@@ -19,6 +19,7 @@ import contextlib
 import copy
 import dataclasses
 import datetime
+import http.client
 import re
 import time
 import urllib.request
@@ -48,8 +49,11 @@ _AGAIN = 30.0  # seconds from a move that failed to the next one
 _BETWEEN = 1e-6  # of a server, so that ceil() is sure
 _PAGE = 1.0  # seconds for the metrics of a server
 _PAGE_BYTES = 8 << 20
+_NEAR = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
-_LOAD = re.compile(r'^persia_load\{role="server"\} (\S+)$', re.MULTILINE)
+_LOAD = re.compile(
+    r'^persia_load\{role="server"\} ([0-9.e+-]+)$', re.MULTILINE
+)
 _BYTES = re.compile(
     r'^persia_shard_bytes\{.*\bshard="(\d+)".*\} (\S+)$', re.MULTILINE
 )
@@ -191,7 +195,7 @@ class Gate:
         began = self._clock()
         gate = self._api.get(self._path)
         if not self._may_act(gate, began):
-            self.step = None
+            self.load = self.step = None
             return
         spec = GateSpec.of(gate)
         path = _SETS.format(self._namespace, spec.targetRef.name)
@@ -203,7 +207,7 @@ class Gate:
         found = ways.look() if ways is not None else {}
         seen = _seen(spec, target, addresses, found)
         step = next_step(seen, spec.want)
-        if step.moves and (why := self._late(found, began)):
+        if step.move and (why := self._late(found, began)):
             step = next_step(dataclasses.replace(seen, waits=why), spec.want)
         pages = self._pages(target, addresses)
         self.load = _load_of(step, seen, spec, pages)
@@ -217,8 +221,8 @@ class Gate:
         if step.count is not None:
             scale = self._scale(target, step.count)
             self._api.put(f"{path}/scale", scale)
-        elif step.moves and ways is not None:
-            ways.begin(step.moves[0])
+        elif step.move is not None and ways is not None:
+            ways.begin(step.move)
 
     def _may_act(self, gate: Object, now: float) -> bool:
         """Whether no other gate acts."""
@@ -287,7 +291,7 @@ class Gate:
             for text in pages.values()
             for shard, size in _BYTES.findall(text)
         }
-        moving = [move.shard for move in step.moves]
+        moving = [move.shard for move in step.left]
         text = f"dry run: {step.text}" if spec.dryRun else step.text
         labels = target["spec"]["selector"].get("matchLabels", {})
         gate = copy.deepcopy(gate)
@@ -337,7 +341,7 @@ class Gate:
         yield GaugeMetricFamily(
             "persia_gate_shards_left",
             "Shards that are still to move.",
-            float(len(step.moves)) if step is not None else 0.0,
+            float(len(step.left)) if step is not None else 0.0,
         )
 
 
@@ -348,9 +352,9 @@ def _connect(addresses: Sequence[str], namespace: str) -> Ways:
 def _metrics(url: str) -> str:
     """A page; "": there is none."""
     try:
-        with urllib.request.urlopen(url, timeout=_PAGE) as answer:
+        with _NEAR.open(url, timeout=_PAGE) as answer:
             return str(answer.read(_PAGE_BYTES).decode())
-    except (OSError, ValueError):
+    except (OSError, ValueError, http.client.HTTPException):
         return ""
 
 

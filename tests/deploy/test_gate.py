@@ -304,6 +304,8 @@ def test_a_status_says_what_happens(job: Job) -> None:
     assert scale["spec"]["replicas"] == 4
     # While shards move an autoscaler is to ask for no more.
     assert job.gates[0].load == 1.0
+    job.look()
+    assert job.servers.move is not None and job.status["shardsLeft"] == 4
     job.settle()
     assert job.gates[0].load == 1.05
     assert {m.name: m.samples[0] for m in job.gates[0].collect()}[
@@ -441,6 +443,7 @@ def test_a_second_gate_waits_for_the_first(job: Job) -> None:
     assert job.status["holder"] == "b"
     job.look(0)
     assert job.status["holder"] == "b"
+    assert job.gates[0].load is None  # an autoscaler is to ask the other one
     job.gates[1].close()
     job.look(0)
     assert job.status["holder"] == "a"
