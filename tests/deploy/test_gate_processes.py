@@ -67,7 +67,8 @@ class Nodes(Machine):
 
 
 class Job:
-    """Two servers, their gate, and one that trains on a thread."""
+    """A gate, the servers that it starts, and one that trains on a
+    thread."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         objects = render("overlays/gke")
@@ -92,7 +93,7 @@ class Job:
             for o in of_kind(objects, "StatefulSet")
             if o["metadata"]["name"] == "persia-ps"
         )
-        spec = target["spec"] | {"replicas": 2}
+        spec = target["spec"] | {"replicas": 1}  # as where it is left out
         self.cluster.add("statefulsets", target | {"spec": spec})
         self._lock = threading.Lock()
         self._over = threading.Event()
