@@ -83,7 +83,7 @@ class Cluster:
             )
             self._token = (keys / "token").read_text().strip()
         threading.Thread(
-            target=self._server.serve_forever, daemon=True
+            target=self._server.serve_forever, args=(0.02,), daemon=True
         ).start()
 
     def close(self) -> None:

@@ -590,6 +590,7 @@ actions = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(
     max_examples=60,
     deadline=None,
