@@ -38,6 +38,12 @@ pytestmark = pytest.mark.slow
 IDS = torch.arange(-60, 60)
 
 
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version is tried again at once, however slow the machine is."""
+    monkeypatch.setattr(publishers, "_SLOW_S", 1e9)
+
+
 def model_of(where: persia.Store, capacity: int | None = None) -> nn.Module:
     eviction = None if capacity is None else "lru"
     return models.CLICKS["widedeep"](

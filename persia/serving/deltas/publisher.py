@@ -229,6 +229,7 @@ class Publisher:
         self._bases: list[int] = []  # numbers of packets that versions have
         self._oldest = 1  # number of the oldest packet that is there
         self._begins = False  # the chain has no version yet
+        self._blocked = 0.0  # seconds, by the last one that began
         self._again = 0.0  # no version is begun before
         self._said = False  # that a version waits
         # Of earlier chains: versions do not have their erased ids yet.
@@ -435,9 +436,7 @@ class Publisher:
         self._basing = Basing(write)
         now = time.monotonic()
         self._basing.begin(_MOMENT_S)
-        then = time.monotonic()
-        if then - now > _SLOW_S:
-            self._again = then + 10 * (then - now)
+        self._blocked = time.monotonic() - now
 
     def _note_version(self) -> None:
         """Looks at what became of the one that was written."""
@@ -447,7 +446,10 @@ class Publisher:
         self._basing, error = None, basing.error
         if error is None:
             self._said = False
-        elif not isinstance(error, _AWAY):
+            return
+        if self._blocked > _SLOW_S:
+            self._again = time.monotonic() + 10 * self._blocked
+        if not isinstance(error, _AWAY):
             assert self._writer is not None
             self._writer.failed = error
         elif not self._said:
