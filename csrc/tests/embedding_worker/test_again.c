@@ -262,8 +262,8 @@ static void a_take_that_reports_a_loss_is_made_again(void **state)
     persia_client_destroy(c);
 }
 
-/* A checkpoint was loaded, and the worker has not seen it yet: its loader sends
- * again what was done. */
+/* A checkpoint was loaded, and the worker has not seen it yet: its loader
+ * sends again what was done. */
 static void an_end_of_other_rows_is_none(void **state)
 {
     world *w = *state;
