@@ -24,6 +24,12 @@ from persia.redaction import shown
 _SLOW = ("call", "seconds", "at", "bytes", "client", "peer")
 _RATES = ("updates", "pulls", "pushes")
 _TABLE_RATES = ("pulled", "created")
+#: Metrics of every process, whatever it does.
+_EVERY = {
+    "persia_build_info",
+    "persia_certificate_not_after_seconds",
+    "persia_security_renewals",
+}
 _PAGE = 64 << 20  # bytes of a page of metrics, at most
 _START = 2.0  # seconds that a server may take to start
 _EXAMPLE = "http://127.0.0.1:9100/metrics"
@@ -306,7 +312,7 @@ def _look(status: TrainerStatus, url: str, timeout: float) -> None:
                 raise ValueError(f"{page.length} bytes of the page lack")
         families = list(text_string_to_metric_families(text))
         names = {f.name for f in families if f.name.startswith("persia_")}
-        if names <= {"persia_build_info"}:  # which every process has
+        if names <= _EVERY:
             raise ValueError(
                 "the page has none of Persia: it is another program's, or "
                 f"the store was closed; need a URL such as {_EXAMPLE}"
