@@ -275,6 +275,7 @@ static void an_end_of_other_rows_is_none(void **state)
     assert_int_equal(persia_client_create(&w->servers, &c), PERSIA_OK);
     pthread_mutex_lock(&w->s->lock);
     w->s->lineage = 5; /* of the rows before */
+    w->s->looks = 1;   /* it is stopped while it would ask */
     pthread_mutex_unlock(&w->s->lock);
     rank_taker *r = rank_begin();
     hello(w, 77);
@@ -282,6 +283,10 @@ static void an_end_of_other_rows_is_none(void **state)
     assert_int_equal(persia_rank_next(r, &t), PERSIA_OK);
     assert_int_equal(persia_taken_lookup(t, NULL, c, 0), PERSIA_OK);
     lookup_begin(0, &thread);
+    wait_for_state(r, t, t, TAKING_ASKS);
+    pthread_mutex_lock(&w->s->lock);
+    w->s->looks = 0;
+    pthread_mutex_unlock(&w->s->lock);
     while (!restores) {
         pthread_mutex_lock(&w->s->lock);
         restores = w->s->stats.restores;
