@@ -154,6 +154,56 @@ def test_training_continues(durable: str, tmp_path: Path) -> None:
             later.store.close()
 
 
+@pytest.mark.parametrize("at_once", [None, 1])
+def test_servers_move_shards_side_by_side(
+    at_once: int | None, tmp_path: Path
+) -> None:
+    """Each server is in one move at a time, and others begin meanwhile."""
+    with serving(tmp_path) as servers, contextlib.ExitStack() as stack:
+        servers.append(
+            Server(join=servers[0].address, checkpoints=str(tmp_path))
+        )
+        stack.callback(servers[-1].close)
+        counter = Counter(addresses(servers[:2]))
+        counter.add(1)
+        seen: list[tuple[int, bool]] = []
+
+        def show(progress: Progress) -> None:
+            seen.append((progress.number, " is at " in progress.text))
+
+        with Scaling(addresses(servers)) as scaling:
+            found = plan(scaling.places(), 4)
+            assert len(found) == 2
+            scaling.run(found, show, at_once)
+        ended = [number for number, over in seen if over]
+        assert sorted(ended) == [1, 2]
+        first = [number for number, _ in seen].index(2)
+        assert (first < seen.index((1, True))) == (at_once is None) or (
+            seen[0] == (1, True)
+        )
+        assert sizes(servers) == [1, 1, 1, 1]
+        counter.add(1)
+        counter.check(2)
+        counter.store.close()
+
+
+def test_a_move_that_fails_lets_the_one_beside_it_end(tmp_path: Path) -> None:
+    with serving(tmp_path) as servers:
+        counter = Counter(addresses(servers[:2]))
+        counter.add(1)
+        with Scaling(addresses(servers)) as scaling:
+            (good,) = plan(scaling.places(), 3)
+            other = next(s for s in servers[:2] if s.address != good.source)
+            wrong = Move(other.shards.here()[0], other.address, "127.0.0.1:1")
+            with pytest.raises(errors.PersiaError):
+                scaling.run([wrong, good])
+        assert sizes(servers)[2] == 1
+        assert sum(sizes(servers)) == SHARDS
+        counter.add(1)
+        counter.check(2)
+        counter.store.close()
+
+
 def test_an_empty_server_may_end(tmp_path: Path) -> None:
     """A client that slept meanwhile finds the shard, although the server that
     had it is not there any more."""
@@ -245,7 +295,10 @@ def test_a_long_copy_is_told_every_two_seconds(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def run(
-        self: Scaling, found: list[Move], show: Callable[[Progress], None]
+        self: Scaling,
+        found: list[Move],
+        show: Callable[[Progress], None],
+        at_once: int | None,
     ) -> None:
         for i in range(100):
             show(Progress(found[0], 1, 1, "copies", i, i / 10))
@@ -634,6 +687,14 @@ def test_options_that_do_not_go_together() -> None:
     with pytest.raises(pydantic.ValidationError):
         ServeConfig.model_validate(some | {"restore": "job"})
     ServeConfig.model_validate(some | {"save_on_exit": "job"})
+
+
+def test_one_that_joins_has_the_shards_of_the_job(tmp_path: Path) -> None:
+    with serving(tmp_path) as servers:
+        where = {"join": servers[0].address, "checkpoints": tmp_path}
+        Server(shards=SHARDS, **where).close()
+        with pytest.raises(errors.InvalidArgument):
+            Server(shards=2 * SHARDS, **where)
 
 
 def test_a_rank_that_has_left_is_not_waited_for(tmp_path: Path) -> None:

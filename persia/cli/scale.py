@@ -41,6 +41,14 @@ def ps(
     ],
     servers: Servers = None,
     namespace: Namespace = "default",
+    at_once: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Moves that are made side by side, at most (default: as many "
+            "as there are, one for each server).",
+        ),
+    ] = None,
     timeout: Timeout = 10.0,
     json: Json = False,
     dry_run: DryRun = False,
@@ -48,10 +56,10 @@ def ps(
     """Move shards between parameter servers while a job trains.
 
     A server that is to be new is started before, with persia serve ps --join.
-    Shards move one after the other; updates of the one that moves wait
-    meanwhile. Ctrl-C gives up the move that has begun: its shard stays
-    where it was, unless it has left already. The same command, given again,
-    waits for what an earlier one has begun, and does the rest.
+    A server is in one move at a time. Ctrl-C gives up the moves that have
+    begun: their shards stay where they were, unless they have left already.
+    The same command, given again, waits for what an earlier one has begun,
+    and does the rest.
 
     persia scale ps --to 3 --servers ps0:8888,ps1:8888,ps2:8888
     """
@@ -66,15 +74,13 @@ def ps(
         )
     addresses, security = resolve(servers, Security.from_environment())
     said: list[str] = []
-    shown: tuple[int, str] | None = None
-    again = 0.0
+    shown: dict[int, tuple[str, float]] = {}
 
     def show(progress: Progress) -> None:
-        nonlocal shown, again
-        now = progress.number, progress.text
-        if now == shown and progress.seconds < again:
+        text, again = shown.get(progress.number, ("", 0.0))
+        if text == progress.text and progress.seconds < again:
             return
-        shown, again = now, progress.seconds + _PAUSE
+        shown[progress.number] = progress.text, progress.seconds + _PAUSE
         move = progress.move
         rows = f", {progress.rows:,} rows" if progress.rows else ""
         line = (
@@ -91,7 +97,8 @@ def ps(
     with Scaling(
         addresses, namespace=namespace, security=security, timeout=timeout
     ) as scaling:
-        moves = plan(scaling.places(tell), to)
+        places = scaling.places(tell)
+        moves = plan(places, to)
         if dry_run:
             for move in moves:
                 say(
@@ -100,8 +107,8 @@ def ps(
                     aside=json,
                 )
         else:
-            scaling.run(moves, show)
-        places = scaling.places()
+            scaling.run(moves, show, at_once)
+            places = scaling.places()
     if json:
         print_json({"moves": len(moves), "servers": places})
         return

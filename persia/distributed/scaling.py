@@ -56,6 +56,16 @@ class Progress:
     seconds: float
 
 
+@dataclasses.dataclass
+class _Run:
+    """A move that is made, or will be."""
+
+    progress: Progress
+    show: Callable[[Progress], None]
+    name: int
+    began: float = 0.0
+
+
 def plan(places: Mapping[str, Sequence[int]], to: int) -> list[Move]:
     """The fewest moves after which the first ``to`` servers share the shards
     evenly, and the others have none.
@@ -118,6 +128,27 @@ class Answer:
     id: int
     by: str
     text: str
+
+
+def may_begin(
+    waiting: Sequence[Move], running: Sequence[Move], at_once: int | None
+) -> list[Move]:
+    """The moves that may begin now: a server is in one move at a time.
+
+    Args:
+        waiting: those that have not begun.
+        running: those that have.
+        at_once: so many side by side at most; None: no limit.
+    """
+    busy = {name for move in running for name in (move.source, move.target)}
+    found: list[Move] = []
+    for move in waiting:
+        if at_once is not None and len(running) + len(found) >= at_once:
+            break
+        if move.source not in busy and move.target not in busy:
+            busy |= {move.source, move.target}
+            found.append(move)
+    return found
 
 
 class Scaling:
@@ -327,28 +358,75 @@ class Scaling:
         self,
         moves: Sequence[Move],
         show: Callable[[Progress], None] = lambda progress: None,
+        at_once: int | None = None,
     ) -> None:
-        """Moves shards, one after the other; an interrupt gives up the one
-        that has begun, whose shard stays where it was.
+        """Moves shards. A server is in one move at a time; moves of different
+        servers are made side by side. An interrupt gives up those that have
+        begun, whose shards stay where they were.
 
         Args:
             moves: of :func:`plan`.
             show: is called again and again.
+            at_once: so many moves side by side at most; None: no limit.
 
         Raises:
             Unavailable: another one moves a shard of a server, or a move
-                failed: the shard is where it was.
+                failed: the shard is where it was. Those beside it have ended.
         """
         self.tell(self.places())
-        for number, move in enumerate(moves, 1):
-            name = _name()
-            progress = Progress(move, number, len(moves), "", 0, 0.0)
-            try:
-                self._run(move, name, progress, show)
-            except BaseException:
-                self._give_up(progress, name, show)
-                raise
-            self._placed(move.shard, name, move.source, move.target)
+        numbers = {move: number for number, move in enumerate(moves, 1)}
+        waiting, running = list(moves), list[_Run]()
+        failed: list[PersiaError] = []
+        try:
+            while running or (waiting and not failed):
+                now = [one.progress.move for one in running]
+                for move in [] if failed else may_begin(waiting, now, at_once):
+                    waiting.remove(move)
+                    progress = Progress(
+                        move, numbers[move], len(moves), "", 0, 0.0
+                    )
+                    running.append(_Run(progress, show, _name()))
+                for one in list(running):
+                    try:
+                        over = self._step(one)
+                    except PersiaError as error:
+                        self._give_up(one)
+                        failed.append(error)
+                        over = True
+                    if over:
+                        running.remove(one)
+                if running:
+                    time.sleep(_ASK)
+        except BaseException:
+            for one in running:
+                self._give_up(one)
+            raise
+        if failed:
+            raise failed[0]
+
+    def _step(self, one: _Run) -> bool:
+        """Begins a move, or looks how far it is; whether it is over."""
+        move, progress = one.progress.move, one.progress
+        if not one.began:
+            one.began = time.monotonic()
+            self.begin(move, one.name)
+        answer = self._ask(move.source, _core.MOVE_STATUS)
+        if answer["id"] != one.name:
+            raise Unavailable(
+                f"{move.source} does not know of the move of shard "
+                f"{move.shard}: it was started again"
+            )
+        progress.text, progress.rows = answer["text"], answer["rows"]
+        progress.seconds = time.monotonic() - one.began
+        one.show(progress)
+        if answer["state"] == _core.MOVED_FAILED:
+            raise Unavailable(
+                f"shard {move.shard} stays at {move.source}: {answer['text']}"
+            )
+        if answer["state"] != _core.MOVED_DONE:
+            return False
+        self._placed(move.shard, one.name, move.source, move.target)
+        return True
 
     def _cancel(self, source: str, shard: int, name: int) -> str:
         """Cancels a move, and waits a while for its end; what became of
@@ -369,41 +447,11 @@ class Scaling:
                 time.sleep(_ASK)
         return ""
 
-    def _give_up(
-        self, progress: Progress, name: int, show: Callable[[Progress], None]
-    ) -> None:
-        move = progress.move
-        if text := self._cancel(move.source, move.shard, name):
-            progress.text = text
-            show(progress)
-
-    def _run(
-        self,
-        move: Move,
-        name: int,
-        progress: Progress,
-        show: Callable[[Progress], None],
-    ) -> None:
-        began = time.monotonic()
-        self.begin(move, name)
-        while True:
-            answer = self._ask(move.source, _core.MOVE_STATUS)
-            if answer["id"] != name:
-                raise Unavailable(
-                    f"{move.source} does not know of the move of shard "
-                    f"{move.shard}: it was started again"
-                )
-            progress.text, progress.rows = answer["text"], answer["rows"]
-            progress.seconds = time.monotonic() - began
-            show(progress)
-            if answer["state"] == _core.MOVED_FAILED:
-                raise Unavailable(
-                    f"shard {move.shard} stays at {move.source}: "
-                    f"{answer['text']}"
-                )
-            if answer["state"] == _core.MOVED_DONE:
-                return
-            time.sleep(_ASK)
+    def _give_up(self, one: _Run) -> None:
+        move = one.progress.move
+        if text := self._cancel(move.source, move.shard, one.name):
+            one.progress.text = text
+            one.show(one.progress)
 
 
 def _name() -> int:
