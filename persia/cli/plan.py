@@ -14,9 +14,12 @@ from persia.base.options import validated
 from persia.cli.flags import with_flags
 from persia.cli.options import Json, print_json
 from persia.cli.shared import begin
+from persia.distributed import costs
+from persia.errors import InvalidArgument
 from persia.train.config import RowDtype, WireDtype, of_train
 
 if TYPE_CHECKING:
+    from persia.distributed.costs import ScaleCost, ServerCost
     from persia.distributed.planning import Plan
 
 console = Console(highlight=False)
@@ -64,21 +67,55 @@ class PlanConfig(pydantic.BaseModel):
     headroom: float = Field(
         0.25, description="Share of a server to be left free."
     )
+    scale: str | None = Field(
+        None,
+        pattern=r"^[0-9]+:[0-9]+$",
+        description="Say what a change of the number of servers costs, such "
+        "as 8:16, while the job trains.",
+    )
+    shards: int | None = Field(
+        None,
+        ge=1,
+        le=4096,
+        description="Shards of the job (default: twice the larger number of "
+        "`scale`).",
+    )
+    move_rate: float = Field(
+        costs.RATE,
+        description="Rows a second that a server sends while a shard moves.",
+    )
+    move_slows: float = Field(
+        costs.SLOWS,
+        description="Share of the steps that moves take away; "
+        "benchmarks.elastic of the source tree measures both.",
+    )
 
 
-_PANELS = {"rows": "Tables", "qps": "Traffic", "server_memory": "A server"}
+_PANELS = {
+    "rows": "Tables",
+    "qps": "Traffic",
+    "server_memory": "A server",
+    "scale": "Another number of servers",
+}
 
 
 @with_flags(PlanConfig, _PANELS)
 def command(json: Json = False, **flags: Any) -> None:
     """Work out how many servers a job needs, and what each must have.
 
+    With --scale: what it costs to change their number while the job trains.
+
     persia plan --rows 1e12 --qps 1e6 --server-memory 1TiB
+
+    persia plan --rows 1e9 --qps 1e5 --scale 2:3 --shards 8
     """
     from persia.distributed import planning
 
     config = validated(PlanConfig, flags)
     begin(config.model_dump())
+    if config.scale is not None:
+        _scale(config, json)
+        return
     found = planning.plan(
         config.rows,
         config.dim,
@@ -105,6 +142,96 @@ def command(json: Json = False, **flags: Any) -> None:
     for row in _rows(found, config.optimizer, config.row_dtype):
         table.add_row(*row)
     console.print(table)
+
+
+def _scale(config: PlanConfig, json: bool) -> None:
+    """What a change of the number of servers costs."""
+    from persia.distributed import planning
+
+    before, to = map(int, str(config.scale).split(":"))
+    shards = config.shards or min(2 * max(before, to), 4096)
+    if not 1 <= before <= shards:
+        raise InvalidArgument(
+            f"`scale={config.scale}`: need from 1 to {shards} servers, as "
+            f"there are {shards} `shards`"
+        )
+    # Its errors name options, and all that follows may rely on them.
+    planning.plan(
+        config.rows,
+        config.dim,
+        optimizer=config.optimizer,
+        row_dtype=config.row_dtype,
+        qps=config.qps,
+        batch_size=config.batch_size,
+        ids=config.ids,
+        distinct=config.distinct,
+        tables=config.tables,
+        server_memory=1e30,
+        server_network=1e30,
+        server_ids=1e30,
+    )
+    options = config.dim, config.row_dtype, config.optimizer
+    share = config.rows / config.tables / shards
+    table = (
+        share,
+        planning.bytes_a_row(*options),
+        planning.row_stride(*options),
+    )
+    found = costs.scale_cost(
+        costs.even(before, shards, max(before, to)),
+        to,
+        [costs.shard_of([table] * config.tables)] * shards,
+        rate=config.move_rate,
+        changes=config.qps * config.ids * config.distinct / shards,
+        steps=config.qps / config.batch_size,
+        slows=config.move_slows,
+    )
+    if json:
+        print_json(dataclasses.asdict(found))
+        return
+    print_cost(found, f"{before} to {to} servers, {shards} shards")
+
+
+def print_cost(cost: ScaleCost, title: str) -> None:
+    """Prints what a change costs, and what each server holds."""
+    table = Table(title=title, show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    for row in _rows_of_cost(cost):
+        table.add_row(*row)
+    console.print(table)
+    table = Table("server", "shards", "rows", "memory", title_justify="left")
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for server in cost.servers:
+        alike.setdefault(_figures(server), []).append(server.name)
+    for figures, some in alike.items():
+        more = f" and {len(some) - 1:,} others" if len(some) > 1 else ""
+        table.add_row(some[0] + more, *figures)
+    console.print(table)
+
+
+def _figures(server: ServerCost) -> tuple[str, str, str]:
+    """Of a server, before and after."""
+    (a, b), (c, d), (e, f) = server.shards, server.rows, server.memory
+    return (
+        f"{a} to {b}",
+        f"{_number(c)} to {_number(d)}",
+        f"{_bytes(e)} to {_bytes(f)}",
+    )
+
+
+def _rows_of_cost(c: ScaleCost) -> list[tuple[str, str, str]]:
+    return [
+        ("moves", f"{c.moves:,}", "side by side, if of different servers"),
+        ("rows that move", _number(c.rows), ""),
+        ("rows sent again", _number(c.again), "at most, as they change"),
+        ("bytes", _bytes(c.bytes), "between servers, at most"),
+        ("seconds", f"{c.seconds:,.1f}", "until all have ended"),
+        ("pause", f"{c.pause:.3f} s", "in which a shard takes no updates"),
+        ("steps", f"{c.steps:,.0f}", "while shards move"),
+        ("steps lost", f"{c.steps_lost:,.0f}", "that it would make besides"),
+    ]
 
 
 def _rows(p: Plan, optimizer: str, dtype: str) -> list[tuple[str, str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated
 
 import typer
@@ -15,6 +16,7 @@ from persia.cli.options import (
     Timeout,
     print_json,
 )
+from persia.cli.plan import print_cost
 from persia.cli.shared import Commands
 from persia.errors import InvalidArgument
 
@@ -59,13 +61,15 @@ def ps(
     A server is in one move at a time. Ctrl-C gives up the moves that have
     begun: their shards stay where they were, unless they have left already.
     The same command, given again, waits for what an earlier one has begun,
-    and does the rest.
+    and does the rest. With --dry-run it says what the moves cost.
 
     persia scale ps --to 3 --servers ps0:8888,ps1:8888,ps2:8888
     """
+    from persia.distributed import costs
     from persia.distributed.addresses import resolve
     from persia.distributed.scaling import Progress, Scaling, plan
     from persia.distributed.security import Security
+    from persia.distributed.status import ask
 
     if not servers:
         raise InvalidArgument(
@@ -74,6 +78,7 @@ def ps(
         )
     addresses, security = resolve(servers, Security.from_environment())
     said: list[str] = []
+    cost: costs.ScaleCost | None = None
     shown: dict[int, tuple[str, float]] = {}
 
     def show(progress: Progress) -> None:
@@ -106,11 +111,23 @@ def ps(
                     f"{move.target}",
                     aside=json,
                 )
+            found = ask(
+                addresses,
+                namespace=namespace,
+                security=security,
+                timeout=timeout,
+                interval=1.0,
+            )
+            cost = costs.of_job(places, to, found)
         else:
             scaling.run(moves, show, at_once)
             places = scaling.places()
     if json:
-        print_json({"moves": len(moves), "servers": places})
+        more = {"cost": dataclasses.asdict(cost)} if cost else {}
+        print_json({"moves": len(moves), "servers": places} | more)
+        return
+    if cost is not None:
+        print_cost(cost, f"{to} servers")
         return
     for address, shards in places.items():
         numbers = ", ".join(map(str, shards))

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from persia import _core, errors
 from persia.base.logs import audit, say
 from persia.distributed.places import Gone, Prepared
+from persia.distributed.rounds import Rounds
 from persia.distributed.security import Security
 from persia.distributed.server import Arrival, ServeConfig, Server
 
@@ -44,9 +45,6 @@ _SILENT = 30.0  # seconds without an answer after which a move is given up
 _FORGET = 60.0  # seconds after which the other server forgets one
 _BEGUN = 10.0  # seconds that updates which have begun have to end
 _LOOK = 0.002  # seconds between looks whether they have
-_SHARE = 0.25  # of the time in which it sends rows, before it needs more
-_PAUSE = 0.01  # seconds that the last rows may take, about
-_SHRINKS = 0.7  # of the rows before: more are no smaller round
 _TEXT = 500  # of an error in an answer
 _LEVELS = ("off", "process", "disk")  # each keeps what those before keep
 _FREE, _CLOSING, _HELD = 0, 1, 2  # see Server.hold()
@@ -425,18 +423,13 @@ class Moves:
         self, one: _Leaving, server: Server, send: Callable[[], dict[str, Any]]
     ) -> None:
         """Sends rows until few are left, or no fewer than a round before."""
-        share, before = _SHARE, None
+        rounds = Rounds()
         while True:
-            rows, busy = self._round(one, server, send, share)
+            rows, busy = self._round(one, server, send, rounds.share)
             left = server.core.copy_left()
             one.text = f"copies rows that changed meanwhile: {left:,}"
-            if left * busy <= rows * _PAUSE:
+            if rounds.is_last(rows, busy, left):
                 return
-            if before is not None and left > _SHRINKS * before:
-                if share == 1.0:
-                    return
-                share = min(2 * share, 1.0)
-            before = left
 
     def _round(
         self,
