@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from persia.distributed import addresses, listing
-from persia.distributed.addresses import resolve
+from persia.distributed.addresses import resolve, resolve_workers
 from persia.distributed.security import Security
 from persia.errors import Closed, InvalidArgument
+from persia.redaction import shown
 from tests.system.processes import wait_until
 
 
@@ -36,6 +37,27 @@ def test_files_and_names(
     path.write_text("\n")
     with pytest.raises(InvalidArgument):
         resolve(f"file:{path}", security)
+
+
+@pytest.mark.parametrize("what", ["servers", "workers"])
+def test_a_list_that_cannot_be_used_is_named(
+    what: str, tmp_path: Path
+) -> None:
+    """By its file, which is no secret, and by what is in it."""
+    path = tmp_path / "list"
+
+    find = resolve if what == "servers" else resolve_workers
+
+    def why() -> str:
+        with pytest.raises(InvalidArgument) as error:
+            find(f"file:{path}", Security())
+        return shown(str(error.value))
+
+    assert str(path) in why() and what in why()
+    path.write_text("# none\n")
+    assert str(path) in why() and what in why()
+    path.write_text("garbage\n")
+    assert "garbage" in why() and what in why()
 
 
 class Owner:

@@ -251,6 +251,21 @@ def test_two_that_join_in_one_folder(job: Job) -> None:
         job.make(2)
 
 
+def test_one_that_starts_again_before_it_has_a_shard(
+    job: Job, counter: Counter
+) -> None:
+    """A move to it began, so its disk knows the job, but none of the others.
+    Clients that name it find all shards."""
+    places = job.servers[2].shards.places
+    assert places is not None
+    places.arriving(0, 7)
+    job.restart(2)
+    assert sizes(job.servers) == [2, 2, 0]
+    other = Counter(job.addresses[::-1])
+    other.check(2)
+    other.store.close()
+
+
 def test_a_server_without_a_log(job: Job, counter: Counter) -> None:
     """It takes no shard of one that has one."""
     options = {k: v for k, v in job.options.items() if k != "durable"}

@@ -209,6 +209,7 @@ def command(
 
     persia launch --ps 2 --embedding-workers 1 --loaders 1 -- persia train
     """
+    from persia.distributed.autoscale import check_log
     from persia.distributed.commands import Cluster
     from persia.distributed.launch import run
     from persia.distributed.load import LOADER, SERVER, WORKER
@@ -273,6 +274,8 @@ def command(
         for line in cluster.command_lines():
             would(f"start: {shlex.join(line)}")
         return
+    if scale_log is not None:
+        check_log(scale_log)
     os.environ.update(log_variables())  # of what it starts, too
     raise typer.Exit(run(cluster))
 

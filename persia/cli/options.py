@@ -24,6 +24,13 @@ def seconds(value: float) -> float:
     return value
 
 
+def patience(value: float) -> float:
+    """The same of seconds for which something is waited for."""
+    if value == 0:
+        raise typer.BadParameter("0 seconds are too few for any answer")
+    return seconds(value)
+
+
 Root = Annotated[
     str,
     typer.Argument(
@@ -84,7 +91,7 @@ Namespace = Annotated[
 ]
 Timeout = Annotated[
     float,
-    typer.Option(callback=seconds, help="Seconds that an answer may take."),
+    typer.Option(callback=patience, help="Seconds that an answer may take."),
 ]
 Device = Annotated[
     Literal["cpu", "cuda", "auto"],

@@ -60,11 +60,12 @@ def resolve_workers(
             "PERSIA_WORKERS"
         )
     kind("workers", workers, (str, Sequence), '"host:port", or a list')
-    return resolve(workers, security or Security.from_environment())
+    security = security or Security.from_environment()
+    return resolve(workers, security, "workers")
 
 
 def resolve(
-    servers: str | Sequence[str], security: Security
+    servers: str | Sequence[str], security: Security, what: str = "servers"
 ) -> tuple[list[str], Security]:
     """The addresses of all servers, and how to speak with them.
 
@@ -75,14 +76,16 @@ def resolve(
 
     Args:
         servers: "host:port", several with commas between, or a list.
+        security: how to speak with them.
+        what: they are, for errors.
     """
     addresses: list[str] = []
     names: set[str] = set()
     expanded = False
-    for text in texts_of(servers):
+    for text in texts_of(servers, what):
         least = 1 if text.startswith(DNS) else 2
         text = text.removeprefix(DNS)
-        host, port = _split(text)
+        host, port = _split(text, what)
         several = addresses_of(host)
         names.add(host)
         if len(several) < least:
@@ -91,14 +94,14 @@ def resolve(
         expanded = True
         addresses += [f"{bracketed(a)}:{port}" for a in several]
     if not addresses:
-        raise errors.InvalidArgument("servers: no address")
+        raise errors.InvalidArgument(f"{what}: no address in {servers!r}")
     twice = sorted({a for a in addresses if addresses.count(a) > 1})
     if twice:
-        raise errors.InvalidArgument(f"servers: {', '.join(twice)} twice")
+        raise errors.InvalidArgument(f"{what}: {', '.join(twice)} twice")
     if expanded and security.ca and security.server_name is None:
         if len(names) > 1:
             raise errors.InvalidArgument(
-                f"servers: of {', '.join(sorted(names))} some have several "
+                f"{what}: of {', '.join(sorted(names))} some have several "
                 "addresses; give the name in the servers' certificates "
                 "(server_name)"
             )
@@ -106,8 +109,12 @@ def resolve(
     return addresses, security
 
 
-def texts_of(servers: str | Sequence[str]) -> list[str]:
+def texts_of(servers: str | Sequence[str], what: str = "servers") -> list[str]:
     """The addresses that were given, those in files among them.
+
+    Args:
+        servers: as of :func:`resolve`.
+        what: they are, for errors.
 
     Raises:
         InvalidArgument: a file cannot be read.
@@ -121,7 +128,10 @@ def texts_of(servers: str | Sequence[str]) -> list[str]:
         try:
             lines = Path(text.removeprefix(FILE)).read_text().splitlines()
         except (OSError, ValueError) as error:
-            raise errors.InvalidArgument(f"{text}: {error}") from None
+            raise errors.InvalidArgument(
+                f"{what}: the file {text.removeprefix(FILE)} cannot be read: "
+                f"{getattr(error, 'strerror', error)}"
+            ) from None
         lines = [line.partition("#")[0].strip() for line in lines]
         found += [line for line in lines if line]
     return found
@@ -210,7 +220,7 @@ def _ask_worker(
     return _core.worker_stats(config)
 
 
-def _split(address: str) -> tuple[str, int]:
+def _split(address: str, what: str) -> tuple[str, int]:
     host, separator, port = no_user(address).rpartition(":")
     bare = host.strip("[]")
     if (
@@ -221,7 +231,7 @@ def _split(address: str) -> tuple[str, int]:
         or (":" in bare) != host.startswith("[")
     ):
         raise errors.InvalidArgument(
-            f"servers: {address!r} is no address; need host:port, with "
+            f"{what}: {address!r} is no address; need host:port, with "
             "commas between several"
         )
     return bare, int(port)

@@ -21,7 +21,7 @@ from persia.distributed.load import (
     Look,
     plan,
 )
-from persia.errors import StorageError
+from persia.errors import InvalidArgument, StorageError
 
 _PERIOD = 2.0  # seconds between two questions
 _PATIENCE = 1.0  # seconds for an answer
@@ -168,6 +168,18 @@ class Autoscaler:
                     file.write(line + "\n")
             except OSError as error:  # the job continues
                 say(f"{self._log}: {error.strerror}: {text}", "warning")
+
+
+def check_log(log: Path) -> None:
+    """Whether decisions can be written there; makes the file.
+
+    Raises:
+        InvalidArgument: they cannot.
+    """
+    try:
+        log.open("a").close()
+    except OSError as error:
+        raise InvalidArgument(f"`scale_log={log}`: {error.strerror}") from None
 
 
 def last_decisions(log: Path, n: int) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ from persia.distributed.server import (
     listen,
 )
 from persia.distributed.serving import page_of, warn_of
-from persia.errors import Closed
+from persia.errors import Closed, InvalidArgument, PersiaError
 
 if TYPE_CHECKING:
     from persia.prometheus import ServerCollector
@@ -80,6 +80,11 @@ class Shards:
         )
         if self._join is not None and not self.count:
             self.count, self._elsewhere = find_job(config, self._join)
+        if self._join and config.shards not in (None, self.count):
+            raise InvalidArgument(
+                f"`shards={config.shards}`: the job of {self._join} has "
+                f"{self.count} shards"
+            )
         self._lock = threading.Lock()
         self.servers: list[Server] = []
         self.is_ready = False
@@ -91,6 +96,8 @@ class Shards:
                 Path(config.log), config.namespace, numbers, self.count
             )
         )
+        if self._join is not None and self.places is not None:
+            self._elsewhere = self._elsewhere or self._ask_again()
         self._threads = config.threads or len(os.sched_getaffinity(0))
         others = len(numbers) - 1 if numbers else self.count // 2
         self.core = _core.Server(
@@ -127,6 +134,16 @@ class Shards:
         return (
             None if log is None else joined(Path(log), self.config.namespace)
         )
+
+    def _ask_again(self) -> list[int]:
+        """The shards that clients find at the server that it joins, where it
+        is started again and has none: what its disk knows is older."""
+        assert self._join is not None and self.places is not None
+        if self.places.here():
+            return []
+        with contextlib.suppress(PersiaError):  # that one may start, too
+            return find_job(self.config, self._join)[1]
+        return []
 
     def folder(self, of: Gone | Prepared) -> Path:
         """Of the log of a shard that may come back, or arrive."""

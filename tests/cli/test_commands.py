@@ -582,6 +582,19 @@ def test_a_model_whose_rows_are_on_servers(
     assert there.stdout != call("predict", root, log).stdout
 
 
+def test_nothing_is_waited_for_in_no_time() -> None:
+    where = ("--servers", "127.0.0.1:1", "--timeout", 0)
+    assert call("scale", "ps", "--to", 1, *where).status == 2
+
+
+def test_decisions_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
+    """Before anything starts."""
+    words = ("--autoscale", "--ps", "1:2", "--", "touch", tmp_path / "begun")
+    done = call("launch", "--scale-log", tmp_path / "no" / "log", *words)
+    assert done.status == 2 and "no/log" in done.stderr, done
+    assert not list(tmp_path.iterdir())
+
+
 def test_status_of_a_log_of_decisions_alone(tmp_path: Path) -> None:
     log = tmp_path / "scale.jsonl"
     done = call("status", "--scale-log", log)
