@@ -4,6 +4,7 @@ gRPC."""
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -112,3 +113,45 @@ def test_a_batch_that_stays_missing_is_an_error(servers: Servers) -> None:
         pytest.raises(errors.Unavailable, match="batch 1 "),
     ):
         epoch(servers, addresses)
+
+
+def test_workers_that_hang_are_greeted_side_by_side() -> None:
+    """Each answers once all have been greeted, and a client that gives one up
+    is counted no more: one after the other they would never be three."""
+    lock, met = threading.Lock(), threading.Event()
+    inside = 0
+
+    def hello(request: bytes, context: grpc.ServicerContext) -> bytes:
+        nonlocal inside
+        with lock:
+            inside += 1
+            if inside == 3:
+                met.set()
+        while context.is_active() and not met.wait(0.01):
+            pass
+        with lock:
+            inside -= 1
+        context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+        raise AssertionError
+
+    servers, addresses = [], []
+    for _ in range(3):
+        server = grpc.server(ThreadPoolExecutor(4))
+        handler = grpc.unary_unary_rpc_method_handler(hello)
+        server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(
+                    "persia.v1.EmbeddingWorker", {"Hello": handler}
+                ),
+            )
+        )
+        addresses.append(
+            f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        )
+        server.start()
+        servers.append(server)
+    with pytest.raises(errors.Unavailable):
+        persia.data.Sender(",".join(addresses), timeout=6.0)
+    for server in servers:
+        server.stop(None).wait()
+    assert met.is_set()

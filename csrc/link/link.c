@@ -71,13 +71,11 @@ static int link_wait_for(calling *k, link_answer *out)
     return rc;
 }
 
-int link_call(const worker_client *c, worker_link *l, uint32_t method,
-              wire_out *o, int copies, uint64_t timeout_ns, link_answer *out)
+/* *out: to be waited for with link_wait_for(), if there is no error. */
+static int link_start(worker_link *l, uint32_t method, wire_out *o, int copies,
+                      uint64_t timeout_ns, calling **out)
 {
     calling *k = NULL;
-    (void)c;
-    out->bytes = (rpc_reply){0};
-    persia_wire_memory_init(&out->memory);
     int rc = persia_fork_check("a connection to an embedding worker");
     if (!rc)
         rc = persia_wire_check_size(l->address, "a request", o->bytes,
@@ -95,14 +93,33 @@ int link_call(const worker_client *c, worker_link *l, uint32_t method,
         persia_errand_start(&k->errand);
         rc = persia_rpc_start(l->channel, method, o, timeout_ns, link_answered,
                               k);
-        if (!rc)
-            return link_wait_for(k, out);
-        pthread_mutex_lock(&k->errand.lock);
-        (void)persia_errand_land(&k->errand); /* there is no callback */
+        if (rc) {
+            pthread_mutex_lock(&k->errand.lock);
+            (void)persia_errand_land(&k->errand); /* there is no callback */
+        }
     }
-    if (k)
+    if (rc && k)
         calling_free(k);
+    *out = rc ? NULL : k;
     return rc;
+}
+
+/* Its callback needs nothing of the caller. */
+static void calling_drop(calling *k)
+{
+    if (persia_errand_leave(&k->errand))
+        calling_free(k);
+}
+
+int link_call(const worker_client *c, worker_link *l, uint32_t method,
+              wire_out *o, int copies, uint64_t timeout_ns, link_answer *out)
+{
+    calling *k;
+    (void)c;
+    out->bytes = (rpc_reply){0};
+    persia_wire_memory_init(&out->memory);
+    int rc = link_start(l, method, o, copies, timeout_ns, &k);
+    return rc ? rc : link_wait_for(k, out);
 }
 
 void link_answer_free(link_answer *a)
@@ -154,10 +171,11 @@ wire_caller link_caller(const worker_client *c, const worker_link *l)
                          .lineage = atomic_load(&l->lineage)};
 }
 
-/* again: a rank of which the worker may know another process. */
-static int say_hello(const worker_client *c, worker_link *l, uint64_t stream,
-                     int again, uint64_t timeout_ns, link_answer *answer,
-                     wire_hello_reply *reply)
+/* again: a rank of which the worker may know another process.  *out: for
+ * link_hello_end(), if there is no error. */
+static int link_hello_begin(const worker_client *c, worker_link *l,
+                            uint64_t stream, int again, uint64_t timeout_ns,
+                            calling **out)
 {
     wire_hello m = {.caller = {.client = c->client},
                     .version = WIRE_VERSION,
@@ -170,8 +188,6 @@ static int say_hello(const worker_client *c, worker_link *l, uint64_t stream,
     wire_out o;
     memcpy(m.name_space, c->name_space, sizeof m.name_space);
     persia_wire_out_init(&o);
-    answer->bytes = (rpc_reply){0};
-    persia_wire_memory_init(&answer->memory);
     if (c->introduce)
         c->introduce(c->owner, &m);
     int rc = persia_wire_put_hello(&o, &m);
@@ -180,18 +196,26 @@ static int say_hello(const worker_client *c, worker_link *l, uint64_t stream,
         persia_wire_out_free(&o);
         return rc;
     }
-    rc = link_call(c, l, WORKER_HELLO, &o, 0, timeout_ns, answer);
+    return link_start(l, WORKER_HELLO, &o, 0, timeout_ns, out);
+}
+
+static int link_hello_end(calling *k, link_answer *answer,
+                          wire_hello_reply *reply)
+{
+    answer->bytes = (rpc_reply){0};
+    persia_wire_memory_init(&answer->memory);
+    int rc = link_wait_for(k, answer);
     if (!rc)
         rc = persia_wire_get_hello_reply(answer->bytes.data, answer->bytes.n,
                                          &answer->memory, reply);
     return rc;
 }
 
-static int greet_link(const worker_client *c, worker_link *l, int again)
+static int link_greet_end(const worker_client *c, worker_link *l, calling *k)
 {
     wire_hello_reply reply;
     link_answer answer;
-    int rc = say_hello(c, l, 0, again, HELLO_NS, &answer, &reply);
+    int rc = link_hello_end(k, &answer, &reply);
     if (!rc && c->meet)
         rc = c->meet(c->owner, l, &reply);
     if (!rc) {
@@ -203,6 +227,13 @@ static int greet_link(const worker_client *c, worker_link *l, int again)
     }
     link_answer_free(&answer);
     return rc;
+}
+
+static int greet_link(const worker_client *c, worker_link *l, int again)
+{
+    calling *k;
+    int rc = link_hello_begin(c, l, 0, again, HELLO_NS, &k);
+    return rc ? rc : link_greet_end(c, l, k);
 }
 
 int link_hello(const worker_client *c, worker_link *l)
@@ -219,7 +250,11 @@ int link_ask(const worker_client *c, worker_link *l, uint64_t stream,
              uint64_t timeout_ns, wire_hello_reply *out)
 {
     link_answer answer;
-    int rc = say_hello(c, l, stream, 0, timeout_ns, &answer, out);
+    calling *k;
+    int rc = link_hello_begin(c, l, stream, 0, timeout_ns, &k);
+    if (rc)
+        return rc;
+    rc = link_hello_end(k, &answer, out);
     link_answer_free(&answer);
     return rc;
 }
@@ -293,15 +328,58 @@ int link_retry(const worker_client *c, worker_link *l, int rc, uint64_t until)
                                                c->client));
 }
 
+/* The answer of one of those that were greeted.  *fatal: the first error that
+ * is none of a worker that is away. */
+static void link_greet_judge(int rc, size_t *left, err_kept *away,
+                             err_kept *fatal)
+{
+    if (link_may_be_away(rc)) {
+        persia_err_keep(away, PERSIA_EUNAVAILABLE);
+        ++*left;
+    } else if (rc && !fatal->code) {
+        persia_err_keep(fatal, rc);
+    }
+}
+
+/* Says Hello to those that are away and in the list, side by side: several
+ * that hang take no longer than one.  *left: how many have not answered, and
+ * *away why. */
+static int link_greet(worker_client *c, size_t *left, err_kept *away)
+{
+    const size_t n = c->links_n;
+    calling **asked = calloc(n, sizeof *asked);
+    err_kept fatal = {0};
+    *left = 0;
+    if (!asked)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for %zu workers", n);
+    for (size_t i = 0; i < n; i++) {
+        worker_link *l = &c->links[i];
+        int rc = PERSIA_OK;
+        if (link_is_away(l) && !atomic_load(&l->unlisted))
+            rc = link_hello_begin(c, l, 0, 0, HELLO_NS, &asked[i]);
+        link_greet_judge(rc, left, away, &fatal);
+    }
+    for (size_t i = 0; i < n; i++) {
+        int rc = PERSIA_OK;
+        if (asked[i] && fatal.code == PERSIA_EINTR)
+            calling_drop(asked[i]);
+        else if (asked[i])
+            rc = link_greet_end(c, &c->links[i], asked[i]);
+        link_greet_judge(rc, left, away, &fatal);
+    }
+    free(asked);
+    return persia_err_again(&fatal);
+}
+
 /* ---- the thread ---- */
 
 static uint64_t link_tick(void *client)
 {
     worker_client *c = client;
+    size_t left;
+    err_kept error;
     persia_interrupt_watch(&c->stop);
-    for (size_t i = 0; i < c->links_n; i++)
-        if (link_is_away(&c->links[i]) && !atomic_load(&c->links[i].unlisted))
-            (void)link_hello(c, &c->links[i]);
+    (void)link_greet(c, &left, &error);
     if (c->tick)
         c->tick(c->owner);
     persia_interrupt_watch(NULL);
@@ -395,23 +473,6 @@ int worker_client_list(worker_client *c, const worker_client_config *config)
     pthread_mutex_unlock(&c->listing);
     worker_client_wake(c);
     return rc;
-}
-
-/* Says Hello to those that have not answered; *left: how many have not. */
-static int link_greet(worker_client *c, size_t *left, err_kept *error)
-{
-    *left = 0;
-    for (size_t i = 0; i < c->links_n; i++) {
-        worker_link *l = &c->links[i];
-        int rc = link_is_away(l) ? link_hello(c, l) : PERSIA_OK;
-        if (link_may_be_away(rc)) {
-            persia_err_keep(error, PERSIA_EUNAVAILABLE);
-            ++*left;
-        } else if (rc) {
-            return rc;
-        }
-    }
-    return PERSIA_OK;
 }
 
 static int link_greet_all(worker_client *c)
