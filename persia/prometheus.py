@@ -218,6 +218,12 @@ class _Listens(Protocol):
     def denied(self) -> _core.Denied: ...
 
 
+class _Serves(_Listens, Protocol):
+    """The same of a server, which says how long calls wait for a thread."""
+
+    def waits(self) -> tuple[float, float]: ...
+
+
 # ---- calls -----------------------------------------------------------------
 
 
@@ -356,25 +362,37 @@ class ServerCollector:
         stats: gives those of each of its shards, by their numbers, as
             ``persia.distributed.server.Server.stats``.
         core: what listens; it counts the calls of the process.
+        threads: that take them.
         namespace, shards: of the job.
     """
 
     def __init__(
         self,
         stats: Callable[[], dict[int, dict[str, Any]]],
-        core: _Listens,
+        core: _Serves,
+        threads: int,
         namespace: str,
         shards: int,
     ) -> None:
         self._stats, self._core = stats, core
         self._namespace, self._shards = namespace, str(shards)
-        self._load = ServerWindow()
+        self._load = ServerWindow(threads)
         self._lock = threading.Lock()  # several may ask
 
     def _loads(self, stats: dict[str, Any]) -> Iterator[Metric]:
         """What it needs, and how fast that grows."""
         tables = stats["tables"]
         cpu = time.process_time() / len(os.sched_getaffinity(0))
+        waited, worked = self._core.waits()
+        for name, text, value in (
+            ("waited", "until a thread had them", waited),
+            ("worked", "from then until they were answered", worked),
+        ):
+            yield CounterMetricFamily(
+                f"persia_calls_{name}_seconds",
+                f"Seconds of all calls, {text}.",
+                value=value,
+            )
         with self._lock:
             load, growth = self._load.add(
                 time.monotonic(),
@@ -383,6 +401,7 @@ class ServerCollector:
                 stats["memory_limit"],
                 sum(table["rows"] for table in tables),
                 sum(table["created"] - table["evicted"] for table in tables),
+                *(waited, worked),
             )
         yield of_loads({"server": load})
         yield GaugeMetricFamily(

@@ -166,6 +166,23 @@ def test_silence_is_no_load() -> None:
     assert plan(seen[:5], {}, limits) is None
 
 
+def test_calls_that_wait_are_a_load() -> None:
+    """The share of their time before their work begins, of threads that are
+    at work."""
+    window = ServerWindow(threads=4)
+    window.add(0.0, 0.0, 0.0, 0.0, 0, 0)
+    half, _ = window.add(1.0, 0.0, 0.0, 0.0, 0, 0, waited=4.0, worked=4.0)
+    assert half == pytest.approx(1.0)
+    # Half of the threads, and calls wait for a third of their time.
+    third, _ = window.add(2.0, 0.0, 0.0, 0.0, 0, 0, waited=4.0, worked=8.0)
+    assert third == pytest.approx(1 / 3 / 0.5)
+    idle = ServerWindow(threads=4)
+    idle.add(0.0, 0.0, 0.0, 0.0, 0, 0)
+    none, _ = idle.add(1.0, 0.0, 0.0, 0.0, 0, 0, waited=0.04, worked=0.04)
+    assert none == pytest.approx(0.01)
+    assert idle.add(2.0, 1.6, 0.0, 0.0, 0, 0, 0.04, 0.04)[0] >= 0.99
+
+
 @given(
     st.lists(
         st.tuples(st.floats(0.5, 9), st.integers(0, 1000)),

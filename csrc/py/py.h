@@ -121,6 +121,9 @@ struct rpc_methods;
 PyObject *py_rpc_times(const struct rpc_server *rpc,
                        const struct rpc_methods *methods);
 
+/* Seconds of all its calls: until a thread had them, and from then on. */
+PyObject *py_rpc_waits(const struct rpc_server *rpc);
+
 /* The service of a _core.Server, for a store in the same process that calls
  * it directly, with a reference that keeps it alive; NULL with an exception
  * set.  py_served_drop() gives the reference back, on any thread, with or

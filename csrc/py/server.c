@@ -294,6 +294,13 @@ static PyObject *server_denied(PyObject *self, PyObject *unused)
              : NULL;
 }
 
+static PyObject *server_waits(PyObject *self, PyObject *unused)
+{
+    const server_object *s = server_open(self);
+    (void)unused;
+    return s ? py_rpc_waits(s->rpc) : NULL;
+}
+
 static PyObject *server_calls(PyObject *self, PyObject *unused)
 {
     const server_object *s = server_open(self);
@@ -666,6 +673,9 @@ static PyMethodDef server_methods[] = {
     {"denied", server_denied, METH_NOARGS,
      "denied()\n--\n\nCalls that were denied, by reason and role; empty "
      "where it does not listen."},
+    {"waits", server_waits, METH_NOARGS,
+     "waits()\n--\n\nSeconds of all calls: until a thread had them, and from "
+     "then until they were answered."},
     {"calls", server_calls, METH_NOARGS,
      "calls()\n--\n\nBy method: calls by their time (CALL_BOUNDS), seconds, "
      "bytes of requests and of replies."},

@@ -41,6 +41,13 @@ PyObject *py_rpc_times(const struct rpc_server *rpc,
     return out;
 }
 
+PyObject *py_rpc_waits(const struct rpc_server *rpc)
+{
+    const rpc_times *t = rpc ? persia_rpc_server_times(rpc) : NULL;
+    return Py_BuildValue("(dd)", t ? (double)times_read(&t->waited) / 1e9 : 0.,
+                         t ? (double)times_read(&t->worked) / 1e9 : 0.);
+}
+
 int py_add_times(PyObject *module)
 {
     PyObject *bounds = PyTuple_New(RPC_BOUNDS);

@@ -6,6 +6,9 @@
 
 #include "rpc/rpc.h"
 
+/* A call that is answered now; times of persia_clock_ns(), 0: it has none. */
+void times_count_call(rpc_times *t, uint64_t began, uint64_t started);
+
 /* ---- contiguous messages ------------------------------------------------ */
 
 /* A block of the pool of messages; NULL with the error set. */

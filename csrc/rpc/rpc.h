@@ -110,6 +110,9 @@ typedef struct rpc_times {
         _Atomic(uint64_t) calls[RPC_BOUNDS + 1];
         _Atomic(uint64_t) ns, in, out; /* sums; bytes of messages */
     } *methods; /* [n] */
+    /* Of all calls, ns: until the handler had them, and from then until they
+     * were answered. */
+    _Atomic(uint64_t) waited, worked;
 } rpc_times;
 
 /* ---- a request at the server -------------------------------------------- */

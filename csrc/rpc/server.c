@@ -82,6 +82,7 @@ struct slot {
     int health;  /* one of the health service's */
     rpc_pass pass;
 
+    uint64_t began, started; /* it arrived; the handler has it */
     grpc_call *grpc;
     grpc_call_details details;
     grpc_metadata_array metadata;
@@ -252,6 +253,7 @@ static void slot_send(slot *l, grpc_status_code status, const char *name,
     if (handled && !l->health) {
         persia_rpc_count(&l->call,
                          l->reply ? grpc_byte_buffer_length(l->reply) : 0);
+        times_count_call(&l->server->times, l->began, l->started);
         slot_dismiss(l); /* an answer that is being sent is not waited for */
     }
     slot_send_as(l, &l->tag, slot_answered, status, name, text);
@@ -411,8 +413,10 @@ static void slot_read(rpc_tag *tag, int ok)
         slot_fail(&l->call, code, persia_err_text());
     else if (l->health)
         server_health_answer(l);
-    else
+    else {
+        l->started = persia_clock_ns();
         l->server->handler(l->server->ctx, &l->call);
+    }
     /* From here on the slot may be another call's. */
 }
 
@@ -469,7 +473,7 @@ static void slot_taken(rpc_tag *tag, int ok)
         return;
     }
     if (!l->health) {
-        l->call.began = persia_clock_ns();
+        l->call.began = l->began = persia_clock_ns();
         l->call.deadline = server_deadline_of(l->details.deadline);
     }
     stalls_reads(s->stalls, slot_number(l), l->grpc);

@@ -1,5 +1,5 @@
 /* times.c: how long calls take. */
-#include "rpc/rpc.h"
+#include "rpc/channel.h"
 
 const uint64_t persia_rpc_bounds_ns[RPC_BOUNDS] = {
     100000,    250000,    500000,     1000000,    2500000,   5000000,
@@ -9,6 +9,14 @@ const uint64_t persia_rpc_bounds_ns[RPC_BOUNDS] = {
 static void times_add(_Atomic(uint64_t) *to, uint64_t n)
 {
     atomic_fetch_add_explicit(to, n, memory_order_relaxed);
+}
+
+void times_count_call(rpc_times *t, uint64_t began, uint64_t started)
+{
+    if (!began || !started)
+        return;
+    times_add(&t->waited, started - began);
+    times_add(&t->worked, persia_clock_ns() - started);
 }
 
 void persia_rpc_count(const rpc_call *call, size_t bytes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import re
+import types
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from enum import Enum
@@ -321,8 +322,11 @@ def metrics() -> str:
 
     some = _Every(tables=[_Every(name="t")])
     calls = {"Pull": (tuple(range(len(_core.CALL_BOUNDS) + 1)), 1.0, 1, 1)}
+    core = types.SimpleNamespace(
+        calls=lambda: calls, denied=dict, waits=lambda: (0.0, 0.0)
+    )
     server = prometheus.ServerCollector(
-        lambda: {0: some}, lambda: calls, "default", 1
+        lambda: {0: some}, core, 1, "default", 1
     )
     with persia.Store(servers="embedded") as store:
         worker = list(prometheus.StoreCollector(store).collect())
@@ -334,9 +338,7 @@ def metrics() -> str:
         ("A server, at `--metrics-port`", server.collect()),
         (
             "An embedding worker, at `--metrics-port`",
-            prometheus.EmbeddingWorkerCollector(
-                lambda: some, lambda: calls
-            ).collect(),
+            prometheus.EmbeddingWorkerCollector(lambda: some, core).collect(),
         ),
         (
             "A data loader, at `--metrics-port`",

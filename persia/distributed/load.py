@@ -19,6 +19,7 @@ _TOLERANCE = 0.1  # HPA's
 _NS = 1e9
 _CPU = 0.8  # share of the processors that is the right size
 _FULL = 0.85  # share of the memory limit that is the right size
+_WAITS = 0.5  # share of a call's time before its work begins, the same
 _AHEAD = 60.0  # seconds of growth of the rows that must fit, too
 
 #: Roles, as in ``persia_load{role="..."}``.
@@ -61,12 +62,17 @@ class LoadWindow:
 
 
 class ServerWindow:
-    """The load of one server, and how fast its rows grow."""
+    """The load of one server, and how fast its rows grow.
 
-    def __init__(self) -> None:
-        self._seen: collections.deque[tuple[float, float, int]] = (
-            collections.deque()
-        )
+    Args:
+        threads: that take its calls.
+    """
+
+    def __init__(self, threads: int = 1) -> None:
+        self._threads = threads
+        self._seen: collections.deque[
+            tuple[float, float, int, float, float]
+        ] = collections.deque()
 
     def add(
         self,
@@ -76,6 +82,8 @@ class ServerWindow:
         limit: float,
         rows: int,
         made: int,
+        waited: float = 0.0,
+        worked: float = 0.0,
     ) -> tuple[float, float]:
         """Takes in counters; the load, and the bytes that its rows grow by in
         a second. A shard that arrives is no growth.
@@ -87,20 +95,36 @@ class ServerWindow:
             limit: bytes that they may have; 0: there is no limit.
             rows: of all tables.
             made: rows that were made, without those that were evicted.
+            waited: seconds of all calls until a thread had them.
+            worked: seconds of all calls from then until they were answered.
         """
         seen = self._seen
         if seen and made < seen[-1][2]:  # a shard has left
             seen.clear()
-        seen.append((now, cpu, made))
+        seen.append((now, cpu, made, waited, worked))
         while len(seen) > 2 and seen[1][0] <= now - WINDOW:
             seen.popleft()
-        then, before, had = seen[0]
+        then, before, had, *times = seen[0]
         span = now - then
         if span <= 0:
             return used / (_FULL * limit) if limit else 0.0, 0.0
         growth = (made - had) / span * used / max(rows, 1)
         soon = (used + growth * _AHEAD) / (_FULL * limit) if limit else 0.0
-        return max((cpu - before) / span / _CPU, soon), growth
+        busy = (cpu - before) / span / _CPU
+        waits = _waits(
+            waited - times[0], worked - times[1], span, self._threads
+        )
+        return max(busy, soon, waits), growth
+
+
+def _waits(waited: float, worked: float, span: float, threads: int) -> float:
+    """The load by calls that wait for a thread: the share of their time, as
+    far as the threads are at work at all. Calls of a server that idles wait
+    for the network alone."""
+    if worked <= 0:
+        return 0.0
+    share = waited / (waited + worked)
+    return share / _WAITS * min(worked / span / threads, 1.0)
 
 
 def wanted(

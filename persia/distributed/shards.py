@@ -245,7 +245,8 @@ class Shards:
         from persia.prometheus import ServerCollector
 
         return ServerCollector(
-            self.stats, self.core, self.config.namespace, self.count
+            *(self.stats, self.core, self._threads),
+            *(self.config.namespace, self.count),
         )
 
     @contextlib.contextmanager

@@ -234,6 +234,34 @@ static void *stop_main(void *arg)
     return NULL;
 }
 
+static void what_a_call_waits_and_works_is_added_up(void **state)
+{
+    NEED_GRPC();
+    deck d;
+    deck_start(&d);
+    rpc_server *s = server_of(&d);
+    rpc_channel *c = channel_to(persia_rpc_server_port(s));
+    const rpc_times *t = persia_rpc_server_times(s);
+    outcome r = {0};
+    wire_out o = message_of("x", 1, 1);
+    const uint64_t before = persia_clock_ns();
+    assert_int_equal(
+        persia_rpc_start(c, WIRE_PUSH, &o, 60 * SECOND, note_outcome, &r),
+        PERSIA_OK);
+    deck_wait_parked(&d, 1);
+    sleep_ms(30);
+    assert_int_equal(atomic_load(&t->worked), 0); /* it is not answered yet */
+    deck_release(&d);
+    while (!atomic_load(&r.count))
+        sleep_ms(1);
+    const uint64_t all = persia_clock_ns() - before;
+    assert_in_range(atomic_load(&t->worked), 30000000, all);
+    assert_in_range(atomic_load(&t->waited), 1, all - 30000000);
+    persia_rpc_channel_close(c);
+    persia_rpc_server_stop(s, SECOND);
+    deck_stop(&d);
+}
+
 static void stop_cancels_parked_calls_and_waits_for_them(void **state)
 {
     NEED_GRPC();
@@ -506,6 +534,7 @@ int main(void)
         cmocka_unit_test(echoes_of_all_sizes),
         cmocka_unit_test(many_calls_in_flight_from_several_threads),
         cmocka_unit_test(errors_keep_code_and_text),
+        cmocka_unit_test(what_a_call_waits_and_works_is_added_up),
         cmocka_unit_test(a_deadline_passes),
         cmocka_unit_test(a_server_that_is_gone_is_named),
         cmocka_unit_test(stop_cancels_parked_calls_and_waits_for_them),

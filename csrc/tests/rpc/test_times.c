@@ -21,7 +21,7 @@ static void a_call_is_in_the_first_class_that_has_it(void **state)
     } cases[] = {{0, 0},       {100000, 0},      {100001, 1},
                  {3000000, 5}, {1000000000, 12}, {NOW - 1, 13}};
     struct rpc_method_times methods[2];
-    rpc_times times = {2, methods};
+    rpc_times times = {.n = 2, .methods = methods};
     const persia_system *machine = persia_system_get();
     persia_system fixed = *machine;
     (void)state;
@@ -45,7 +45,7 @@ static void a_call_is_in_the_first_class_that_has_it(void **state)
 static void calls_of_no_method_are_left_out(void **state)
 {
     struct rpc_method_times methods[2];
-    rpc_times times = {1, methods};
+    rpc_times times = {.n = 1, .methods = methods};
     (void)state;
     memset(methods, 0, sizeof methods);
     persia_rpc_count(&(rpc_call){.method = 1, .began = 1, .times = &times}, 1);
