@@ -17,7 +17,13 @@ import persia
 from persia import _core, errors
 from persia.cli.scale import ps
 from persia.distributed import moves
-from persia.distributed.scaling import Move, Progress, Scaling, plan
+from persia.distributed.scaling import (
+    Move,
+    Progress,
+    Scaling,
+    may_begin,
+    plan,
+)
 from persia.distributed.server import ServeConfig
 from persia.distributed.shards import Shards
 from persia.distributed.status import ask
@@ -121,6 +127,17 @@ def test_a_plan_moves_as_few_as_it_can(to: int) -> None:
     assert len(found) >= least
     again = plan({a: sorted(s) for a, s in after.items()}, to)
     assert not again
+
+
+def test_servers_give_shards_in_turn() -> None:
+    """One that is full does not wait for all the others."""
+    four = {a: list(range(4 * i, 4 * i + 4)) for i, a in enumerate("abc")}
+    first = plan(four | {"d": []}, 4)
+    assert [move.source for move in first] == ["a", "b", "c"]
+    found = plan(four | {"d": [], "e": [], "f": []}, 6)
+    pairs = [(move.source, move.target) for move in found]
+    assert pairs == 2 * [("a", "d"), ("b", "e"), ("c", "f")]
+    assert may_begin(found, [], None) == found[:3]
 
 
 @pytest.mark.parametrize("durable", ["off", "process", "disk"])

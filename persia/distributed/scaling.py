@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 from persia import _core
 from persia.base.patience import patiently
@@ -23,6 +23,8 @@ from persia.errors import (
     SchemaMismatch,
     Unavailable,
 )
+
+Item = TypeVar("Item")
 
 _ASK = 0.1  # seconds between questions
 
@@ -94,20 +96,33 @@ def plan(places: Mapping[str, Sequence[int]], to: int) -> list[Move]:
         address: shards // to + (i < shards % to)
         for i, address in enumerate(kept)
     }
-    away = [
-        (shard, address)
-        for address, some in places.items()
-        for shard in sorted(some)[most.get(address, 0) :]
-    ]
-    room = [
-        address
-        for address in list(places)[:to]
-        for _ in range(most[address] - len(places[address]))
-    ]
+    # In turn, so that each server that gives shards is relieved soon, and
+    # those that take some do so side by side.
+    away = _in_turn(
+        [
+            [
+                (shard, address)
+                for shard in sorted(some)[most.get(address, 0) :]
+            ]
+            for address, some in places.items()
+        ]
+    )
+    room = _in_turn(
+        [
+            [address] * (most[address] - len(places[address]))
+            for address in list(places)[:to]
+        ]
+    )
     return [
         Move(shard, source, target)
         for (shard, source), target in zip(away, room, strict=True)
     ]
+
+
+def _in_turn(lists: Sequence[Sequence[Item]]) -> list[Item]:
+    """The first item of each list, then the second of each, and so on."""
+    longest = max(map(len, lists), default=0)
+    return [some[i] for i in range(longest) for some in lists if i < len(some)]
 
 
 @dataclasses.dataclass(frozen=True)
