@@ -95,6 +95,7 @@ def test_a_list_is_followed(
     path.with_suffix(".new").rename(path)
     wait_until(lambda: threads() == 0)
     assert len(owner.told) == 3
+    path.write_text("a:1\n")  # one that ends no thread
     other = Owner(path)
     assert threads() == 1
     del other
