@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import grpc
@@ -116,28 +118,29 @@ def test_a_batch_that_stays_missing_is_an_error(servers: Servers) -> None:
 
 
 def test_workers_that_hang_are_greeted_side_by_side() -> None:
-    """Each answers once all have been greeted, and a client that gives one up
-    is counted no more: one after the other they would never be three."""
+    """Each answers once all are being greeted. One after the other it would be
+    one of them, and another one that is asked why it does not answer."""
     lock, met = threading.Lock(), threading.Event()
-    inside = 0
+    inside: Counter[int] = Counter()
 
-    def hello(request: bytes, context: grpc.ServicerContext) -> bytes:
-        nonlocal inside
+    def hello(
+        number: int, request: bytes, context: grpc.ServicerContext
+    ) -> bytes:
         with lock:
-            inside += 1
-            if inside == 3:
+            inside[number] += 1
+            if len(+inside) == 3:
                 met.set()
         while context.is_active() and not met.wait(0.01):
             pass
         with lock:
-            inside -= 1
+            inside[number] -= 1
         context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
         raise AssertionError
 
     servers, addresses = [], []
-    for _ in range(3):
+    for i in range(3):
         server = grpc.server(ThreadPoolExecutor(4))
-        handler = grpc.unary_unary_rpc_method_handler(hello)
+        handler = grpc.unary_unary_rpc_method_handler(partial(hello, i))
         server.add_generic_rpc_handlers(
             (
                 grpc.method_handlers_generic_handler(
