@@ -19,16 +19,15 @@ static int part_run(const rows_batch *b, const rows_part *p,
     const float *weights = b->weights ? b->weights + first : NULL;
     float *out = b->out + p->column;
 
-    if (p->kind == POOL_NONE && !weights)
-        return persia_rows_file_look_up(p->file, n, b->ids + first,
-                                        out + first * b->width, b->width,
-                                        absent);
+    if (p->kind == POOL_NONE)
+        out += first * b->width;
+    if (!weights && (p->kind == POOL_NONE || !b->offsets))
+        return persia_rows_file_look_up(p->file, n, b->ids + first, out,
+                                        b->width, absent);
     const int code = persia_rows_file_look_up(p->file, n, b->ids + first, rows,
                                               dim, absent);
     if (!code)
-        persia_pool_forward(p->kind, b->bags, offsets, weights, rows, dim,
-                            p->kind == POOL_NONE ? out + first * b->width
-                                                 : out,
+        persia_pool_forward(p->kind, b->bags, offsets, weights, rows, dim, out,
                             b->width);
     return code;
 }
