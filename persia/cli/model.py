@@ -23,6 +23,7 @@ from persia.errors import (
 
 if TYPE_CHECKING:
     from persia.serving.folder import ExportManifest
+    from persia.serving.form import TensorForm
 
 commands = Commands(no_args_is_help=True)
 console = Console(emoji=False, highlight=False, markup=False)
@@ -86,14 +87,17 @@ def ls(
 
 @commands.command()
 def inspect(root: _Root, json: Json = False) -> None:
-    """Show the tables, inputs and outputs of a version.
+    """Show the tables of a version, and what requests and answers hold.
 
     persia model inspect exported/v-000003
     """
     from persia.serving.folder import find_version
+    from persia.serving.inputs import inputs_of, outputs_of
 
     found = find_version(root)
     manifest = found.manifest
+    inputs = inputs_of(found.schema(), manifest.form)
+    outputs = outputs_of(manifest)
     values = {
         "path": str(found.place),
         **_summary(manifest),
@@ -113,8 +117,8 @@ def inspect(root: _Root, json: Json = False) -> None:
             }
             for t in manifest.tables
         ],
-        "inputs": [one.model_dump() for one in manifest.form.inputs],
-        "outputs": [one.model_dump() for one in manifest.form.outputs],
+        "inputs": [_tensor(one) for one in inputs],
+        "outputs": [_tensor(one) for one in outputs],
         "tasks": manifest.tasks,
     }
     if json:
@@ -134,10 +138,7 @@ def inspect(root: _Root, json: Json = False) -> None:
         )
     console.print(table)
     table = _table("", "tensor", "datatype", "shape")
-    for kind, tensors in (
-        ("input", manifest.form.inputs),
-        ("output", manifest.form.outputs),
-    ):
+    for kind, tensors in (("input", inputs), ("output", outputs)):
         for one in tensors:
             table.add_row(kind, one.name, one.datatype, str(one.shape))
     console.print(table)
@@ -297,6 +298,14 @@ def _summary(manifest: ExportManifest) -> dict[str, Any]:
         "step": manifest.step,
         "rows": sum(t.rows for t in manifest.tables),
         "bytes": manifest.bytes,
+    }
+
+
+def _tensor(form: TensorForm) -> dict[str, Any]:
+    return {
+        "name": form.name,
+        "datatype": form.datatype,
+        "shape": form.shape,
     }
 
 

@@ -34,6 +34,7 @@ from persia.checkpoint.manifest import (
     decode_document,
     encode_manifest,
 )
+from persia.data.schema.schema import Schema
 from persia.errors import CorruptFile, InvalidArgument, StorageError
 from persia.serving.deltas.packet import FOLDER, ChainPlace
 from persia.serving.form import Form
@@ -343,6 +344,22 @@ class Version(NamedTuple):
     def place(self) -> Path | Url:
         """Its folder, or the URL of it."""
         return self.root.at(self.name)
+
+    def schema(self) -> Schema | None:
+        """Of the data; None: requests have ids.
+
+        Raises:
+            CorruptFile: its file is damaged.
+            StorageError: it cannot be read.
+        """
+        file = self.manifest.schema_file
+        if file is None:
+            return None
+        name = f"{self.name}/{file.name}" if self.name else file.name
+        raw = self.root.read(name) or b""
+        if f"{_core.ckpt_crc(raw):08x}" != file.crc32c:
+            raise CorruptFile(f"{self.place}: {file.name} is damaged")
+        return Schema.of_yaml(raw.decode(), f"{self.place}/{file.name}")
 
     @property
     def above(self) -> Versions:

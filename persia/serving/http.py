@@ -18,10 +18,10 @@ from starlette.routing import Route
 from persia import _core, errors
 from persia.serving.batcher import Answer, Batcher
 from persia.serving.form import TensorForm
-from persia.serving.inputs import inputs_of
+from persia.serving.inputs import inputs_of, outputs_of
 from persia.serving.measures import Measures
 from persia.serving.protocol import decode, encode
-from persia.serving.service import PLATFORM, Service, outputs_of
+from persia.serving.service import PLATFORM, Service
 
 _HEADER = "Inference-Header-Content-Length"
 #: The status of an error; others are of the request, 400.
@@ -153,8 +153,13 @@ class Server:
                 "name": name,
                 "platform": PLATFORM,
                 "max_batch_size": 0,
-                "input": [_configured(one) for one in inputs_of(found)],
-                "output": [_configured(one) for one in outputs_of(found)],
+                "input": [
+                    _configured(one)
+                    for one in inputs_of(found.schema, found.form)
+                ],
+                "output": [
+                    _configured(one) for one in outputs_of(found.manifest)
+                ],
             }
         )
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from persia.data.schema.schema import Schema
 from persia.errors import (
     DtypeError,
     InvalidArgument,
@@ -19,24 +20,29 @@ from persia.errors import (
     OffsetsError,
     ShapeError,
 )
-from persia.serving.form import DATATYPES, TensorForm
+from persia.serving.folder import ExportManifest
+from persia.serving.form import DATATYPES, Form, TensorForm
 from persia.serving.model import ExportedModel
 from persia.serving.protocol import Array
 
 LENGTHS = ".lengths"
 
 
-def inputs_of(model: ExportedModel) -> list[TensorForm]:
-    """The tensors that a request has, as metadata say it."""
-    schema = model.schema
+def inputs_of(schema: Schema | None, form: Form) -> list[TensorForm]:
+    """The tensors that a request has, as metadata say it.
+
+    Args:
+        schema: of the data; None: requests have ids.
+        form: of the graph.
+    """
     if schema is None:
-        return model.form.inputs
+        return form.inputs
     found = [
         TensorForm(name=one.column, datatype="FP32", shape=[-1])
         for one in schema.dense
     ]
     several = {c.column for c in schema.bags}
-    for name in _columns(model):
+    for name in _columns(schema):
         if name in {one.name for one in found}:
             continue
         found.append(TensorForm(name=name, datatype="BYTES", shape=[-1]))
@@ -47,10 +53,19 @@ def inputs_of(model: ExportedModel) -> list[TensorForm]:
     return found
 
 
-def _columns(model: ExportedModel) -> list[str]:
-    assert model.schema is not None
-    dense = [c.column for c in model.schema.dense]
-    names = [n for f in model.schema.features for n in f.columns]
+def outputs_of(manifest: ExportManifest) -> list[TensorForm]:
+    """The tensors that an answer has, as metadata say it."""
+    if not manifest.clicks:
+        return manifest.form.outputs
+    names = [f"score.{task}" for task in manifest.tasks] or ["score"]
+    return [
+        TensorForm(name=name, datatype="FP32", shape=[-1]) for name in names
+    ]
+
+
+def _columns(schema: Schema) -> list[str]:
+    dense = [c.column for c in schema.dense]
+    names = [n for f in schema.features for n in f.columns]
     return list(dict.fromkeys([*dense, *names]))
 
 
@@ -161,7 +176,7 @@ def _of_columns(
     model: ExportedModel, inputs: Mapping[str, Array], limit: int
 ) -> pa.Table:
     assert model.schema is not None
-    names = _columns(model)
+    names = _columns(model.schema)
     several = {c.column for c in model.schema.bags}
     _check_names(inputs, [*names, *(name + LENGTHS for name in several)])
     columns: dict[str, Any] = {}

@@ -7,8 +7,7 @@ from typing import Any
 
 from persia.base.version import __version__
 from persia.serving.form import TensorForm
-from persia.serving.inputs import inputs_of
-from persia.serving.model import ExportedModel
+from persia.serving.inputs import inputs_of, outputs_of
 from persia.serving.repository import Repository
 
 _EXTENSIONS = ["binary_tensor_data", "model_repository"]
@@ -49,12 +48,13 @@ class Service:
     def model_about(self, name: str, version: str) -> dict[str, Any]:
         """Inputs and outputs."""
         found = self.repository.find(name, version)
+        inputs = inputs_of(found.schema, found.form)
         return {
             "name": name,
             "versions": self.repository.model(name).names(),
             "platform": PLATFORM,
-            "inputs": [_about(one) for one in inputs_of(found)],
-            "outputs": [_about(one) for one in outputs_of(found)],
+            "inputs": [_about(one) for one in inputs],
+            "outputs": [_about(one) for one in outputs_of(found.manifest)],
             "parameters": {"version": found.version},
         }
 
@@ -77,16 +77,6 @@ class Service:
     def unload(self, name: str) -> None:
         """A model answers no more."""
         self.repository.model(name).unload()
-
-
-def outputs_of(model: ExportedModel) -> list[TensorForm]:
-    """The tensors that an answer has, as metadata say it."""
-    if not model.manifest.clicks:
-        return model.form.outputs
-    names = [f"score.{task}" for task in model.tasks] or ["score"]
-    return [
-        TensorForm(name=name, datatype="FP32", shape=[-1]) for name in names
-    ]
 
 
 def _about(one: TensorForm) -> dict[str, Any]:

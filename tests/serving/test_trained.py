@@ -187,6 +187,15 @@ def test_persia_model_looks_and_chooses(place: Path, tmp_path: Path) -> None:
         call("model", "use", root, "v-000003")
     about = json.loads(call("model", "inspect", root, "--json"))
     assert about["version"] == "v-000001"
+    kinds = {one["name"]: one["datatype"] for one in about["inputs"]}
+    assert kinds == {  # what requests hold, not what the graph takes
+        "age": "FP32",
+        "user": "BYTES",
+        "item": "BYTES",
+        "tags": "BYTES",
+        "tags.lengths": "INT32",
+    }
+    assert [one["name"] for one in about["outputs"]] == ["score"]
     rows = {t["name"]: t["rows"] for t in about["tables"]}
     found = json.loads(
         call("model", "diff", root, "v-000001", "v-000002", "--json")

@@ -526,12 +526,25 @@ class Schema(_Model):
             raise errors.InvalidArgument(
                 f"schema {os.fspath(source)!r} is no text in UTF-8: {error}"
             ) from error
+        return cls.of_yaml(text, os.fspath(source))
+
+    @classmethod
+    def of_yaml(cls, text: str, source: str) -> Schema:
+        """The schema that a text of YAML is.
+
+        Args:
+            text: of it.
+            source: where it is from, for the message.
+
+        Raises:
+            InvalidArgument: it is no schema.
+        """
         try:
             content = yaml.load(text, _Loader)
             return cls(**kind("it", content, dict, "lines 'field: value'"))
         except (yaml.YAMLError, TypeError, errors.InvalidArgument) as error:
             raise errors.InvalidArgument(
-                f"schema {os.fspath(source)!r}: {error}"
+                f"schema {source!r}: {error}"
             ) from error
 
     @classmethod
