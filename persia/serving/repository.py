@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -14,6 +15,7 @@ import torch
 from persia.base.logs import say
 from persia.base.urls import Url
 from persia.errors import (
+    CorruptFile,
     InvalidArgument,
     NotFound,
     PersiaError,
@@ -23,6 +25,7 @@ from persia.errors import (
 from persia.serving.deltas.erased import read_erased
 from persia.serving.folder import (
     Versions,
+    check_file,
     find_version,
     versions_of,
 )
@@ -94,6 +97,8 @@ class Model:
         self._current: ExportedModel | None = None
         self._pinned = False
         self._held = False  # no packets are applied
+        self._read: set[str] = set()  # versions whose bytes were compared
+        self._damaged: set[str] = set()
         self._why = "it was not loaded yet"
 
     @property
@@ -143,6 +148,8 @@ class Model:
     def _map(self, name: str | None) -> ExportedModel:
         if name and name not in self.names():
             raise NotFound(f"model {self.name!r} has no version {name!r}")
+        if name in self._damaged:
+            raise CorruptFile(f"version {name} of {self.name!r} is damaged")
         found = find_version(self._path, name)
         folder = found.root.folder(
             found, self._cache, self._mapped, self._ends
@@ -275,6 +282,43 @@ class Model:
             if self.follows and now is not None and now.follower is not None:
                 now.follower.check_gap(self._root)
 
+    def check_files(self) -> None:
+        """Reads every byte of the version that answers, once, and compares the
+        checksums. If it is damaged it answers no more, and the newest one
+        before it does, as it was exported.
+
+        Raises:
+            CorruptFile: it is damaged.
+            StorageError: it cannot be read.
+        """
+        now = self._current
+        if now is None or now.version in self._read:
+            return
+        self._read.add(now.version)
+        try:
+            for entry in now.manifest.files:
+                check_file(now.folder, entry)
+        except CorruptFile:
+            with self._lock:
+                self._leave(now)
+            raise
+
+    def _leave(self, now: ExportedModel) -> None:
+        """Has the version before a damaged one answer; if there is none, it
+        still does."""
+        self._damaged.add(now.version)
+        names = self.names()
+        before = names[: names.index(now.version)]
+        for name in reversed(before):
+            if self._current is not now:
+                return
+            with contextlib.suppress(PersiaError):
+                found = self._versions.get(name) or self._map(name)
+                now.stop_following()
+                found.stop_following()
+                self._current, self._held = found, True
+                self._versions.pop(now.version, None)
+
     def unload(self) -> None:
         """It answers no more."""
         with self._lock:
@@ -288,7 +332,7 @@ class Model:
         if self._root is None or self._pinned or self._current is None:
             return None
         name = self._root.current()
-        if name == self._current.version:
+        if name == self._current.version or name in self._damaged:
             return None
         return self.load(name)
 
@@ -345,6 +389,12 @@ class Repository:
         )
         if poll:
             self._thread.start()
+            threading.Thread(
+                target=self._compare,
+                args=(poll,),
+                name="persia-checksums",
+                daemon=True,
+            ).start()
 
     def model(self, name: str) -> Model:
         """A model by its name.
@@ -391,6 +441,12 @@ class Repository:
                     return
                 if self._look(name, model):
                     self._failed.pop(name, None)
+
+    def _compare(self, poll: float) -> None:
+        """Reads the files of versions that answer, beside all else."""
+        while not self._ends.wait(poll):
+            for name, model in self.models.items():
+                self._done(name, model.check_files)
 
     def _look(self, name: str, model: Model) -> bool:
         """Looks for a new version; whether nothing failed."""

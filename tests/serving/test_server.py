@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ from persia.serving.process import Serving, listen, serving
 from persia.serving.repository import Model, Repository
 from tests.ready import python
 from tests.serving import models
+from tests.serving.conftest import call, until
 
 pytest.importorskip("uvicorn", reason="persia[serve] is not installed")
 pytestmark = pytest.mark.slow
@@ -347,6 +349,33 @@ def test_a_damaged_version_leaves_the_one_before(
         body = body_of(raw(place, 3))
         _, answer, _ = ask(one.address, "/v2/models/m/infer", body)
         assert answer["model_version"] == "v-000001"
+
+
+def test_damage_is_found_while_it_answers(place: Path, tmp_path: Path) -> None:
+    """Rows are mapped without being read. Once they are, the version before
+    answers, and the damaged one does not again."""
+    shutil.copytree(place / "out", tmp_path / "m")
+    path = tmp_path / "m" / "v-000002" / "rows-0000.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-30] ^= 1
+    path.write_bytes(data)
+    config = ModelConfig(port=0, threads=1, poll=0.1)
+    body = body_of(raw(place, 1))
+
+    def version(at: str) -> str:
+        _, answer, _ = ask(at, "/v2/models/m/infer", body)
+        return str(answer["model_version"])
+
+    with serving(config, (str(tmp_path / "m"),)) as one:
+        until(lambda: version(one.address) == "v-000001")
+        load = "/v2/repository/models/m/load"
+        for asked in {}, {"parameters": {"version": "v-000002"}}:
+            status, _, headers = ask(one.address, load, asked)
+            assert (status, headers["persia-error"]) == (500, "CorruptFile")
+        time.sleep(0.3)
+        assert version(one.address) == "v-000001"
+        call("export", place / "ck", tmp_path / "m")
+        until(lambda: version(one.address) == "v-000003")
 
 
 def test_a_token_is_asked_for(place: Path) -> None:
