@@ -7,7 +7,9 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 /* Between two calls of persia_interrupt_poll(). */
 static const uint64_t POLL_NS = 50000000;
@@ -220,6 +222,27 @@ void persia_thread_join(pthread_t thread)
 {
     const persia_system *s = persia_system_get();
     s->join(s->ctx, thread);
+}
+
+/* As of sched_setattr(2), which not every C library has. */
+typedef struct thread_attributes {
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t runtime, deadline, period; /* runtime: ns of a turn */
+    uint32_t least, most;
+} thread_attributes;
+
+void persia_thread_prompt(void)
+{
+    enum { TURN_NS = 100000, NOT_INHERITED = 1 };
+    thread_attributes a;
+    if (syscall(SYS_sched_getattr, 0, &a, sizeof a, 0) || a.policy)
+        return; /* somebody has decided otherwise */
+    a.flags |= NOT_INHERITED;
+    a.runtime = TURN_NS;
+    (void)syscall(SYS_sched_setattr, 0, &a, 0); /* or as before */
 }
 
 /* ---- timers ---- */

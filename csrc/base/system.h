@@ -80,6 +80,9 @@ PERSIA_API void persia_turn_give(persia_turn *t);
 PERSIA_API int persia_thread_start(pthread_t *out, void *(*run)(void *ctx),
                                    void *ctx, const char *name);
 PERSIA_API void persia_thread_join(pthread_t thread);
+/* This thread needs little time, and others wait for it: where the kernel can
+ * (Linux 6.12), it runs once it is woken, also while others compute. */
+PERSIA_API void persia_thread_prompt(void);
 
 /* A thread that calls a function again and again. */
 typedef struct persia_timer {

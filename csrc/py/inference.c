@@ -74,6 +74,7 @@ static PyObject *queue_listen(PyObject *self, PyObject *args,
     queue_object *q = (queue_object *)self;
     rpc_server_config config = {.methods = &persia_infer_methods,
                                 .handler = persia_infer_handle,
+                                .prompt = 1,
                                 .ctx = q->queue};
     unsigned long long message;
     PyObject *security;

@@ -598,11 +598,22 @@ static PyObject *requests_gather(PyObject *module, PyObject *args)
     return failed ? NULL : Py_NewRef(Py_None);
 }
 
+static PyObject *requests_thread_prompt(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    persia_thread_prompt();
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef functions[] = {
     {"infer_gather", requests_gather, METH_VARARGS,
      "infer_gather(requests, first, count, out)\n--\n\nCopies some inputs of "
      "bound InferRequests, one input behind the other: [count, samples, "
      "...]."},
+    {"thread_prompt", requests_thread_prompt, METH_NOARGS,
+     "thread_prompt()\n--\n\nThis thread runs once it is woken, also while "
+     "others compute, where the kernel can."},
     {NULL, NULL, 0, NULL},
 };
 

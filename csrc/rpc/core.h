@@ -55,8 +55,10 @@ typedef struct rpc_pollers {
     grpc_completion_queue *queue;
     pthread_t *threads;
     unsigned threads_n;
+    int prompt; /* see persia_thread_prompt() */
 } rpc_pollers;
-int pollers_start(rpc_pollers *p, unsigned threads, const char *name);
+int pollers_start(rpc_pollers *p, unsigned threads, int prompt,
+                  const char *name);
 /* Nothing may be in flight on the queue any more. */
 void pollers_stop(rpc_pollers *p);
 

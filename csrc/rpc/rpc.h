@@ -213,6 +213,8 @@ typedef struct rpc_server_config {
     uint32_t calls_max;     /* requests at once; more wait */
     uint32_t connections_max; /* more are closed at once; 0: as many as the
                                  process may have files */
+    int prompt; /* the handler gives requests to other threads, which may
+                   take all processors */
     uint32_t idle_ms; /* a connection without calls is closed after this; 0:
                          after ten minutes */
     sched *s;               /* joins the pieces of large requests; outlives

@@ -41,6 +41,8 @@ static void *poller_main(void *arg)
 {
     rpc_pollers *p = arg;
     gpr_timespec never = gpr_inf_future(GPR_CLOCK_MONOTONIC);
+    if (p->prompt)
+        persia_thread_prompt();
     for (;;) {
         grpc_event e = grpc_completion_queue_next(p->queue, never, NULL);
         if (e.type == GRPC_QUEUE_SHUTDOWN)
@@ -53,9 +55,10 @@ static void *poller_main(void *arg)
     }
 }
 
-int pollers_start(rpc_pollers *p, unsigned threads, const char *name)
+int pollers_start(rpc_pollers *p, unsigned threads, int prompt,
+                  const char *name)
 {
-    *p = (rpc_pollers){0};
+    *p = (rpc_pollers){.prompt = prompt};
     p->threads = calloc(threads, sizeof *p->threads);
     if (!p->threads)
         return persia_err_set(PERSIA_ENOMEM, "out of memory: %u threads",
@@ -235,7 +238,7 @@ int runtime_enter_client(grpc_completion_queue **out)
     pthread_mutex_lock(&runtime.lock);
     int code = rpc_runtime_enter();
     if (code == PERSIA_OK && !runtime.clients) {
-        code = pollers_start(&runtime.pollers, client_threads(),
+        code = pollers_start(&runtime.pollers, client_threads(), 0,
                              "persia-rpc-cli");
         if (code != PERSIA_OK)
             rpc_runtime_leave();

@@ -651,7 +651,8 @@ static int server_open(rpc_server *s, const rpc_server_config *config,
 {
     int code = persia_rpc_gate_open(&config->security, s->methods, &s->gate);
     if (code == PERSIA_OK)
-        code = pollers_start(&s->pollers, config->threads, "persia-rpc-srv");
+        code = pollers_start(&s->pollers, config->threads, config->prompt,
+                             "persia-rpc-srv");
     if (code != PERSIA_OK)
         return code;
     s->server = server_create(config);

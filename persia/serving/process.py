@@ -106,8 +106,7 @@ class Serving:
             )
         )
         self._thread = threading.Thread(
-            target=self._uvicorn.run,
-            kwargs={"sockets": [self._socket]},
+            target=self._run_http,
             name="persia-http",
             daemon=True,
         )
@@ -150,6 +149,10 @@ class Serving:
         context.load_cert_chain(given["cert"], given["key"])
         if "ca" in given:
             context.load_verify_locations(given["ca"])
+
+    def _run_http(self) -> None:
+        _core.thread_prompt()
+        self._uvicorn.run(sockets=[self._socket])
 
     def close(self) -> None:
         """No more requests; those in flight are answered first."""

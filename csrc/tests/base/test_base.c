@@ -11,6 +11,8 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -310,6 +312,41 @@ static void test_the_sides_of_a_call_give_up_in_order(void **state)
     assert_true(persia_deadline_left(0) == 1);
 }
 
+/* As of sched_getattr(2); runtime: of a turn, 0 where the kernel has one rule
+ * for all threads. */
+struct attributes {
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t runtime, deadline, period;
+    uint32_t least, most;
+};
+
+static void *prompt_thread(void *arg)
+{
+    struct attributes *seen = arg;
+    assert_int_equal(setpriority(PRIO_PROCESS, 0, 3), 0);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(
+            syscall(SYS_sched_getattr, 0, &seen[i], sizeof seen[i], 0), 0);
+        persia_thread_prompt();
+    }
+    return NULL;
+}
+
+static void test_a_prompt_thread_has_shorter_turns(void **state)
+{
+    struct attributes seen[2];
+    pthread_t t;
+    (void)state;
+    assert_int_equal(pthread_create(&t, NULL, prompt_thread, seen), 0);
+    pthread_join(t, NULL);
+    assert_int_equal(seen[1].nice, 3);
+    assert_int_equal(seen[1].policy, seen[0].policy);
+    assert_int_equal(seen[1].runtime, seen[0].runtime ? 100000 : 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -327,6 +364,7 @@ int main(void)
         cmocka_unit_test(test_fork_is_noticed_in_the_child_only),
         cmocka_unit_test(test_clock_counts_nanoseconds),
         cmocka_unit_test(test_the_sides_of_a_call_give_up_in_order),
+        cmocka_unit_test(test_a_prompt_thread_has_shorter_turns),
         cmocka_unit_test(test_philox_known_answers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
