@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import persia
 from persia import _core, errors
+from persia.distributed import certs
 from persia.serving import calls
 from persia.serving.config import ModelConfig
 from persia.serving.measures import Measures
@@ -239,6 +240,46 @@ def test_a_token_is_asked_for(place: Path) -> None:
         assert code_of(call) == "UNAUTHENTICATED"
         good = {"authorization": "Bearer secret"}
         client.infer("clicks", inputs, headers=good)
+
+
+def test_tls_and_a_token(place: Path, tmp_path: Path) -> None:
+    """A stock client with the authority's certificate gets an answer; one
+    without, or without the token, gets none."""
+    certs.write_certificates(tmp_path, ["localhost"])
+    config = ModelConfig(
+        port=0,
+        grpc_port=0,
+        threads=1,
+        token="secret",
+        tls_cert=tmp_path / "server.pem",
+        tls_key=tmp_path / "server-key.pem",
+        poll=0,
+    )
+    inputs = inputs_of(raw(place, 2))
+    good = {"authorization": "Bearer secret"}
+    with serving(config, (f"clicks={place / 'out'}",)) as one:
+        assert one.grpc_address is not None
+        at = one.grpc_address.replace("127.0.0.1", "localhost")
+        ca = str(tmp_path / "ca.pem")
+        with triton.InferenceServerClient(
+            at, ssl=True, root_certificates=ca
+        ) as client:
+            found = client.infer("clicks", inputs, headers=good)
+            assert found.as_numpy("score").shape == (2,)
+            infer = functools.partial(client.infer, "clicks", inputs)
+            assert code_of(infer) == "UNAUTHENTICATED"
+        with triton.InferenceServerClient(at) as plain:
+            infer = functools.partial(plain.infer, "clicks", inputs)
+            assert code_of(infer) == "UNAVAILABLE"
+        certs.write_certificates(tmp_path / "other", ["localhost"])
+        ca = str(tmp_path / "other" / "ca.pem")
+        with triton.InferenceServerClient(
+            at, ssl=True, root_certificates=ca
+        ) as foreign:
+            call = functools.partial(
+                foreign.infer, "clicks", inputs, headers=good
+            )
+            assert code_of(call) == "UNAVAILABLE"
 
 
 def test_the_end_answers_what_is_in_hand(single: Any) -> None:
