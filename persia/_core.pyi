@@ -694,6 +694,7 @@ class InferQueue:
         calls: int,
         connections: int,
         message_limit: int,
+        shared: bool,
         security: dict[str, Any],
     ) -> int: ...
     def health(self, serving: bool, /) -> None: ...

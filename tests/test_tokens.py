@@ -100,6 +100,7 @@ def ways() -> Iterator[dict[str, grpc.Channel]]:
             calls=16,
             connections=16,
             message_limit=1 << 20,
+            shared=False,
             security=security,
         )
 

@@ -70,7 +70,8 @@ static PyObject *queue_listen(PyObject *self, PyObject *args,
                               PyObject *kwargs)
 {
     static char *words[] = {"address",     "threads",       "calls",
-                            "connections", "message_limit", "security", NULL};
+                            "connections", "message_limit", "shared",
+                            "security",    NULL};
     queue_object *q = (queue_object *)self;
     rpc_server_config config = {.methods = &persia_infer_methods,
                                 .handler = persia_infer_handle,
@@ -78,11 +79,11 @@ static PyObject *queue_listen(PyObject *self, PyObject *args,
                                 .ctx = q->queue};
     unsigned long long message;
     PyObject *security;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sIIIKO", words,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sIIIKpO", words,
                                      &config.address, &config.threads,
                                      &config.calls_max,
                                      &config.connections_max, &message,
-                                     &security) ||
+                                     &config.shared, &security) ||
         py_security(security, &config.security))
         return NULL;
     if (q->rpc) {
@@ -205,8 +206,9 @@ static PyObject *queue_waiting(PyObject *self, void *unused)
 static PyMethodDef queue_methods[] = {
     {"listen", (PyCFunction)(void (*)(void))queue_listen,
      METH_VARARGS | METH_KEYWORDS,
-     "listen(address, threads, calls, connections, message_limit, security)\n"
-     "--\n\nTakes calls of inference.GRPCInferenceService; its port."},
+     "listen(address, threads, calls, connections, message_limit, shared, "
+     "security)\n--\n\nTakes calls of inference.GRPCInferenceService; its "
+     "port."},
     {"health", queue_health, METH_O,
      "health(serving)\n--\n\nWhat grpc.health.v1.Health says."},
     {"denied", queue_denied, METH_NOARGS,

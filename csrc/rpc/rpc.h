@@ -215,6 +215,7 @@ typedef struct rpc_server_config {
                                  process may have files */
     int prompt; /* the handler gives requests to other threads, which may
                    take all processors */
+    int shared; /* other processes that say so, too, have the same port */
     uint32_t idle_ms; /* a connection without calls is closed after this; 0:
                          after ten minutes */
     sched *s;               /* joins the pieces of large requests; outlives

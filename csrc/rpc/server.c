@@ -551,7 +551,7 @@ static grpc_server *server_create(const rpc_server_config *config)
     rpc_args a = {.n = 0};
     args_messages(&a, config->message_limit);
     core_server_args(&a);
-    args_integer(&a, GRPC_ARG_ALLOW_REUSEPORT, 0);
+    args_integer(&a, GRPC_ARG_ALLOW_REUSEPORT, config->shared != 0);
     args_integer(&a, GRPC_ARG_MAX_CONCURRENT_STREAMS,
                  config->calls_max > INT_MAX ? INT_MAX
                                              : (int)config->calls_max);

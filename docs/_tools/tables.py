@@ -66,6 +66,8 @@ VARIABLES = {
     "PERSIA_LOG_FORMAT": "how they write lines, as with `--log-format`",
     "PERSIA_AUDIT_LOG": "file to which they append who changed what, as with "
     "`--audit-log`",
+    "PERSIA_SERVING_PROCESS": "set by `persia serve model --processes`, for "
+    "the processes that it starts",
     "PERSIA_DEBUG": "`1`: the command shows tracebacks, as with `--debug`",
 }
 

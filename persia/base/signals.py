@@ -217,15 +217,23 @@ class Signals(Ending):
         """From now on a signal ends :meth:`serve`."""
         self.first = _nothing
 
-    def serve(self, line: str, undone: str) -> None:
+    def serve(
+        self,
+        line: str,
+        undone: str,
+        tell: Callable[[Signals], None] | None = None,
+    ) -> None:
         """The process serves, until the first signal.
 
         Args:
             line: what is served, and where.
             undone: what is not done if the grace is over.
+            tell: is called when that was said.
         """
         self.health.serves()
         say(line)
+        if tell is not None:
+            tell(self)
         self.wait()
         self.health.ends()
         self.what = undone

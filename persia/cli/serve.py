@@ -37,7 +37,7 @@ _PANELS = {  # the first option of each group
 }
 _MODEL_PANELS = {
     "host": "Where it listens",
-    "threads": "Batches",
+    "processes": "Batches",
     "request_samples": "Limits",
     "versions": "Versions",
     "metrics_port": "Metrics",
@@ -110,19 +110,20 @@ def model(
 
     persia serve model s3://bucket/models/clicks --cache /var/cache/models
     """
-    from persia.serving.folder import find_version
-    from persia.serving.process import serve_model
-    from persia.serving.repository import named_paths
+    from persia.serving.processes import serve_models
 
     config = validated(ModelConfig, flags)
     begin({"exports": exports} | config.model_dump())
     config.security()  # its files can be read
     if dry_run:
+        from persia.serving.folder import find_version
+        from persia.serving.repository import named_paths
+
         for name, path in named_paths(tuple(exports)).items():
             version = find_version(path).manifest.name
             would(f"serve {name}, version {version}")
         return
-    serve_model(config, tuple(exports))
+    serve_models(config, tuple(exports))
 
 
 @commands.command()

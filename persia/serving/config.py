@@ -9,6 +9,8 @@ from pydantic import Field
 
 from persia.distributed.serving import Guarded
 
+INSECURE = "`insecure`: anyone who reaches this port may ask"
+
 
 class ModelConfig(Guarded):
     """The options of ``persia serve model``; their names are those of the
@@ -23,11 +25,20 @@ class ModelConfig(Guarded):
         le=65535,
         description="Port of gRPC (inference.GRPCInferenceService); 0: any.",
     )
+    processes: int = Field(
+        1,
+        ge=1,
+        le=256,
+        description="Processes that serve the same ports. Rows are in memory "
+        "once; process i has its metrics at `metrics_port` + i. Other limits "
+        "are of each process.",
+    )
     threads: int | None = Field(
         None,
         ge=1,
         le=1024,
-        description="Threads that compute (default: one a core).",
+        description="Threads that compute (default: one a core, of all "
+        "processes together).",
     )
     batch_samples: int = Field(
         1024,

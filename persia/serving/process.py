@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from persia.distributed.serving import page_of
 from persia.errors import InvalidArgument, StorageError, Unavailable
 from persia.serving.batcher import Batcher
 from persia.serving.calls import Calls
-from persia.serving.config import ModelConfig
+from persia.serving.config import INSECURE, ModelConfig
 from persia.serving.measures import Measures
 from persia.serving.repository import Repository, named_paths
 from persia.serving.service import Service
@@ -61,11 +62,11 @@ class Serving:
         )
         for name, model in self.repository.models.items():
             self.measures.watch_model(name, model)
-        self._service = Service(self.repository)
+        self._service = Service(self.repository, config.processes > 1)
         self._batcher = Batcher(
             self.repository.find,
             self.measures,
-            threads=config.threads or max(1, int(processors())),
+            threads=config.threads or executors(config.processes),
             batch=config.batch_samples,
             queue=config.queue_samples,
             limit=config.request_samples,
@@ -89,7 +90,9 @@ class Serving:
             timeout=config.timeout,
             gate=self._gate,
         )
-        self._socket = listen(config.host, config.port)
+        self._socket = listen(
+            config.host, config.port, shared=config.processes > 1
+        )
         host = f"[{config.host}]" if ":" in config.host else config.host
         self.address = f"{host}:{self._socket.getsockname()[1]}"
         self._grace = max(1.0, config.grace * 0.8)
@@ -120,6 +123,7 @@ class Serving:
                 calls=_CALLS,
                 connections=config.connections,
                 message_limit=config.body_limit,
+                shared=config.processes > 1,
                 security=arguments,
             )
             self.grpc_address = f"{host}:{port}"
@@ -180,12 +184,19 @@ def _uvicorn() -> Any:
     return uvicorn
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, shared: bool = False) -> socket.socket:
+    """A socket that listens; shared: others that say so, too, have the same
+    port.
+
+    Raises:
+        StorageError: it cannot.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Without the protocol asyncio sets no TCP_NODELAY.
     found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
         found.bind((host, port))
         found.listen(2048)
     except OSError as error:
@@ -222,8 +233,18 @@ def serving(config: ModelConfig, models: tuple[str, ...]) -> Iterator[Serving]:
         one.close()
 
 
-def serve_model(config: ModelConfig, models: tuple[str, ...]) -> None:
-    """Serves until SIGTERM or SIGINT; a second one ends it at once."""
+def serve_model(
+    config: ModelConfig,
+    models: tuple[str, ...],
+    tell: Callable[[Signals], None] | None = None,
+) -> None:
+    """Serves until SIGTERM or SIGINT; a second one ends it at once.
+
+    Args:
+        config: of the process.
+        models: ``PATH`` or ``NAME=PATH`` of exports, folders or URLs.
+        tell: of one of several processes: is called once it serves.
+    """
     if not models:
         raise InvalidArgument("no model is given")
     with Signals(config.grace) as signals:
@@ -232,21 +253,27 @@ def serve_model(config: ModelConfig, models: tuple[str, ...]) -> None:
         if page is not None:
             page.add(one.measures)
         signals.keep()
-        _run(one, config, signals)
+        renewal.at_hangup()
+        one.start()
+        line = f"process {os.getpid()} serves"
+        if tell is None:
+            _say_all(one, config)
+            count = len(one.repository.models)
+            line = f"serving {count} models on {one.address}"
+        signals.serve(line, "requests in flight were not answered", tell)
+        one.close()
+        say("all requests were answered")
 
 
-def _run(one: Serving, config: ModelConfig, signals: Signals) -> None:
+def executors(processes: int) -> int:
+    """Threads that compute in each of so many processes: one a core in all."""
+    return max(1, int(processors()) // processes)
+
+
+def _say_all(one: Serving, config: ModelConfig) -> None:
     if config.insecure:
-        say("`insecure`: anyone who reaches this port may ask", "warning")
-    renewal.at_hangup()
-    one.start()
+        say(INSECURE, "warning")
     for name, model in one.repository.models.items():
         say(f"model {name}: version {model.current.version} answers")
     if one.grpc_address is not None:
         say(f"gRPC on {one.grpc_address}")
-    signals.serve(
-        f"serving {len(one.repository.models)} models on {one.address}",
-        "requests in flight were not answered",
-    )
-    one.close()
-    say("all requests were answered")

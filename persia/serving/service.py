@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from persia.base.version import __version__
+from persia.errors import InvalidArgument
 from persia.serving.form import TensorForm
 from persia.serving.inputs import inputs_of, outputs_of
 from persia.serving.repository import Repository
@@ -17,13 +18,19 @@ PLATFORM = "persia_export"
 class Service:
     """The questions of the protocol, as dicts of its names.
 
+    Args:
+        repository: the models.
+        shared: whether other processes have the same models and port. Then
+            no request chooses versions: it reaches one process alone.
+
     Attributes:
         repository: the models.
         ready: whether new requests are welcome.
     """
 
-    def __init__(self, repository: Repository) -> None:
+    def __init__(self, repository: Repository, shared: bool = False) -> None:
         self.repository = repository
+        self._shared = shared
         self.ready = True
 
     @property
@@ -71,12 +78,29 @@ class Service:
         return out
 
     def load(self, name: str, version: str | None) -> None:
-        """Makes a version the one that answers; None: the current one."""
+        """Makes a version the one that answers; None: the current one.
+
+        Raises:
+            InvalidArgument: there are several processes.
+        """
+        self._check_alone()
         self.repository.model(name).load(version, version is not None)
 
     def unload(self, name: str) -> None:
-        """A model answers no more."""
+        """A model answers no more.
+
+        Raises:
+            InvalidArgument: there are several processes.
+        """
+        self._check_alone()
         self.repository.model(name).unload()
+
+    def _check_alone(self) -> None:
+        if self._shared:
+            raise InvalidArgument(
+                "several processes serve this port, and a request reaches one "
+                "of them: choose a version for all by `persia model use`"
+            )
 
 
 def _about(one: TensorForm) -> dict[str, Any]:

@@ -327,6 +327,7 @@ def listening() -> Iterator[tuple[Any, str]]:
         calls=16,
         connections=16,
         message_limit=1 << 20,
+        shared=False,
         security={},
     )
     try:
