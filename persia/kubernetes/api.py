@@ -47,10 +47,14 @@ class Api:
         self, url: str, timeout: float = 5.0, account: Path | None = None
     ) -> None:
         parts = urllib.parse.urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError:
+            raise InvalidArgument(f"`api`: no port in {url}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidArgument(f"`api={url}`: need a URL of http or https")
+            raise InvalidArgument(f"`api`: {url} is no URL of http or https")
         self._tls = parts.scheme == "https"
-        self._host, self._port = parts.hostname, parts.port
+        self._host, self._port = parts.hostname, port
         self._base = parts.path.rstrip("/")
         self._timeout, self._account = timeout, account
 
@@ -66,7 +70,7 @@ class Api:
         if host is None:
             raise InvalidArgument(
                 "this process is no pod of a cluster: give `api`, such as "
-                "that of kubectl proxy, `api=http://127.0.0.1:8001`"
+                "http://127.0.0.1:8001 of kubectl proxy"
             )
         host = f"[{host}]" if ":" in host else host
         return cls(f"https://{host}:{port or 443}", timeout, ACCOUNT)

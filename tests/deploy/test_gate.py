@@ -522,6 +522,12 @@ def test_another_role_is_not_enough() -> None:
             assert job.count == 2
 
 
+@pytest.mark.parametrize("url", ["ftp://a", "http://", "http://a:port"])
+def test_an_api_server_has_a_url(url: str) -> None:
+    with pytest.raises(InvalidArgument):
+        Api(url)
+
+
 def test_a_pod_asks_with_its_account(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
