@@ -196,9 +196,10 @@ def why_no_batch(
         return "embedding workers know of no data loader: start persia feed"
     return (
         f"embedding workers have {found['queued']:,} batches, and "
-        f"{found['leased']:,} are at trainers; data loaders send nothing that "
-        "servers have under the name of their job, and a trainer takes the "
-        "batches of one job: see `job`"
+        f"{found['leased']:,} are at trainers; data loaders send as many "
+        "epochs as they were given, and nothing that servers have under the "
+        "name of their job; a trainer takes the batches of one job: see "
+        "`epochs` and `job`"
     )
 
 
