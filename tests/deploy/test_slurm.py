@@ -88,13 +88,16 @@ def test_it_is_a_script() -> None:
 
 
 class Slurm:
-    """The script as a job of stand-ins, in a folder."""
+    """The script as a job of stand-ins, in a folder; idle: Persia's commands
+    only wait, and trainers save nothing."""
 
-    def __init__(self, folder: Path, samples: int) -> None:
+    def __init__(self, folder: Path, samples: int, idle: bool = False) -> None:
         self.folder = folder
         programs = folder / "bin"
         programs.mkdir(exist_ok=True)
         persia = f'#!/bin/sh\nexec {sys.executable} -m persia "$@"\n'
+        if idle:
+            persia = "#!/bin/sh\nexec sleep 100\n"
         (folder / "steps").mkdir(exist_ok=True)
         for name, text in (
             ("srun", SRUN.format(python=sys.executable, tasks=TASKS)),
@@ -107,6 +110,8 @@ class Slurm:
             (programs / name).chmod(0o755)
         path = f"{programs}:{os.environ['PATH']}"
         job_env = JOB_ENV.format(samples=samples, folder=folder)
+        if idle:
+            job_env = re.sub("PERSIA_TRAIN_SAVE.*\n", "", job_env)
         (folder / "job.env").write_text(job_env)
         self.process = subprocess.Popen(
             ["bash", str(SCRIPT)],
@@ -167,6 +172,19 @@ def test_a_job_whose_time_is_over_is_queued_again(tmp_path: Path) -> None:
     assert "requeue" in (tmp_path / "scontrol").read_text()
     status, output = Slurm(tmp_path, 4000).ended()
     assert "continues from" in output, output
+
+
+def test_a_job_that_saves_nothing_is_not_queued_again(tmp_path: Path) -> None:
+    """It would begin from the start, each time."""
+    job = Slurm(tmp_path, 0, idle=True)
+    try:
+        steps = tmp_path / "steps"
+        wait_until(lambda: len(list(steps.glob("*"))) == len(TASKS), 60)
+        job.process.send_signal(signal.SIGTERM)
+        _, output = job.ended()
+    finally:
+        job.kill()
+    assert not (tmp_path / "scontrol").exists(), output
 
 
 @pytest.mark.skipif(not slurm.installed(), reason="no Slurm, or not root")
