@@ -258,8 +258,7 @@ class Elastic:
         last = life = -1
         while life < last + _GAP:
             life += 1
-            ledgers = self._ledgers(self._stream(life, 0))
-            if any(one.watermark or any(one.window) for one in ledgers):
+            if _has_any(self._ledgers(self._stream(life, 0))):
                 last = life
         return last
 
@@ -507,6 +506,51 @@ class Elastic:
         until = time.monotonic() + _SKEW
         while not self._signalled and time.monotonic() < until:
             time.sleep(0.05)
+
+
+def trained_before(store: Store) -> bool:
+    """Whether torchrun may have started this job before, which has trained
+    since; without data loaders, which have updates of their own."""
+    # It counts no restart where a machine joins.
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0"):
+        return True
+    engine = engine_of(store)
+    named = has_name(engine.arguments.settings)
+    if not named or "TORCHELASTIC_RUN_ID" not in os.environ:
+        return False
+    there = engine.connection
+    return _has_any(rows_of(there).ledgers(there.stream(there.run, 0)))
+
+
+def check_begin(rows: int, trained: bool, rank: int) -> None:
+    """A life that torchrun starts again does not begin again on rows that
+    the one before has trained.
+
+    Args:
+        rows: that servers have.
+        trained: see :func:`trained_before`.
+
+    Raises:
+        StorageError: it would.
+    """
+    if trained:
+        raise errors.StorageError(
+            f"servers hold {rows:,} rows, which this job may have trained "
+            "before torchrun started it again, and there is no checkpoint to "
+            "return to: start on servers without rows, and give `save` and "
+            "`resume=auto`, which saves before the first step, or "
+            "`dense_every`. Another training needs a name of its own (rdzv-id)"
+        )
+    if os.environ.get("TORCHELASTIC_RUN_ID") == "none" and rank == 0:
+        warn(
+            f"servers hold {rows:,} rows, and the dense part is a new one. If "
+            "machines join or leave, this job may have trained them: give "
+            "torchrun a name for it (rdzv-id)"
+        )
+
+
+def _has_any(ledgers: Sequence[Numbers]) -> bool:
+    return any(one.watermark or any(one.window) for one in ledgers)
 
 
 class _WithoutRows:

@@ -31,7 +31,12 @@ from persia.store.engine import engine_of
 from persia.train import position
 from persia.train.best import METRICS, Best
 from persia.train.config import TrainConfig, resolve
-from persia.train.elastic import Continued, Elastic
+from persia.train.elastic import (
+    Continued,
+    Elastic,
+    check_begin,
+    trained_before,
+)
 from persia.train.extra import Extra
 from persia.train.logs import CSVLog, Log, TensorBoardLog, health
 from persia.train.model import (
@@ -140,6 +145,7 @@ class Run:
         self.model = model.to(device)
         # Of earlier jobs; asked before any rank may train.
         self._found = self._rows() if self.store.remote else 0
+        self._again = self.outlived and trained_before(self.store)
         if self.ranks > 1:
             self.model = DistributedDataParallel(self.model)
         adam = torch.optim.Adam
@@ -209,7 +215,7 @@ class Run:
         if resume is not None:
             self._load(resume)
         elif self._found and self.outlived:
-            self._check_first_life()
+            check_begin(self._found, self._again, self.rank)
         if elastic is not None:
             elastic.restart()
         return None
@@ -252,18 +258,6 @@ class Run:
             )
         )
 
-    def _check_first_life(self) -> None:
-        """A life that torchrun starts again does not begin again on rows that
-        the one before has trained."""
-        if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") in ("", "0"):
-            return
-        raise errors.StorageError(
-            f"torchrun started this run again: servers hold {self._found:,} "
-            "rows, which the life before may have trained, and there is no "
-            "checkpoint to return to: give `save` and `resume=auto`, which "
-            "saves before the first step, and start on servers without rows"
-        )
-
     @property
     def finished(self) -> bool:
         """Whether all epochs are done."""
@@ -296,7 +290,7 @@ class Run:
             text += f"; {epochs} done, nothing left to train (see `epochs`)"
         elif at.epoch or at.batch:
             text += f"; from epoch {at.epoch + 1}, batch {at.batch}"
-        if self._found and self._resumed is None:
+        if self._found and self._resumed is None and self.continued is None:
             text += f"; the servers hold {self._found:,} rows already"
         return text
 

@@ -403,6 +403,26 @@ def test_a_life_does_not_begin_anew_on_rows_of_the_one_before(
     assert found[0] == found[1]
 
 
+def test_a_job_does_not_begin_again_on_its_own_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where a machine joins, torchrun starts all ranks again, and counts no
+    restart."""
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    with contextlib.closing(Servers(1)) as servers:
+        monkeypatch.setenv("PERSIA_SERVERS", servers.text)
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "clicks")
+        run(*TINY)
+        with pytest.raises(errors.StorageError):
+            run(*TINY)
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "other")
+        run(*TINY)
+        # torchrun was given no name.
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+        with pytest.warns(UserWarning, match="rdzv-id"):
+            run(*TINY)
+
+
 def checkpoint_of(root: Path) -> Any:
     from persia.checkpoint import files
 
