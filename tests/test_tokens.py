@@ -22,7 +22,7 @@ import persia
 from persia import _core, errors
 from persia.cli.app import app
 from persia.distributed import tokens
-from persia.distributed.renewal import Renewal, renewal
+from persia.distributed.renewal import LOOK_S, Renewal, renewal
 from persia.distributed.security import Security
 from tests.protobuf import stubs
 from tests.remote import Servers
@@ -441,7 +441,10 @@ def run(*words: object) -> str:
     return result.output
 
 
-def test_a_token_is_made_and_rotated(tmp_path: Path) -> None:
+def test_a_token_is_made_and_rotated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "TAKEN_S", 0.0)
     path, to = tmp_path / "tokens", tmp_path / "trainer.token"
     first = run("add", path, "trainer", "--roles", "train,admin").strip()
     assert path.stat().st_mode & 0o777 == 0o600
@@ -473,6 +476,64 @@ def test_a_token_is_made_and_rotated(tmp_path: Path) -> None:
         for token in (first, to.read_text().strip()):
             status = ask(channel, f"{PS}/Stats", token)
             assert status == grpc.StatusCode.OK
+
+
+def test_a_client_gets_its_token_when_servers_know_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, to = tmp_path / "tokens", tmp_path / "a.token"
+    tokens.add(path, "a", ["train"], to=to)
+    first, waited = to.read_text(), []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        assert len(tokens.read_lines(path)) == 2
+        assert to.read_text() == first
+
+    monkeypatch.setattr(tokens.time, "sleep", sleep)
+    second = tokens.rotate(path, "a", 2, None, to)
+    assert to.read_text().strip() == second != first.strip()
+    assert waited and waited[0] > LOOK_S
+
+
+def test_a_token_that_no_client_gets_changes_nothing(tmp_path: Path) -> None:
+    path, to = tmp_path / "tokens", tmp_path / "none" / "a.token"
+    tokens.add(path, "a", ["train"])
+    before = path.read_text()
+    for word in ("add", "rotate"):
+        roles = ["--roles", "read"] if word == "add" else []
+        words = ["tokens", word, path, "a", *roles, "--out", to]
+        done = CliRunner().invoke(app, list(map(str, words)))
+        assert done.exit_code == 1, done.output
+        assert path.read_text() == before
+    with pytest.raises(errors.InvalidArgument):
+        tokens.add(path, "b", ["read"], to=path)
+    assert path.read_text() == before
+
+
+def test_changes_at_once_are_all_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tokens"
+    tokens.add(path, "first", ["read"])
+    write, both = tokens._write, threading.Barrier(2)
+
+    def slow(path: Path, lines: list[tokens.Line]) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.5)  # the other one has read the file, too
+        write(path, lines)
+
+    monkeypatch.setattr(tokens, "_write", slow)
+    threads = [
+        threading.Thread(target=tokens.add, args=(path, name, ["read"]))
+        for name in ("a", "b")
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    names = {one.name for one in tokens.read_lines(path)}
+    assert names == {"first", "a", "b"}
 
 
 def test_what_is_over_goes_with_the_next_rotation(tmp_path: Path) -> None:

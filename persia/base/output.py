@@ -32,6 +32,7 @@ def new_file(
     path: AnyPath,
     *,
     inputs: Iterable[AnyPath] = (),
+    mode: int | None = None,
 ) -> Iterator[IO[str]]:
     """A text file in UTF-8 that gets its name when the block ends well.
 
@@ -41,6 +42,7 @@ def new_file(
     Args:
         path: its name; the folder is there.
         inputs: files of this machine that are read; it must be none of them.
+        mode: its permissions; None: those of the file that it replaces.
 
     Raises:
         InvalidArgument: it is an input, or a URL.
@@ -60,8 +62,8 @@ def new_file(
             _check_file(path, there, inputs)
         hidden = _hidden(target)
         try:
-            with _created(hidden, 0o666) as file:
-                if there is not None:
+            with _created(hidden, 0o666 if mode is None else mode) as file:
+                if there is not None and mode is None:
                     os.fchmod(file.fileno(), stat.S_IMODE(there.st_mode))
                 yield file
                 file.flush()

@@ -78,7 +78,7 @@ def add(
 
     limits = {"tables": tables, "rate": rate, "calls": calls}
     options = [f"{key}={value}" for key, value in limits.items() if value]
-    token = tokens.add(file, name, roles.split(","), until, options)
+    token = tokens.add(file, name, roles.split(","), until, options, to)
     _give(token, to, json)
 
 
@@ -98,13 +98,14 @@ def rotate(
 ) -> None:
     """Make a new token of a name; the old one is valid for some days.
 
-    Servers see the file within ten seconds, or at SIGHUP.
+    Servers see their file within ten seconds, or at SIGHUP. So --out changes
+    15 seconds later.
 
     persia tokens rotate tokens trainer --days 2 --out trainer.token
     """
     from persia.distributed import tokens
 
-    _give(tokens.rotate(file, name, days, until), to, json)
+    _give(tokens.rotate(file, name, days, until, to), to, json)
 
 
 @commands.command()
@@ -143,10 +144,6 @@ def ls(file: _File, json: Json = False) -> None:
 
 
 def _give(token: str, to: Path | None, json: bool) -> None:
-    from persia.distributed import tokens
-
-    if to is not None:
-        tokens.keep(to, token)
     if json:
         print_json({"file": str(to)} if to else {"token": token})
     elif to is None:

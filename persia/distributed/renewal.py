@@ -21,7 +21,7 @@ from persia.base.logs import audit, say
 if TYPE_CHECKING:
     from persia.distributed.security import Origin, Security
 
-_LOOK = 10.0  # seconds
+LOOK_S = 10.0
 _numbers = itertools.count(1)  # of sources, which the core keeps
 
 #: What :func:`seen` finds of a file.
@@ -129,7 +129,7 @@ class Renewal:
 
     def _run(self) -> None:
         while True:
-            self._wake.wait(_LOOK)
+            self._wake.wait(LOOK_S)
             self._wake.clear()
             self.look()
 

@@ -10,17 +10,24 @@ while the old one still is.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
+import fcntl
 import hashlib
+import os
 import secrets
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from persia import _core
-from persia.base.output import new_file, new_files
+from persia.base.logs import say
+from persia.base.output import new_file
 from persia.errors import InvalidArgument, StorageError
 
+#: Seconds until servers have looked at a file that has changed.
+TAKEN_S = 15.0
 _HEAD = "# ROLES NAME TOKEN [LAST DAY] [tables=] [rate=] [calls=]"
 
 
@@ -98,20 +105,40 @@ def add(
     roles: Sequence[str],
     last_day: str | None = None,
     options: Sequence[str] = (),
+    to: Path | None = None,
 ) -> str:
     """Adds a line to a file, which is made if it is not there.
 
+    Args:
+        path: of the file.
+        name: whose token.
+        roles: what it is for.
+        last_day: of the token; None: it has none.
+        options: limits.
+        to: a file for the token, which its owner alone can read.
+
     Returns:
-        The token: it is in no file yet.
+        The token.
+
+    Raises:
+        InvalidArgument: a name, role or limit is malformed.
+        StorageError: a file cannot be written; then neither has changed.
     """
-    before = read_lines(path) if path.exists() else []
     token = secrets.token_hex(32)
     line = Line(tuple(roles), name, _digest(token), tuple(options))
-    _write(path, [*before, line.until(last_day)])
+    with _client(path, to, token), _alone(path):
+        before = read_lines(path) if path.exists() else []
+        _write(path, [*before, line.until(last_day)])
     return token
 
 
-def rotate(path: Path, name: str, days: int, last_day: str | None) -> str:
+def rotate(
+    path: Path,
+    name: str,
+    days: int,
+    last_day: str | None,
+    to: Path | None = None,
+) -> str:
     """Gives a name a new token; its others are valid for some days more.
 
     Args:
@@ -119,13 +146,30 @@ def rotate(path: Path, name: str, days: int, last_day: str | None) -> str:
         name: whose token.
         days: for which the old ones are valid, today included.
         last_day: of the new one; None: it has none.
+        to: a file for the new one, as of :func:`add`. It is written
+            :data:`TAKEN_S` later: a client that reads it earlier would show
+            a token that servers do not know yet.
 
     Returns:
-        The token: it is in no file yet.
+        The token.
 
     Raises:
         InvalidArgument: the file has no such name.
+        StorageError: a file cannot be written; then neither has changed.
     """
+    token = secrets.token_hex(32)
+    with _client(path, to, token):
+        with _alone(path):
+            _replace(path, name, days, last_day, _digest(token))
+        if to is not None:
+            say(f"{to} changes in {TAKEN_S:g} s, after {path}", aside=True)
+            time.sleep(TAKEN_S)
+    return token
+
+
+def _replace(
+    path: Path, name: str, days: int, last_day: str | None, digest: str
+) -> None:
     before = read_lines(path)
     last = next((one for one in before[::-1] if one.name == name), None)
     if last is None:
@@ -135,20 +179,40 @@ def rotate(path: Path, name: str, days: int, last_day: str | None) -> str:
         )
     today = datetime.datetime.now(datetime.UTC).date()
     end = str(today + datetime.timedelta(days=days - 1))
-    token = secrets.token_hex(32)
-    new = dataclasses.replace(last, secret=_digest(token)).until(last_day)
+    new = dataclasses.replace(last, secret=digest).until(last_day)
     kept = [
         one.until(min(one.last_day or end, end)) if one.name == name else one
         for one in before
         if one.name != name or not _is_over(one, today)
     ]
     _write(path, [*kept, new])
-    return token
 
 
-def keep(path: Path, token: str) -> None:
-    """Writes a token into a file of its own, for a client."""
-    new_files([(path, token + "\n", 0o600)])
+@contextlib.contextmanager
+def _client(path: Path, to: Path | None, token: str) -> Iterator[None]:
+    """The file of a client: it changes if the block ends well."""
+    if to is None:
+        yield
+        return
+    with new_file(to, inputs=[path], mode=0o600) as file:
+        file.write(token + "\n")
+        file.flush()
+        yield
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One change of a file at a time: none is lost."""
+    try:
+        folder = os.open(Path(os.path.realpath(path)).parent, os.O_RDONLY)
+    except OSError as error:
+        raise StorageError(f"tokens: {path}: {error}") from None
+    try:
+        with contextlib.suppress(OSError):  # storage that locks no folders
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def _digest(token: str) -> str:
@@ -162,9 +226,5 @@ def _is_over(line: Line, today: datetime.date) -> bool:
 def _write(path: Path, lines: Sequence[Line]) -> None:
     text = "\n".join([_HEAD, *map(str, lines), ""])
     lines_of(text)
-    mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
-    if path.exists():
-        with new_file(path) as file:
-            file.write(text)
-        return
-    new_files([(path, text, mode)])
+    with new_file(path, mode=None if path.exists() else 0o600) as file:
+        file.write(text)
