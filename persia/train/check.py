@@ -19,6 +19,7 @@ from persia.train.sources import (
     no_sample,
     open_data,
 )
+from persia.train.trials import check_export, trial_to_publish
 
 
 def check_run(config: TrainConfig, resume: str | None, overwrite: bool) -> str:
@@ -54,6 +55,10 @@ def check_run(config: TrainConfig, resume: str | None, overwrite: bool) -> str:
         )
         with torch.no_grad():
             model(batch.dense, batch.ids)
+        if config.export_to is not None:
+            check_export(config, train, model)
+        if config.publish_to is not None:
+            trial_to_publish(config, train, model)
     text = (
         f"{config.model} of dim {config.dim} on {config.data}: "
         f"{len(train.keys)} id features, {train.dense_features} dense"

@@ -132,10 +132,10 @@ class Run:
         tasks = self.train.tasks
         model = make_model(config, self.store, keys, dense, tasks)
         if config.export_to is not None:  # it would fail after the training
-            check_export(self, model)
+            check_export(config, self.train, model)
         self._trial: Trial | None = None
         if config.publish_to is not None:
-            self._trial = trial_to_publish(self, model)
+            self._trial = trial_to_publish(config, self.train, model)
         ahead = True
         if config.threads is None:
             torch.set_num_threads(threads_of(model, config.batch_size))

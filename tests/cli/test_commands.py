@@ -435,6 +435,14 @@ def test_a_dry_run_changes_nothing(folder: Path, tmp_path: Path) -> None:
             ("--eval-data", folder / "s.yaml"),
         ),
         (
+            ("train", log, *schema, "--publish-to", tmp_path / "v"),
+            ("--publish-to", log),
+        ),
+        (
+            ("train", log, *schema, "--save", tmp_path / "a"),
+            ("--export-to", tmp_path / "a"),
+        ),
+        (
             ("predict", root, log, "--out", tmp_path / "p"),
             ("--columns", "none"),
         ),
