@@ -302,6 +302,10 @@ class Model:
             with self._lock:
                 self._leave(now)
             raise
+        except OSError as error:
+            if now.folder.exists():
+                raise StorageError(f"{now.folder}: {error}") from None
+            # It was removed, as there are newer ones.
 
     def _leave(self, now: ExportedModel) -> None:
         """Has the version before a damaged one answer; if there is none, it

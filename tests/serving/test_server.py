@@ -378,6 +378,23 @@ def test_damage_is_found_while_it_answers(place: Path, tmp_path: Path) -> None:
         until(lambda: version(one.address) == "v-000003")
 
 
+def test_a_version_that_is_removed_is_not_compared(
+    place: Path, tmp_path: Path
+) -> None:
+    """A training removes old versions beside the comparison."""
+    root = tmp_path / "m"
+    shutil.copytree(place / "out", root)
+    first, second = Model("m", str(root), 2), Model("m", str(root), 2)
+    for model in (first, second):
+        model.load()
+    (root / "v-000002" / "rows-0000.safetensors").unlink()
+    with pytest.raises(errors.StorageError):
+        first.check_files()
+    shutil.rmtree(root / "v-000002")
+    second.check_files()
+    assert second.current.version == "v-000002"
+
+
 def test_a_token_is_asked_for(place: Path) -> None:
     config = ModelConfig(port=0, threads=1, token="secret", poll=0)
     with serving(config, (f"clicks={place / 'out'}",)) as one:
