@@ -209,6 +209,7 @@ def command(
 
     persia launch --ps 2 --embedding-workers 1 --loaders 1 -- persia train
     """
+    from persia.distributed.addresses import namespace_of
     from persia.distributed.autoscale import check_log
     from persia.distributed.commands import Cluster
     from persia.distributed.launch import run
@@ -224,6 +225,7 @@ def command(
         "--durable": None if durable == "off" else durable,
         "--log": log,
     }
+    level = file.get("durable") if durable == "off" else durable
     options: list[str] = []
     for name, value in given.items():
         if value is not None:
@@ -251,6 +253,8 @@ def command(
         least[SERVER],
         options,
         shards=shards,
+        log=(log or file.get("log")) if level in ("process", "disk") else None,
+        namespace=namespace_of(file.get("namespace")),
         checkpoints=checkpoints,
         metrics_port=metrics_port,
         tls=tls,

@@ -8,10 +8,14 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from persia.base.urls import Url
 from persia.distributed.load import LOADER, SERVER
 from persia.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from persia.distributed.kept import Kept
 
 _NAME = "localhost"  # of all servers in their certificate, whatever the host
 
@@ -28,6 +32,9 @@ class Cluster:
         shards: of the tables, which the servers divide among them; None: one
             for each server.
         options: of ``persia serve ps``, for each server.
+        log: folder of the servers' logs, which ``options`` name, too; None:
+            they have none.
+        namespace: of the tables.
         checkpoints: folder of the servers' checkpoints, or its URL. The
             command finds a folder in PERSIA_CHECKPOINTS.
         metrics_port: of server 0, the others follow; None: no metrics.
@@ -62,6 +69,8 @@ class Cluster:
         options: Sequence[str] = (),
         *,
         shards: int | None = None,
+        log: str | None = None,
+        namespace: str = "default",
         checkpoints: str | None = None,
         metrics_port: int | None = None,
         tls: bool = False,
@@ -100,11 +109,7 @@ class Cluster:
                 f"shards is {shards}, but each of {servers_most} servers "
                 "needs one"
             )
-        if servers_most > servers and "--durable" in options:
-            raise InvalidArgument(
-                "`durable` with a number of servers that changes: the logs of "
-                "those that join would not be found again"
-            )
+        self.log = None if log is None else Path(log)
         if loaders and not embedding_workers:
             raise InvalidArgument(
                 "data loaders send batches to embedding workers: give "
@@ -137,6 +142,7 @@ class Cluster:
         self.command = list(command)
         self.servers = servers
         self.shards = shards
+        self.namespace = namespace
         self.options = list(options)
         self.variables: dict[str, str] = {}
         if checkpoints is not None and Url(checkpoints).local is None:
@@ -179,7 +185,35 @@ class Cluster:
         if "--restore" in own:  # it has no rows of its own
             at = own.index("--restore")
             del own[at : at + 2]
+        if self.log is not None:  # the last one counts
+            own += ["--log", str(self.log / f"ps{server}")]
         return [*command, *own, *options]
+
+    def kept(self) -> Kept | None:
+        """Its servers and their ports in earlier runs; None: any will do.
+
+        Raises:
+            InvalidArgument: their number was to change, and now is not.
+            SchemaMismatch, CorruptFile: see :class:`Kept`.
+        """
+        if self.log is None:
+            return None
+        from persia.distributed import kept
+
+        if SERVER in self.most:
+            job = kept.Job(
+                namespace=self.namespace,
+                host=self.host,
+                servers=self.servers,
+                shards=self.shards or self.servers,
+            )
+            return kept.Kept(self.log, job)
+        if kept.is_kept(self.log):
+            raise InvalidArgument(
+                f"`log={self.log}` has the logs of servers whose number "
+                "changes: give `autoscale`, and `ps` as in 1:4"
+            )
+        return None
 
     def move_command(self, addresses: Sequence[str], to: int) -> list[str]:
         """What gives all shards to the first ``to`` of the servers."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from persia.distributed.autoscale import Autoscaler
 from persia.distributed.load import LOADER, SERVER, WORKER, Decision
 from persia.distributed.processes import Process
+from persia.errors import PersiaError
 
 _NOTICE = 2.0  # seconds until all have read the list of workers again
 _TRIES = 3  # of a command that moves shards
@@ -100,6 +101,13 @@ class Driver:
                 self._steps = self._change(said)
         self._continue()
 
+    def share(self) -> None:
+        """Has all servers share the shards: an earlier run may have ended in
+        the middle of a change."""
+        count = len(self.roles[SERVER].processes)
+        self._decision = Decision(SERVER, count, count, 1.0)
+        self._steps = self._more_servers(self._decision)
+
     @property
     def wakes(self) -> float:
         """When it is to be called at the latest, monotonic seconds."""
@@ -152,8 +160,15 @@ class Driver:
     def _joined(self, role: Role, number: int) -> Generator[None, None, None]:
         """Starts so many, and waits until they serve: from then on their end
         is a failure."""
-        some = [role.begin() for _ in range(number)]
-        self._retired.update(p.pid for p in some)
+        some: list[Process] = []
+        try:
+            for _ in range(number):
+                some.append(role.begin())
+                self._retired.add(some[-1].pid)
+        except PersiaError as error:
+            for process in some:
+                process.signal(signal.SIGTERM)
+            raise _Failed(str(error)) from None
         until = time.monotonic() + self._start
         while any(p.name not in role.ready for p in some):
             ended = next((p for p in some if p.status is not None), None)

@@ -47,7 +47,12 @@ from persia.distributed.processes import (
     kill,
 )
 from persia.distributed.security import VARIABLES
-from persia.errors import InvalidArgument, PersiaError, line_of
+from persia.errors import (
+    InvalidArgument,
+    PersiaError,
+    Unavailable,
+    line_of,
+)
 
 _METRICS = re.compile(r"^metrics on http://\S+:(\d+)/metrics$")
 _SERVING = re.compile(
@@ -66,9 +71,9 @@ _FOR_TORCHRUN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 _RUN_ID = "PERSIA_RUN_ID"  # see persia.cluster
 
 
-def reserve(host: str = "127.0.0.1") -> socket.socket:
-    """A socket that keeps a free port for a server, which may listen there
-    while it is open.
+def reserve(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
+    """A socket that keeps a port for a server, which may listen there while it
+    is open; 0: a free one.
 
     It is bound and does not listen, so that Linux lets another socket with
     SO_REUSEADDR, such as gRPC's, be bound to this port, but gives it to no
@@ -84,12 +89,13 @@ def reserve(host: str = "127.0.0.1") -> socket.socket:
         )[0]
         held = socket.socket(family, kind)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(place)
+        held.bind((place[0], port, *place[2:]))
     except OSError as error:
         if held is not None:
             held.close()
         raise InvalidArgument(
-            f"no server can listen on host {host}: {error.strerror}"
+            f"no server can listen on host {host}"
+            f"{f', port {port}' if port else ''}: {error.strerror}"
         ) from None
     return held
 
@@ -170,9 +176,22 @@ class _Supervisor:
         self.cluster = cluster
         self.processes: dict[int, Process] = {}  # by pid
         self.serving: set[str] = set()  # names of servers and workers
+        self.all_served = False
         self.deadline = 0.0  # when all must serve
-        count = cluster.servers + cluster.embedding_workers
-        self.held = [reserve(cluster.host) for _ in range(count)]
+        self.kept = cluster.kept()
+        some = self.kept.ports() if self.kept is not None else {}
+        self.numbers = list(some) or list(range(cluster.servers))
+        self.held = [
+            *(
+                _reserve_again(cluster, i, some.get(i, 0))
+                for i in self.numbers
+            ),
+            *(reserve(cluster.host) for _ in range(cluster.embedding_workers)),
+        ]
+        if self.kept is not None:
+            self.kept.keep(
+                dict(zip(self.numbers, self._ports(), strict=False))
+            )
         self.servers: list[Process] = []  # and embedding workers
         self.loaders: list[Process] = []
         self.retired: set[int] = set()  # that are not wanted, by pid
@@ -186,7 +205,10 @@ class _Supervisor:
         self.workers = Path(self.folder.name) / "workers"  # their list
         self.signals: collections.deque[int] = collections.deque()
         kinds = {
-            "ps": cluster.most.get(SERVER, cluster.servers),
+            "ps": max(
+                cluster.most.get(SERVER, cluster.servers),
+                self.numbers[-1] + 1,
+            ),
             "worker": cluster.most.get(WORKER, cluster.embedding_workers),
             "loader": cluster.most.get(LOADER, cluster.loaders),
         }
@@ -234,12 +256,14 @@ class _Supervisor:
             moves = SERVER in self.cluster.most
             ours = environment if moves else os.environ
             ports = self._ports()
-            for shard in range(self.cluster.servers):
-                command = self.cluster.server_command(
-                    shard, ports[shard], options
+            for number, port in zip(self.numbers, ports, strict=False):
+                command = (
+                    self.cluster.server_command(number, port, options)
+                    if number < self.cluster.servers
+                    else self._join_command(number, port)
                 )
-                servers.append(self._start(f"ps{shard}", command, ours))
-            for i, port in enumerate(ports[self.cluster.servers :]):
+                servers.append(self._start(f"ps{number}", command, ours))
+            for i, port in enumerate(ports[len(self.numbers) :]):
                 command = self.cluster.worker_command(
                     port, _without_admin(options)
                 )
@@ -308,8 +332,8 @@ class _Supervisor:
         host = self.cluster.host
         host = f"[{host}]" if ":" in host else host
         addresses = [f"{host}:{port}" for port in self._ports()]
-        servers = ",".join(addresses[: self.cluster.servers])
-        workers = addresses[self.cluster.servers :]
+        servers = ",".join(addresses[: len(self.numbers)])
+        workers = addresses[len(self.numbers) :]
         ours = self.cluster.variables | {"PERSIA_SERVERS": servers}
         if workers and WORKER in self.cluster.most:
             self.workers.write_text("\n".join(workers) + "\n")
@@ -351,8 +375,10 @@ class _Supervisor:
         return left
 
     def _all_serve(self) -> bool:
-        cluster = self.cluster
-        return len(self.serving) >= cluster.servers + cluster.embedding_workers
+        """Those of the start: they do, or did before some were retired."""
+        count = len(self.numbers) + self.cluster.embedding_workers
+        self.all_served = self.all_served or len(self.serving) >= count
+        return self.all_served
 
     def _done(self, job: Process) -> bool:
         """A server that is stopped while it starts looks like one that has
@@ -429,16 +455,18 @@ class _Supervisor:
         return self.servers[-1]
 
     def _join_server(self) -> Process:
-        name = self._free("ps", self.servers)
-        command = self.cluster.join_command(
-            int(name.removeprefix("ps")),
-            self._port(),
-            self.environment["PERSIA_SERVERS"].partition(",")[0],
-            self.secured,
-        )
+        name, port = self._free("ps", self.servers), self._port()
+        number = int(name.removeprefix("ps"))
+        if self.kept is not None:
+            self.kept.keep({number: port})
+        command = self._join_command(number, port)
         # It speaks with the others as a client of theirs.
         self.servers.append(self._start(name, command, self.environment))
         return self.servers[-1]
+
+    def _join_command(self, number: int, port: int) -> list[str]:
+        first = self.environment["PERSIA_SERVERS"].partition(",")[0]
+        return self.cluster.join_command(number, port, first, self.secured)
 
     def _move_shards(self, addresses: Sequence[str], to: int) -> Process:
         command = self.cluster.move_command(addresses, to)
@@ -449,7 +477,7 @@ class _Supervisor:
         cluster = self.cluster
         if not cluster.most:
             return None
-        count, out = cluster.servers, cluster.scale_after[0]
+        count, out = len(self.numbers), cluster.scale_after[0]
         servers, workers = self.servers[:count], self.servers[count:]
         kinds: dict[str, Role] = {
             SERVER: Role(servers, self._join_server, self.serving),
@@ -459,9 +487,14 @@ class _Supervisor:
         roles = {name: kinds[name] for name in cluster.most}
         for role in roles.values():
             role.addresses = self.addresses
+        least = {
+            SERVER: cluster.servers,
+            WORKER: cluster.embedding_workers,
+            LOADER: cluster.loaders,
+        }
         spec = {
-            name: Limits(len(role.processes), cluster.most[name], *after)
-            for name, role in roles.items()
+            name: Limits(least[name], cluster.most[name], *after)
+            for name in roles
             for after in [cluster.scale_after]
         }
         if SERVER in spec:  # memory does not wait
@@ -470,7 +503,7 @@ class _Supervisor:
                 out=min(out, _MEMORY_AFTER),
                 shards=cluster.shards or 0,
             )
-        return Driver(
+        driver = Driver(
             Autoscaler(
                 *(spec, cluster.budget, cluster.scale_log, cluster.scale_dry)
             ),
@@ -481,6 +514,9 @@ class _Supervisor:
             cluster.start,
             self.workers if WORKER in cluster.most else None,
         )
+        if count > cluster.servers and not cluster.scale_dry:
+            driver.share()
+        return driver
 
     def _scale(self) -> None:
         """As the loads want it."""
@@ -558,6 +594,13 @@ class _Supervisor:
             if process is not None:
                 process.status = process.popen.returncode = exit_status(status)
                 self._drain(process)
+                if self.kept is not None and self._is_retired_server(process):
+                    self.kept.forget(int(process.name.removeprefix("ps")))
+
+    def _is_retired_server(self, process: Process) -> bool:
+        """It has no shard: they have left, or have not been given."""
+        is_server = process.name.startswith("ps")
+        return is_server and process.pid in self.retired
 
     def _drain(self, process: Process) -> None:
         """Reads what a process that has ended still had to say."""
@@ -641,6 +684,20 @@ class _Supervisor:
                 kill(pid, signal.SIGKILL)
             self._reap()
             time.sleep(0.01)
+
+
+def _reserve_again(cluster: Cluster, server: int, port: int) -> socket.socket:
+    """The port that a server had, if its log names one."""
+    try:
+        return reserve(cluster.host, port)
+    except InvalidArgument as error:
+        if not port:
+            raise
+        raise Unavailable(
+            f"{error}. The logs in {cluster.log} name server ps{server} by "
+            "this port: end the process that has it (a server of an earlier "
+            "start may take some seconds to end), and start again"
+        ) from None
 
 
 def _without_admin(options: list[str]) -> list[str]:

@@ -41,6 +41,7 @@ EXCEPT = {
     "distributed/server.py": {"checkpoint"},
     "distributed/moves.py": {"checkpoint"},
     "distributed/durable.py": {"checkpoint"},
+    "distributed/kept.py": {"checkpoint"},
     "distributed/places.py": {"checkpoint"},
 }
 
