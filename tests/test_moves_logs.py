@@ -149,13 +149,13 @@ def test_both_sides_end_in_between(
     which: Sequence[int], job: Job, counter: Counter
 ) -> None:
     """The shard was taken out, and the other server has not taken it."""
-    job.servers[0].shards.server(1).core.set_steps([8, 0, 2, 0, 0, 0, 3, 5])
+    job.servers[0].shards.server(1).core.set_steps([8, 0, 2, 0, 3, 5])
     with pytest.MonkeyPatch.context() as patch:
         hang_in_commit(job, patch, errors.Unavailable("silent"))
         job.restart(*which)
     assert job.counts() == [1, 2, 1]
     steps = job.servers[2].shards.server(1).core.steps()
-    assert steps[0] == 8 and sorted(steps[6:]) == [3, 5]
+    assert steps[0] == 8 and steps[4:] == [3, 5]
     counter.check(2)
     counter.add(1)
     job.restart(*which)

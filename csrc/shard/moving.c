@@ -68,13 +68,14 @@ uint64_t persia_shard_boot(const shard *s)
 
 /* ---- steps -------------------------------------------------------------- */
 
-/* The world, the step that was missed, how many ranks have left; and in which
- * step, of how many, how many are passed.  These ranks follow, then groups. */
-enum { WORLD, MISSED, LEFT, STEP, PARTS, PASSED, HEAD };
+/* The world, the step that was missed, how many ranks have left, and how many
+ * were passed.  These ranks follow, those that were passed each with the step;
+ * then groups. */
+enum { WORLD, MISSED, LEFT, PASSED, HEAD };
 
 int persia_shard_steps(shard *s, uint64_t **out, size_t *n)
 {
-    *out = calloc(HEAD + 2 * SYNC_RANKS + GROUPS_ENDED, sizeof **out);
+    *out = calloc(HEAD + 3 * SYNC_RANKS + GROUPS_ENDED, sizeof **out);
     if (!*out)
         return persia_err_set(PERSIA_ENOMEM, "no memory for the steps");
     pthread_mutex_lock(&s->wait_lock);
@@ -83,12 +84,13 @@ int persia_shard_steps(shard *s, uint64_t **out, size_t *n)
     at[MISSED] = s->sync.missed;
     at[LEFT] = sync_list_left(&s->sync, SYNC_RANKS, at + HEAD, SYNC_RANKS);
     *n = HEAD + at[LEFT];
-    at[STEP] = s->sync.passed_step;
-    at[PARTS] = s->sync.passed_parts;
-    for (uint32_t i = 0; i < s->sync.passed_parts; i++)
-        if (s->sync.passed[i])
-            at[(*n)++] = i;
-    at[PASSED] = *n - HEAD - at[LEFT];
+    for (uint32_t i = 0; i < SYNC_RANKS; i++) {
+        if (s->sync.passed[i] <= s->sync.step)
+            continue;
+        at[(*n)++] = i;
+        at[(*n)++] = s->sync.passed[i];
+        at[PASSED]++;
+    }
     for (uint32_t i = 0; i < GROUPS_ENDED; i++)
         if (s->ended_groups[i])
             at[(*n)++] = s->ended_groups[i];
@@ -98,14 +100,14 @@ int persia_shard_steps(shard *s, uint64_t **out, size_t *n)
 
 static int moving_steps_are_sound(const uint64_t *from, size_t n)
 {
-    if (n < HEAD || from[WORLD] > SYNC_RANKS || from[PARTS] > SYNC_RANKS ||
-        from[LEFT] > SYNC_RANKS || from[PASSED] > from[PARTS])
+    if (n < HEAD || from[WORLD] > SYNC_RANKS || from[LEFT] > SYNC_RANKS ||
+        from[PASSED] > SYNC_RANKS)
         return 0;
-    const size_t ranks = (size_t)(from[LEFT] + from[PASSED]);
+    const size_t ranks = (size_t)(from[LEFT] + 2 * from[PASSED]);
     if (n - HEAD < ranks || n - HEAD - ranks > GROUPS_ENDED)
         return 0;
-    for (size_t i = 0; i < ranks; i++)
-        if (from[HEAD + i] >= (i < from[LEFT] ? SYNC_RANKS : from[PARTS]))
+    for (size_t i = 0; i < ranks; i += i < from[LEFT] ? 1 : 2)
+        if (from[HEAD + i] >= SYNC_RANKS)
             return 0;
     return 1;
 }
@@ -121,9 +123,8 @@ int persia_shard_set_steps(shard *s, const uint64_t *from, size_t n)
     s->sync.missed = from[MISSED];
     for (uint64_t i = 0; i < from[LEFT]; i++)
         sync_hear(&s->sync, (uint32_t)*at++);
-    for (uint64_t i = 0; i < from[PASSED]; i++)
-        sync_pass(&s->sync, from[STEP], (uint32_t)*at++,
-                  (uint32_t)from[PARTS]);
+    for (uint64_t i = 0; i < from[PASSED]; i++, at += 2)
+        s->sync.passed[at[0]] = at[1];
     s->ended_groups_n = 0;
     while (at < from + n)
         s->ended_groups[s->ended_groups_n++ % GROUPS_ENDED] = *at++;

@@ -36,17 +36,19 @@ void sync_free(sync_steps *s)
 }
 
 /* Whether the rank was passed in a step that waits for others. */
-static int sync_is_early(const sync_steps *s, uint64_t step, uint32_t rank)
+static int sync_is_early(const sync_steps *s, uint64_t step, uint32_t rank,
+                         uint32_t parts)
 {
-    if (s->passed_step <= s->step || s->passed_step >= step ||
-        rank >= s->passed_parts || !s->passed[rank])
+    const uint64_t passed = s->passed[rank];
+    if (passed <= s->step || passed >= step)
         return 0;
-    for (uint32_t i = 0; i < s->passed_parts; i++)
-        if (!s->passed[i] && !s->left[i])
+    for (uint32_t i = 0; i < parts; i++)
+        if (s->passed[i] < passed && !s->left[i])
             return 1;
     return 0;
 }
 
+/* A step that is over, a rank that is none. */
 static int sync_refuse(const sync_steps *s, uint64_t step, uint32_t rank,
                        uint32_t parts)
 {
@@ -74,15 +76,23 @@ static int sync_refuse(const sync_steps *s, uint64_t step, uint32_t rank,
                               "rank %u sends step %llu, and step %llu was "
                               "applied last: no server misses so many",
                               rank, number, (unsigned long long)last);
-    if (sync_is_early(s, step, rank))
+    return PERSIA_OK;
+}
+
+/* Another step is not over. */
+static int sync_refuse_yet(const sync_steps *s, uint64_t step, uint32_t rank,
+                           uint32_t parts)
+{
+    if (sync_is_early(s, step, rank, parts))
         return persia_err_set(PERSIA_EUNAVAILABLE,
                               "step %llu waits for other ranks yet",
-                              (unsigned long long)s->passed_step);
+                              (unsigned long long)s->passed[rank]);
     if (s->pending && s->pending != step)
         return persia_err_set(PERSIA_EARG,
                               "rank %u sends step %llu, while the "
                               "other ranks send step %llu",
-                              rank, number, (unsigned long long)s->pending);
+                              rank, (unsigned long long)step,
+                              (unsigned long long)s->pending);
     if (s->pending && s->parts != parts)
         return persia_err_set(PERSIA_EARG,
                               "rank %u sends a part of %u, the other "
@@ -95,17 +105,13 @@ static int sync_refuse(const sync_steps *s, uint64_t step, uint32_t rank,
 static int sync_collect(sync_steps *s, uint64_t step, uint32_t rank,
                         uint32_t parts)
 {
-    int rc = sync_refuse(s, step, rank, parts);
+    int rc = sync_refuse_yet(s, step, rank, parts);
     if (rc || s->pending)
         return rc;
     s->part = calloc(parts, sizeof *s->part);
     if (!s->part)
         return persia_err_set(PERSIA_ENOMEM,
                               "no memory for the %u parts of a step", parts);
-    if (s->passed_step != step || s->passed_parts != parts)
-        memset(s->passed, 0, parts);
-    s->passed_step = step;
-    s->passed_parts = parts;
     sync_event(s, SYNC_COLLECT);
     s->pending = step;
     s->parts = parts;
@@ -116,7 +122,9 @@ int sync_add(sync_steps *s, uint64_t step, uint32_t rank, uint32_t parts,
              void *part, void **replaced)
 {
     *replaced = NULL;
-    int rc = sync_collect(s, step, rank, parts);
+    int rc = sync_refuse(s, step, rank, parts);
+    if (!rc)
+        rc = sync_collect(s, step, rank, parts);
     if (rc)
         return rc;
     *replaced = s->part[rank];
@@ -128,8 +136,17 @@ int sync_add(sync_steps *s, uint64_t step, uint32_t rank, uint32_t parts,
 
 void sync_pass(sync_steps *s, uint64_t step, uint32_t rank, uint32_t parts)
 {
-    if (!sync_collect(s, step, rank, parts))
-        s->passed[rank] = !s->part[rank];
+    if (sync_refuse(s, step, rank, parts))
+        return;
+    (void)sync_collect(s, step, rank, parts);
+    if (step > s->passed[rank])
+        s->passed[rank] = step;
+}
+
+/* Whether the pending step waits for this rank. */
+static int sync_lacks(const sync_steps *s, uint32_t rank)
+{
+    return !s->part[rank] && !s->left[rank] && s->passed[rank] < s->pending;
 }
 
 void **sync_infer_missed(sync_steps *s, uint64_t step, uint32_t rank,
@@ -139,8 +156,8 @@ void **sync_infer_missed(sync_steps *s, uint64_t step, uint32_t rank,
     *n = 0;
     if (s->has_applied || !s->pending || step == s->pending ||
         parts != s->parts || rank >= parts || s->part[rank] ||
-        s->passed[rank] || s->left[rank] || wire_leaps(missed, step) ||
-        wire_leaps(missed, s->pending))
+        s->passed[rank] >= s->pending || s->left[rank] ||
+        wire_leaps(missed, step) || wire_leaps(missed, s->pending))
         return NULL;
     if (missed > s->missed)
         s->missed = missed;
@@ -154,7 +171,7 @@ int sync_complete(const sync_steps *s)
     if (s->state != SYNC_COLLECTING)
         return 0;
     for (uint32_t i = 0; i < s->parts; i++)
-        if (!s->part[i] && !s->left[i] && !s->passed[i])
+        if (sync_lacks(s, i))
             return 0;
     return 1;
 }
@@ -194,7 +211,7 @@ void sync_failed(sync_steps *s)
 void sync_set_step(sync_steps *s, uint64_t step)
 {
     s->step = step;
-    s->missed = s->passed_step = 0;
+    s->missed = 0;
     memset(s->passed, 0, sizeof s->passed);
 }
 
@@ -277,10 +294,10 @@ void sync_missing(const sync_steps *s, char *out, size_t room)
     uint32_t missing = 0, named = 0;
     size_t at;
     for (uint32_t i = 0; i < s->parts; i++)
-        missing += !s->part[i] && !s->left[i] && !s->passed[i];
+        missing += (uint32_t)sync_lacks(s, i);
     at = (size_t)snprintf(out, room, missing == 1 ? "rank" : "ranks");
     for (uint32_t i = 0; i < s->parts && named < NAMED && at < room; i++)
-        if (!s->part[i] && !s->left[i] && !s->passed[i])
+        if (sync_lacks(s, i))
             at += (size_t)snprintf(out + at, room - at, "%s %u",
                                    named++ ? "," : "", i);
     if (missing > named && at < room)

@@ -52,9 +52,8 @@ typedef struct sync_steps {
     uint32_t parts;    /* of the pending step */
     uint32_t n;        /* of them that are there */
     void **part;       /* [parts], NULL: missing */
-    uint64_t passed_step;       /* it waits for no part of some ranks */
-    uint32_t passed_parts;      /* of so many */
-    uint8_t passed[SYNC_RANKS]; /* [passed_parts] 1: it is one of them */
+    uint64_t passed[SYNC_RANKS]; /* no step up to this one waits for a part
+                                    of the rank */
     uint32_t left_n;   /* ranks that take no part: */
     uint8_t left[SYNC_RANKS]; /* 1 */
     uint8_t told[SYNC_RANKS]; /* 1: the rank has said itself whether it does */
@@ -75,7 +74,8 @@ int sync_add(sync_steps *s, uint64_t step, uint32_t rank, uint32_t parts,
              void *part, void **replaced);
 /* Instead of sync_add(): the shard has the part's update from an earlier life
  * of its rank.  The step waits for the others alone, also where they send
- * their parts again because it failed: this rank does not. */
+ * their parts again because it failed: this rank does not.  A rank may be
+ * passed in several steps while the first of them waits. */
 void sync_pass(sync_steps *s, uint64_t step, uint32_t rank, uint32_t parts);
 /* Before a part is added.  A rank sends the next step when it was answered the
  * one before.  So of two ranks that send different steps to a shard that has

@@ -643,7 +643,7 @@ typedef struct wire_handover {
     size_t pushes_n;
     wire_ledger *ledgers;
     size_t ledgers_n;
-    /* Ranks that have left the steps or are passed in one, updates of several
+    /* Ranks that have left the steps or are passed in some, updates of several
      * batches that have ended. */
     uint64_t *steps;
     size_t steps_n;

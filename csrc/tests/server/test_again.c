@@ -88,6 +88,32 @@ static void a_step_with_batches_that_are_there_fails(void **state)
     job_stop(j);
 }
 
+/* A rank is two batches ahead of others. */
+static void a_rank_with_several_batches_that_are_there(void **state)
+{
+    (void)state;
+    job *j = job_start();
+    enum { FAR = 1 };
+    for (uint64_t step = 1; step <= 2; step++) {
+        wire_push m = part_of(j, FAR, step);
+        m.step = m.part = 0; /* of a time before */
+        m.parts = 1;
+        assert_int_equal(push(&j->v, &m).status, PUSH_APPLIED);
+    }
+    for (uint64_t step = 1; step <= 2; step++) {
+        wire_push m = part_of(j, FAR, step);
+        assert_int_equal(push(&j->v, &m).status, PUSH_DUPLICATE);
+    }
+    for (uint64_t step = 1; step <= 2; step++) {
+        pending *a = send_part(j, 0, step, LONG);
+        pending *b = send_part(j, 2, step, LONG);
+        assert_int_equal(push_wait(a).status, PUSH_APPLIED);
+        assert_int_equal(push_wait(b).status, PUSH_APPLIED);
+    }
+    assert_true(value(j) == 6);
+    job_stop(j);
+}
+
 /* It moves before the part of the third is there. */
 static void a_step_with_a_batch_that_is_there_moves(void **state)
 {
@@ -164,6 +190,7 @@ int main(void)
         cmocka_unit_test(a_part_whose_step_an_earlier_life_has_applied),
         cmocka_unit_test(a_step_with_batches_that_are_there),
         cmocka_unit_test(a_step_with_batches_that_are_there_fails),
+        cmocka_unit_test(a_rank_with_several_batches_that_are_there),
         cmocka_unit_test(a_step_with_a_batch_that_is_there_moves),
         cmocka_unit_test(a_rank_is_replaced_within_an_update),
     };

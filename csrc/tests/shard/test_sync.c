@@ -160,7 +160,6 @@ static void a_part_that_is_there_is_not_waited_for(void **state)
     assert_false(sync_complete(&s));
     assert_int_equal(add(&s, 2, 0, 3), PERSIA_EUNAVAILABLE);
     sync_pass(&s, 1, 2, 3); /* it waits */
-    assert_false(s.passed[2]);
     sync_pass(&s, 1, 1, 3);
     assert_true(sync_complete(&s));
     take(&s, 1, "2");
@@ -201,6 +200,33 @@ static void a_rank_stays_passed_where_the_step_fails(void **state)
         take(&s, 0, "0");
         sync_free(&s);
     }
+}
+
+/* A rank that was passed goes on: its next parts are there, too, while the
+ * first step waits for another rank. */
+static void a_rank_is_passed_in_several_steps(void **state)
+{
+    (void)state;
+    sync_steps s;
+    sync_init(&s);
+    for (uint64_t step = 1; step <= 3; step++)
+        sync_pass(&s, step, 1, 3);
+    sync_pass(&s, 1, 0, 3);
+    assert_int_equal(s.pending, 1);
+    assert_int_equal(add(&s, 4, 1, 3), PERSIA_EUNAVAILABLE);
+    assert_int_equal(add(&s, 2, 0, 3), PERSIA_EUNAVAILABLE);
+    assert_int_equal(add(&s, 1, 2, 3), PERSIA_OK);
+    for (uint64_t step = 1; step <= 3; step++) {
+        assert_true(sync_complete(&s));
+        take(&s, 1, step == 1 ? "2" : "02");
+        sync_applied(&s, step);
+        assert_int_equal(add(&s, step + 1, 0, 3), PERSIA_OK);
+        assert_int_equal(add(&s, step + 1, 2, 3), PERSIA_OK);
+    }
+    assert_false(sync_complete(&s)); /* step 4 */
+    assert_int_equal(add(&s, 4, 1, 3), PERSIA_OK);
+    take(&s, 0, "012");
+    sync_free(&s);
 }
 
 /* Nothing is passed of a rank that begins again, nor of other rows; and it
@@ -325,6 +351,7 @@ int main(void)
         cmocka_unit_test(another_life_had_answered_a_rank),
         cmocka_unit_test(a_part_that_is_there_is_not_waited_for),
         cmocka_unit_test(a_rank_stays_passed_where_the_step_fails),
+        cmocka_unit_test(a_rank_is_passed_in_several_steps),
         cmocka_unit_test(a_rank_is_passed_no_longer),
         cmocka_unit_test(ranks_leave_and_join),
         cmocka_unit_test(ranks_hear_of_others),
