@@ -257,6 +257,9 @@ int sync_late(sync_steps *s, uint32_t rank, const sync_mover *by)
     if (s->client[rank] == by->client && by->move &&
         by->move < s->move[rank])
         return 1;
+    if (s->client[rank] == by->client && by->move == s->move[rank] &&
+        by->move && by->joins && s->told[rank] && !s->left[rank])
+        return 1; /* a copy: the part that is there arrived after it */
     if (!by->joins && s->told[rank] && s->stream[rank] != by->stream)
         return 1;
     s->stream[rank] = by->stream;

@@ -109,8 +109,8 @@ typedef struct sync_mover {
     int joins;
 } sync_mover;
 /* Whether the client has moved the rank since, as its message was in flight
- * for that long, or leaves for a rank that is another job's by now.  Else
- * this move is noted as the rank's last. */
+ * for that long, joins as it has already, or leaves for a rank that is another
+ * job's by now.  Else this move is noted as the rank's last. */
 int sync_late(sync_steps *s, uint32_t rank, const sync_mover *by);
 /* Whether the rank has joined with another stream of updates; not, if it did
  * not say with which. */

@@ -171,8 +171,15 @@ static void what_a_rank_said_before_does_not_count(void **state)
     assert_int_equal(push(&j->v, &m).status, PUSH_APPLIED);
     assert_int_equal(push_wait(a).status, PUSH_APPLIED);
     assert_int_equal(push_wait(b).status, PUSH_APPLIED);
+    pending *c = send_part(j, 1, 2, LONG);
+    say_move(j, 1, 1, LATER); /* it arrives twice: the part stays */
+    a = send_part(j, 0, 2, LONG);
+    b = send_part(j, 2, 2, LONG);
+    assert_int_equal(push_wait(c).status, PUSH_APPLIED);
+    assert_int_equal(push_wait(a).status, PUSH_APPLIED);
+    assert_int_equal(push_wait(b).status, PUSH_APPLIED);
     say_move(j, 1, 0, LATER); /* the same, once more: it is heeded */
-    m = part_of(j, 1, 2);
+    m = part_of(j, 1, 3);
     assert_int_equal(push_code(&j->v, &m), PERSIA_EARG);
     say_move(j, 1, 1, LATER + 1);
     say_move(j, 2, 0, 1); /* another client counts on its own */

@@ -202,7 +202,7 @@ static void a_rank_stays_passed_where_the_step_fails(void **state)
     }
 }
 
-/* A rank that was passed goes on: its next parts are there, too, while the
+/* A rank that was passed continues: its next parts are there, too, while the
  * first step waits for another rank. */
 static void a_rank_is_passed_in_several_steps(void **state)
 {
