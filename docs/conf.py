@@ -39,9 +39,10 @@ nitpick_ignore_regex = [
     # Private classes in signatures: columns of a schema, type variables.
     (
         r"py:.*",
-        r"persia\..*\.(T|_\w+|\w+Column|Annotated|Origin|TableConfig|TrainConfig)",
+        r"persia\..*\.(T|_\w+|\w+Column|Annotated|Origin|Shared|TableConfig"
+        r"|TrainConfig)",
     ),
-    (r"py:.*", r"Pydantic\w+|_Pydantic\w+|FieldInfo|Path"),
+    (r"py:.*", r"Pydantic\w+|_Pydantic\w+|FieldInfo|Path|Sharing"),
     (r"py:.*", r"persia\.base\.urls\.Url"),  # a str
 ]
 

@@ -131,7 +131,7 @@ class Dataset(IterableDataset[Batch]):
 
     def left(self, sharings: Sequence[Sharing]) -> Iterator[Batch]:
         """The batches of this rank of what is left of a pass that other ranks
-        began: see :class:`persia.data.sharing.Shared`."""
+        began."""
         return read_ahead(
             lambda: islice(
                 self._left(sharings), self.rank, None, self.world_size
