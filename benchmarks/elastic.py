@@ -4,7 +4,9 @@ The work of ``benchmarks.cluster`` (26 features of one id a sample, dim 16,
 Adagrad, batch 4,096, Zipf(1.05)) with servers of 8 shards that become 3, and
 2 again, while a trainer runs. Times of steps during moves are compared with
 those before them, of the same run; a round has both. A move's pause is the
-time in which its shard takes no updates.
+time in which its shard takes no updates. ``idle`` has the rows per second of
+moves beside no training, the processor time of a row at both servers, and
+loads of a checkpoint of the same rows. A source sends a quarter of the time.
 
 All processes share this machine, so what a move computes is taken from
 training: a figure is an upper bound of that of servers on machines of their
@@ -25,7 +27,7 @@ from pathlib import Path
 
 from benchmarks.cluster import THREADS
 from benchmarks.common import BATCH, arguments, print_machine, report
-from benchmarks.system.processes import Processes, Trainer
+from benchmarks.system.processes import Process, Processes, Trainer
 from persia.distributed.scaling import Progress, Scaling, plan
 
 BENCH = "elastic"
@@ -54,19 +56,22 @@ class Watch:
             self.pauses.append(float(found[1]))
 
 
-def serve(processes: Processes, *flags: str) -> str:
-    """Starts a server; its address."""
+def serve(processes: Processes, *flags: str) -> tuple[Process, str]:
+    """Starts a server; it and its address."""
     started = processes.start(
         "ps",
         [sys.executable, "-m", "persia", "serve", "ps", "--port", "0", *flags],
     )
     while not (found := re.match(r"serving .* on (\S+)", started.line())):
         pass
-    return found[1]
+    return started, found[1]
 
 
-def servers(processes: Processes, folder: Path, durable: str) -> list[str]:
-    """Two with four shards each, and one that joins."""
+def servers(
+    processes: Processes, folder: Path, durable: str
+) -> tuple[list[Process], list[str]]:
+    """Two with four shards each, and one that joins; their addresses."""
+    started: list[Process] = []
     found: list[str] = []
     for name in ("0-3/8", "4-7/8", ""):
         flags = ["--checkpoints", str(folder / "ckpt")]
@@ -74,8 +79,10 @@ def servers(processes: Processes, folder: Path, durable: str) -> list[str]:
         if durable != "off":
             log = folder / ("log" if name else "joined")
             flags += ["--durable", durable, "--log", str(log)]
-        found.append(serve(processes, *flags))
-    return found
+        process, address = serve(processes, *flags)
+        started.append(process)
+        found.append(address)
+    return started, found
 
 
 def percentile(times: Sequence[float], of_100: int) -> float:
@@ -127,7 +134,7 @@ def run(
         tempfile.TemporaryDirectory() as folder,
         Processes() as processes,
     ):
-        addresses = servers(processes, Path(folder), durable)
+        _, addresses = servers(processes, Path(folder), durable)
         trainer = processes.trainer()
         given = ",".join(addresses[:2])
         trainer.call("open", servers=given, seed=seed, **THREADS)
@@ -178,11 +185,51 @@ def run(
     )
 
 
+def idle(sizes: Sizes, seed: int, rows: int) -> None:
+    """Moves beside no training, and loads."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Processes() as processes,
+    ):
+        started, addresses = servers(processes, Path(folder), "off")
+        trainer = processes.trainer()
+        given = ",".join(addresses[:2])
+        trainer.call("open", servers=given, seed=seed, **THREADS)
+        trainer.call("make_rows", first=0, stop=rows)
+        saved = str(Path(folder) / "ckpt" / "all")
+        trainer.call("save", path=saved)
+        whole = trainer.call("rows")
+        moves, loads, cpu = [], [], []
+        with Scaling(addresses) as scaling:
+            for _ in range(sizes.rounds):
+                watch, busy = Watch(), sum(p.cpu() for p in started)
+                begin = time.perf_counter()
+                for to in (3, 2):
+                    scaling.run(plan(scaling.places(), to), watch)
+                seconds = time.perf_counter() - begin
+                busy = sum(p.cpu() for p in started) - busy
+                moves.append(sum(watch.rows) / seconds)
+                cpu.append(busy / sum(watch.rows))
+                loads.append(whole / trainer.call("load", path=saved))
+    report(
+        BENCH,
+        f"idle, {rows:,} rows a table",
+        statistics.median(moves),
+        "rows/s that move",
+        baseline="rows/s of store.load",
+        baseline_value=statistics.median(loads),
+        baseline_source="same run",
+        cpu_us=round(statistics.median(cpu) * 1e6, 3),
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__.split("\n")[0])
     args = parser.parse_args(argv)
     print_machine(BENCH)
     sizes = Sizes(args.quick)
+    if "idle".startswith(args.only):
+        idle(sizes, args.seed, sizes.vocabularies[-1])
     for durable in ("off", "process"):
         for rows in sizes.vocabularies:
             for staleness in (8, 0):
