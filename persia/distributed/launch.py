@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import random
 import re
 import secrets
 import selectors
@@ -69,6 +70,8 @@ _SHARES = (0.7, 0.8)
 _FOR_TORCHRUN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 _RUN_ID = "PERSIA_RUN_ID"  # see persia.cluster
+_GIVEN = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_FIRST, _TRIES = 10240, 100  # the least of the ports that last
 
 
 def reserve(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
@@ -98,6 +101,22 @@ def reserve(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
             f"{f', port {port}' if port else ''}: {error.strerror}"
         ) from None
     return held
+
+
+def reserve_lasting(host: str) -> socket.socket:
+    """As :func:`reserve` does, a port that a later start of the job finds free
+    as well: outside the range from which the system gives a port to any
+    socket that asks for one.
+
+    Raises:
+        InvalidArgument: no process can listen there.
+    """
+    first = int(_GIVEN.read_text(encoding="ascii").split()[0])
+    below = range(_FIRST, max(first, _FIRST))
+    for port in random.sample(below, min(_TRIES, len(below))):
+        with contextlib.suppress(InvalidArgument):
+            return reserve(host, port)
+    return reserve(host)
 
 
 def run(cluster: Cluster) -> int:
@@ -180,10 +199,14 @@ class _Supervisor:
         self.deadline = 0.0  # when all must serve
         self.kept = cluster.kept()
         some = self.kept.ports() if self.kept is not None else {}
+        # Ports that are kept have to be free at the next start.
+        self.reserve = reserve if self.kept is None else reserve_lasting
         self.numbers = list(some) or list(range(cluster.servers))
         self.held = [
             *(
-                _reserve_again(cluster, i, some.get(i, 0))
+                _reserve_again(cluster, i, some[i])
+                if some.get(i)
+                else self.reserve(cluster.host)
                 for i in self.numbers
             ),
             *(reserve(cluster.host) for _ in range(cluster.embedding_workers)),
@@ -444,7 +467,7 @@ class _Supervisor:
 
     def _port(self) -> int:
         """One more that is free."""
-        self.held.append(reserve(self.cluster.host))
+        self.held.append(self.reserve(self.cluster.host))
         return int(self.held[-1].getsockname()[1])
 
     def _start_worker(self) -> Process:
@@ -687,12 +710,10 @@ class _Supervisor:
 
 
 def _reserve_again(cluster: Cluster, server: int, port: int) -> socket.socket:
-    """The port that a server had, if its log names one."""
+    """The port that a server had."""
     try:
         return reserve(cluster.host, port)
     except InvalidArgument as error:
-        if not port:
-            raise
         raise Unavailable(
             f"{error}. The logs in {cluster.log} name server ps{server} by "
             "this port: end the process that has it (a server of an earlier "

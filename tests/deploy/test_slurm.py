@@ -3,9 +3,11 @@ where they are installed, with Slurm on this machine."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +89,41 @@ def test_it_is_a_script() -> None:
     assert used - options <= variables()
 
 
+def _ports(job: int) -> range:
+    """Of a job, as the script takes them."""
+    text = SCRIPT.read_text(encoding="utf-8")
+    found = re.search(r"\nPORT=\$\(\((.*)\)\)\n", text)
+    assert found is not None
+    expression = f"SLURM_JOB_ID={job}; echo $(({found[1]}))"
+    first = int(subprocess.check_output(["bash", "-c", expression]))
+    return range(first, first + 192)
+
+
+def _job() -> int:
+    """The number of one whose ports are free."""
+    for job in range(os.getpid(), os.getpid() + 117):
+        ports = _ports(job)
+        with (
+            contextlib.suppress(OSError),
+            contextlib.ExitStack() as free,
+        ):
+            for i in (0, 1, 64, 128):
+                free.enter_context(socket.create_server(("", ports[i])))
+            return job
+    raise AssertionError("all ports are taken")
+
+
+def test_its_ports_are_not_those_that_the_system_gives() -> None:
+    """A server of the job would find its own taken by a connection."""
+    given = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+    low, high = map(int, given.split())
+    of_jobs = [_ports(job) for job in range(117)]
+    every = [port for ports in of_jobs for port in ports]
+    assert len(every) == len({*every})
+    assert not {*every} & {*range(low, high + 1)}
+    assert _ports(117) == of_jobs[0]
+
+
 class Slurm:
     """The script as a job of stand-ins, in a folder; idle: Persia's commands
     only wait, and trainers save nothing."""
@@ -118,7 +155,7 @@ class Slurm:
             cwd=folder,
             env=environment(
                 PATH=path,
-                SLURM_JOB_ID=str(os.getpid()),
+                SLURM_JOB_ID=str(_job()),
                 SLURM_NTASKS_HET_GROUP_3=str(TASKS[3]),
                 OMP_NUM_THREADS="1",
             ),

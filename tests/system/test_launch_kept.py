@@ -20,6 +20,7 @@ from persia import _core, errors
 from persia.distributed.autoscale import Autoscaler
 from persia.distributed.driver import Driver, Role
 from persia.distributed.kept import Job, Kept
+from persia.distributed.launch import reserve_lasting
 from persia.distributed.load import SERVER, Decision
 from persia.distributed.processes import Process
 from tests.ready import ended
@@ -246,6 +247,16 @@ def test_what_is_kept(tmp_path: Path) -> None:
     assert Kept(tmp_path, JOB).ports() == {0: 4000, 2: 4002}
     kept.forget(2)
     assert Kept(tmp_path, JOB).ports() == {0: 4000}
+
+
+def test_a_kept_port_is_not_one_that_the_system_gives() -> None:
+    """Such as to a connection, between two starts of the job."""
+    given = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+    low, high = map(int, given.split())
+    with reserve_lasting("127.0.0.1") as held:
+        assert not low <= held.getsockname()[1] <= high
+    with pytest.raises(errors.InvalidArgument):
+        reserve_lasting("203.0.113.1")
 
 
 def test_a_server_that_cannot_be_started() -> None:
