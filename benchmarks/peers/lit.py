@@ -1,10 +1,10 @@
 """The model of `benchmarks.serve` for LitServe, whose workers import it."""
 
-from __future__ import annotations
-
+# Annotations are read by LitServe: none may be a string.
 from typing import Any
 
 import litserve
+from starlette.requests import Request
 
 from benchmarks.peers.serving import Whole
 
@@ -19,7 +19,7 @@ class Api(litserve.LitAPI):  # type: ignore
     def setup(self, device: Any) -> None:
         self._model = Whole(*self._place)
 
-    def decode_request(self, request: Any) -> Any:
+    def decode_request(self, request: Request) -> Any:
         return request
 
     def predict(self, x: Any) -> Any:
