@@ -12,6 +12,7 @@ typedef struct request {
     rpc_call *call;
     wire_memory memory;
     uint64_t began;
+    enum rpc_reason why; /* it is denied */
     union {
 #define SHARD_OP(upper, name, message, reply, args, answers, flags, who)      \
     wire_##message name;
@@ -34,24 +35,29 @@ static void calls_keep_raw(request *r)
     r->push.raw_n = r->call->request_n;
 }
 
-/* Of who has tables of its own, whether a table is among them; one that is not
- * there is. */
-static int request_check_table(const request *r, uint32_t no)
+static int request_deny(request *r, enum rpc_reason why, const char *what)
+{
+    r->why = why;
+    return persia_rpc_deny(r->call, why, what);
+}
+
+/* Whether the caller may use the table; without a table it may. */
+static int request_check_table(request *r, uint32_t no)
 {
     const table *t = persia_tables_table(persia_shard_tables(r->s->shard), no);
     const char *name = t ? persia_table_get_config(t)->name : NULL;
     if (!name || persia_rpc_tables(r->call->who, name))
         return PERSIA_OK;
-    return persia_rpc_deny(r->call, RPC_TABLE, name);
+    return request_deny(r, RPC_TABLE, name);
 }
 
-static int request_check_tables(const request *r)
+static int request_check_tables(request *r)
 {
     int rc = PERSIA_OK;
     switch (r->call->method) {
     case WIRE_DECLARE:
         if (!persia_rpc_tables(r->call->who, r->m.declare.table.name))
-            rc = persia_rpc_deny(r->call, RPC_TABLE, r->m.declare.table.name);
+            rc = request_deny(r, RPC_TABLE, r->m.declare.table.name);
         return rc;
     case WIRE_PULL:
         for (size_t i = 0; i < r->m.pull.tables_n && !rc; i++)
@@ -70,7 +76,7 @@ static int request_check_tables(const request *r)
     }
 }
 
-static int request_check_there(const request *r, const char *name)
+static int request_check_there(request *r, const char *name)
 {
     const tables *p = persia_shard_tables(r->s->shard);
     for (uint32_t no = 0; no < persia_tables_tables(p); no++)
@@ -78,19 +84,19 @@ static int request_check_there(const request *r, const char *name)
                 persia_table_get_config(persia_tables_table(p, no))->name,
                 name))
             return PERSIA_OK;
-    return persia_rpc_deny(r->call, RPC_ROLE, "a new table");
+    return request_deny(r, RPC_ROLE, "a new table");
 }
 
-/* What a call asks for may need more than its method does: only who trains
- * makes a table, and has a stream. */
-static int request_check(const request *r)
+/* A call may ask for more than its method needs: only the role train makes
+ * tables and has a stream. */
+static int request_check(request *r)
 {
     const rpc_who *who = r->call->who;
     const int trains = (who->roles & RPC_TRAIN) != 0;
     int rc = PERSIA_OK;
     if (r->call->method == WIRE_HELLO && !trains &&
         (r->m.hello.stream || r->m.hello.restore))
-        rc = persia_rpc_deny(r->call, RPC_ROLE, "a stream");
+        rc = request_deny(r, RPC_ROLE, "a stream");
     else if (r->call->method == WIRE_DECLARE && !trains)
         rc = request_check_there(r, r->m.declare.table.name);
     return rc || !who->tables ? rc : request_check_tables(r);
@@ -383,14 +389,14 @@ void persia_service_handle(void *service, rpc_call *call)
         r->call = call;
         r->memory = memory;
         r->began = persia_clock_ns();
+        r->why = RPC_ROLE;
         r->reply.release = NULL;
         rc = methods[call->method].start(r);
     }
     if (!rc)
         return;
     if (rc == PERSIA_EDENIED)
-        line_denied(s, call,
-                    r && call->who->tables ? RPC_TABLE : RPC_ROLE);
+        line_denied(s, call, r ? r->why : RPC_ROLE);
     if (r)
         request_free(r);
     calls_fail(s, call, rc);

@@ -1,5 +1,5 @@
-/* lines.h: lines for those who run a server: calls that were denied, and
- * changes of rows with the client that made them (private).
+/* lines.h: lines for operators: calls that were denied, and changes of rows
+ * with the client that made them (private).
  *
  *   2026-11-24T10:53:23Z denied peer=ipv4:10.0.0.7:40112 method=... reason=...
  *   {"time": "2026-11-24T10:53:23Z", "level": "warning", "event": "denied"...
@@ -8,8 +8,8 @@
  * and the count is written when the minute is over.  A line for which the file
  * has no room at once counts, too: no request waits for a log.
  *
- * A file for audits gets each of them as JSON, of calls that were denied only
- * those that are written, too.
+ * A file for audits gets all changes as JSON, and the lines of denied calls
+ * that the log gets.
  */
 #ifndef PERSIA_SERVER_LINES_H
 #define PERSIA_SERVER_LINES_H

@@ -2,7 +2,7 @@
  *
  *   server.c    life, the timer
  *   calls.c     messages to calls of the shard, answers to messages
- *   lines.c     lines for those who run it
+ *   lines.c     lines for operators
  *   slow.c      the last calls that took long
  *
  * Order of locks: the shard's, then one of these.

@@ -53,13 +53,11 @@ static void on_fail(rpc_call *call, int code, const char *text)
 pending *call_start(const server *v, uint32_t method, wire_out *o,
                     uint64_t timeout_ns)
 {
-    return call_start_as(v, method, o, timeout_ns, 1);
+    return call_start_as(v, method, o, timeout_ns, &persia_rpc_everyone);
 }
 
-static const rpc_who user = {.name = "one", .roles = RPC_USER};
-
 pending *call_start_as(const server *v, uint32_t method, wire_out *o,
-                       uint64_t timeout_ns, int admin)
+                       uint64_t timeout_ns, const rpc_who *who)
 {
     pending *c = calloc(1, sizeof *c);
     void *request = aligned_alloc(64, (o->bytes + 64) / 64 * 64);
@@ -73,7 +71,7 @@ pending *call_start_as(const server *v, uint32_t method, wire_out *o,
                          .request = request,
                          .request_n = o->bytes,
                          .deadline = persia_clock_ns() + timeout_ns,
-                         .who = admin ? &persia_rpc_everyone : &user,
+                         .who = who,
                          .reply = on_reply,
                          .fail = on_fail};
     persia_wire_out_free(o);

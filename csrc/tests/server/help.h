@@ -80,7 +80,7 @@ enum { SECOND = 1000000000 };
 pending *call_start(const server *v, uint32_t method, wire_out *o,
                     uint64_t timeout_ns);
 pending *call_start_as(const server *v, uint32_t method, wire_out *o,
-                       uint64_t timeout_ns, int admin);
+                       uint64_t timeout_ns, const rpc_who *who);
 int call_done(pending *c);
 /* An answer that was waited for; freed by result_free(). */
 typedef struct result {

@@ -45,12 +45,27 @@ static void expect_line(const char *fields)
         fail_msg("%s", text);
 }
 
-static void deny(server *v, uint32_t method)
+static void deny(server *v, uint32_t method, wire_out o, const rpc_who *who)
 {
-    wire_stats m = {.caller = caller_of(v)};
-    wire_out o = ENCODED(stats, &m);
-    pending *c = call_start_as(v, method, &o, SECOND, 0);
-    expect(call_wait(c), PERSIA_EDENIED, "administration");
+    pending *c = call_start_as(v, method, &o, SECOND, who);
+    expect(call_wait(c), PERSIA_EDENIED, "");
+}
+
+static void the_reason_of_a_denied_call_is_logged(void **state)
+{
+    static const rpc_who reader = {
+        .name = "r", .roles = RPC_READ, .tables = "a"};
+    (void)state;
+    server v = server_with_lines(0, 1, base, 0, ends[1]);
+    declare_two(&v, 1);
+    wire_hello hello = {.caller = caller_of(&v), .version = WIRE_VERSION,
+                        .name_space = "test", .stream = STREAM};
+    deny(&v, WIRE_HELLO, ENCODED(hello, &hello), &reader);
+    expect_line("/Hello reason=role\n");
+    wire_rows rows = {.caller = caller_of(&v), .no = 1};
+    deny(&v, WIRE_GET_ROWS, ENCODED(rows, &rows), &reader);
+    expect_line("/GetRows reason=table\n");
+    server_stop(&v);
 }
 
 static void who_changes_what_is_logged(void **state)
@@ -59,7 +74,9 @@ static void who_changes_what_is_logged(void **state)
     server v = server_with_lines(0, 1, base, 0, ends[1]);
     declare_two(&v, 1);
     assert_string_equal(said(), "");
-    deny(&v, WIRE_SNAPSHOT);
+    static const rpc_who user = {.name = "one", .roles = RPC_USER};
+    wire_stats stats = {.caller = caller_of(&v)};
+    deny(&v, WIRE_SNAPSHOT, ENCODED(stats, &stats), &user);
     expect_line("Z denied peer=this process name=one method=/persia.v1."
                 "ParameterServer/Snapshot reason=role\n");
     persia_service_denied(v.s, "/s/M", "ipv4:10.0.0.7:1", "", "wrong");
@@ -202,6 +219,7 @@ int main(void)
 #define TEST(name)                                                            \
     cmocka_unit_test_setup_teardown(name, pipe_make, pipe_free)
     const struct CMUnitTest tests[] = {
+        TEST(the_reason_of_a_denied_call_is_logged),
         TEST(who_changes_what_is_logged),
         TEST(many_lines_become_a_count),
         TEST(lines_are_json),
