@@ -6,7 +6,7 @@
 
 #include "ids/ids.h"
 
-enum { BITS = 53 }; /* of a hash, which decide */
+enum { BITS = 53 }; /* of a hash, that decide */
 
 /* Of the process. */
 static struct trace_ring {
@@ -39,7 +39,7 @@ uint64_t persia_trace_now(void)
     return trace_below() ? persia_clock_ns() : 0;
 }
 
-/* Of a process that has no other one's. */
+/* No other process gives the same: they begin at random. */
 static uint64_t trace_new_id(void)
 {
     return id_hash(atomic_fetch_add(&ring.ids, 1)) | 1;

@@ -1,12 +1,12 @@
-/* trace.h: what became of sampled batches, as spans, until they are exported.
+/* trace.h: spans of sampled batches, until they are exported.
  *
- * A batch is known by its stream and number in all processes.  Whether it is
- * sampled, and the id of its trace, follow from both alone, so loaders,
- * embedding workers and ranks agree without a message.  Servers do not know
- * whose batch a pull is of: of a sampled one the request says its span.
+ * All processes know a batch by its stream and number.  These two decide
+ * whether it is sampled, and the id of its trace, so loaders, embedding
+ * workers and ranks agree without a message.  A server does not know the batch
+ * of a pull: the request of a sampled batch carries the span of its caller.
  *
- * The first span of a batch is of its loader; those of embedding workers and
- * ranks are below it, and those of servers below the span of their caller.
+ * The first span of a batch is its loader's.  Spans of embedding workers and
+ * ranks are below it, and spans of servers below that of their caller.
  *
  * Spans lie in one ring of the process, as lines of its log do: an exporter
  * takes them.  Where none keeps up, the newest are dropped and counted.
@@ -44,7 +44,7 @@ PERSIA_API const char *persia_trace_name(enum trace_kind kind);
 
 typedef struct trace_span {
     wire_trace at;    /* its trace, and its own id */
-    uint64_t parent; /* id; 0: it is the first of its batch */
+    uint64_t parent;  /* id; 0: it is the first of its batch */
     enum trace_kind kind;
     int code;              /* how it ended: PERSIA_OK or an error */
     uint64_t began, ended; /* of persia_clock_ns(); began 0: not sampled */
@@ -54,20 +54,20 @@ typedef struct trace_span {
     uint32_t shard;          /* of a server's */
 } trace_span;
 
-/* ---- for those who do something with a batch ---------------------------- */
+/* ---- for the rooms that work on a batch --------------------------------- */
 
 /* The time; 0: nothing is sampled. */
 PERSIA_API uint64_t persia_trace_now(void);
-/* A part of a batch begins now, if the batch is sampled; TRACE_BATCH: its
- * first span. */
+/* A span of a batch begins now, if the batch is sampled; TRACE_BATCH: the
+ * first one. */
 PERSIA_API void persia_trace_begin(trace_span *t, enum trace_kind kind,
                                    uint64_t stream, uint64_t number);
-/* A part of what a request says, if it says a span. */
+/* A span below that of a request, if the request carries one. */
 PERSIA_API void persia_trace_below(trace_span *t, enum trace_kind kind,
                                    const wire_trace *parent, uint64_t began);
-/* It has ended, if it is sampled: at `ended`, or (0) now. */
+/* Keeps the span if it is sampled.  It ended at `ended`, or (0) now. */
 PERSIA_API void persia_trace_end(trace_span *t, int code);
-/* A part of a batch that ends now.  began: of persia_trace_now(). */
+/* A whole span that ends now.  began: of persia_trace_now(). */
 PERSIA_API void persia_trace_part(enum trace_kind kind, uint64_t stream,
                                   uint64_t number, uint64_t began,
                                   uint32_t attempt, int code);
