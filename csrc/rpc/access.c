@@ -20,11 +20,11 @@ enum {
 };
 #define SECOND_NS ((uint64_t)1000000000)
 
-/* Of one name. */
+/* Counts the calls of one name. */
 struct access_meter {
     _Atomic(uint32_t) users;
     _Atomic(uint32_t) calls; /* now */
-    _Atomic(uint64_t) due;   /* of the last one at its rate, in ns */
+    _Atomic(uint64_t) due;   /* time of the last one at its rate, in ns */
 };
 
 typedef struct access_line {
@@ -37,7 +37,7 @@ typedef struct access_line {
 
 struct access_list {
     _Atomic(uint32_t) users;
-    const rpc_who *others; /* who shows no token; NULL: is refused */
+    const rpc_who *others; /* callers without a token; NULL: are refused */
     size_t n;
     access_line *lines;
 };
@@ -93,7 +93,7 @@ static void meter_drop(access_meter *m)
         free(m);
 }
 
-/* That of another line of this name; *out stays where there is none. */
+/* The meter of another line with this name; *out stays where there is none. */
 static void meter_find(const access_list *a, const char *name,
                        access_meter **out)
 {
@@ -492,7 +492,7 @@ void access_drop(access_list *a)
 
 /* ---- who it is ---- */
 
-/* In a time that does not tell how much of them is the same. */
+/* Its time does not depend on where they differ. */
 static int access_same(const uint8_t *a, const uint8_t *b)
 {
     unsigned differ = 0;

@@ -13,17 +13,17 @@
 typedef struct access_list access_list;
 typedef struct access_meter access_meter;
 
-/* Of the tokens in `s`: a line for each, those of the lines in s->tokens
- * included.  before: whose meters it keeps, or NULL. */
+/* A line for each token in `s`, those of s->tokens included.  before: the list
+ * whose meters it keeps, or NULL. */
 int access_make(const rpc_security *s, access_list *before, access_list **out);
 access_list *access_get(access_list *a);
 void access_drop(access_list *a); /* NULL is fine */
 
-/* Whom a token admits now; NULL: no one, and *why.  token: NULL: none was
- * shown; seconds: since 1970. */
+/* The caller that a token admits now; NULL: none, and *why.  token: NULL: none
+ * was shown; seconds: since 1970. */
 const rpc_who *access_find(const access_list *a, const char *token, size_t n,
                            int64_t seconds, enum rpc_reason *why);
-/* NULL: of who has no limit. */
+/* NULL: the caller has no limit. */
 access_meter *access_meter_of(const rpc_who *who);
 /* Counts a call.  0: it may be; else the milliseconds after which it may be
  * tried again, and it is not counted. */

@@ -6,7 +6,8 @@
 
 #include "rpc/rpc.h"
 
-/* A call that is answered now; times of persia_clock_ns(), 0: it has none. */
+/* A call that is answered now.  began, started: of persia_clock_ns(); 0: it is
+ * not counted. */
 void times_count_call(rpc_times *t, uint64_t began, uint64_t started);
 
 /* ---- contiguous messages ------------------------------------------------ */

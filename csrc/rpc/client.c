@@ -16,8 +16,8 @@ enum {
 
 typedef struct client_call client_call;
 
-/* gRPC's channel with one state of the identity.  Once that was renewed the
- * next call makes another one, and this one ends with its last call. */
+/* gRPC's channel with one version of the identity.  The first call after a
+ * renewal makes another way, and this one ends with its last call. */
 typedef struct client_way {
     grpc_channel *channel;
     uint64_t version;     /* of the identity */
@@ -97,7 +97,7 @@ static void way_free(client_way *w)
     free(w);
 }
 
-/* The way, if it was its last user's. */
+/* Returns the way if this was its last user, or NULL. */
 static client_way *way_leave_locked(client_way *w)
 {
     return w && --w->users == 0 ? w : NULL;
@@ -173,8 +173,8 @@ static int way_open(rpc_channel *c, client_way **out)
     return PERSIA_OK;
 }
 
-/* Another way, if the identity was renewed; this one stays where there can be
- * none.  Returns one to be freed, or NULL. */
+/* Makes another way if the identity was renewed; after an error the old one
+ * stays.  Returns the one to free, or NULL. */
 static client_way *way_renew_locked(rpc_channel *c)
 {
     client_way *old = c->way, *w;
@@ -482,7 +482,7 @@ const char *persia_rpc_channel_address(const rpc_channel *c)
     return c->address;
 }
 
-/* All that takes no thread. */
+/* Everything but the threads. */
 static int channel_make(const rpc_channel_config *config, rpc_channel **out)
 {
     rpc_channel *c = calloc(1, sizeof *c);

@@ -143,8 +143,8 @@ int status_to_code(grpc_status_code status,
 /* The text of a slice as a new string; NULL: no memory. */
 char *slice_text(grpc_slice s);
 grpc_channel_credentials *client_credentials(const rpc_security *s);
-/* *renewed: what they need for as long as the server is there; NULL: nothing.
- * *out: NULL where they cannot be used. */
+/* *renewed: what they use as long as the server is there, or NULL.  *out: NULL
+ * where the certificates cannot be used. */
 typedef struct rpc_renewed rpc_renewed;
 int server_credentials(const rpc_security *s, rpc_renewed **renewed,
                        grpc_server_credentials **out);

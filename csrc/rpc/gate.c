@@ -20,7 +20,7 @@ static const char *gate_path(const rpc_methods *m, uint32_t method)
 
 /* ---- what is denied ---- */
 
-/* Under the first of the roles; none has one of its own. */
+/* Under the first role of the caller, or as one without a role. */
 static void gate_count(rpc_denied *d, enum rpc_reason why, const rpc_who *who)
 {
     uint32_t role = 0;
@@ -118,7 +118,7 @@ static int gate_refuse(rpc_gate *g, rpc_pass *p)
     return persia_err_set(PERSIA_EDENIED, "%s", texts[p->why]);
 }
 
-/* Counts the call of who may make it. */
+/* Counts a call that the role allows, or refuses one too many. */
 static int gate_meter(rpc_gate *g, rpc_pass *p)
 {
     access_meter *m = access_meter_of(p->who);

@@ -5,8 +5,8 @@
 
 #include "rpc/channel.h"
 
-/* Those of sources.  They stay: a channel that is opened later may be of
- * one. */
+/* Identities with a source.  They stay: a later channel may have the same
+ * source. */
 static struct {
     pthread_mutex_t lock; /* guards what follows, and users of all */
     identity *first;

@@ -1,9 +1,9 @@
-/* identity.h: who a server or a channel is, and whom a server lets in (private
- * to rpc).
+/* identity.h: the certificates and tokens of a server or a channel (private to
+ * rpc).
  *
- * Certificates and tokens are renewed while they are in use: what came from
- * files belongs to a *source*, and persia_rpc_renew() gives new texts to all
- * servers and channels of it.
+ * They are renewed while they are in use: those from files belong to a
+ * *source*, and persia_rpc_renew() gives new texts to all of its servers and
+ * channels.
  */
 #ifndef PERSIA_RPC_IDENTITY_H
 #define PERSIA_RPC_IDENTITY_H
@@ -15,7 +15,7 @@
 
 typedef struct identity identity;
 struct identity {
-    uint64_t source; /* 0: of its one user */
+    uint64_t source; /* 0: it has one user, and no renewal */
     uint32_t users;  /* guarded by the lock of all of them */
     identity *next;  /* the same */
     _Atomic(uint64_t) version; /* grows with each renewal */
@@ -24,7 +24,7 @@ struct identity {
     access_list *access;
 };
 
-/* That of the source, as it is now, or a new one. */
+/* The identity of the source, as it is now, or a new one. */
 int identity_open(const rpc_security *s, identity **out);
 void identity_close(identity *i); /* NULL is fine */
 /* The tokens as they are now, for the caller to drop. */

@@ -31,7 +31,7 @@ PERSIA_API const char *persia_rpc_holes(void);
 
 /* ---- who may call what -------------------------------------------------- */
 
-/* What tokens are for; X(ROLE, name).  Who has the role admin has all. */
+/* What tokens are for; X(ROLE, name).  The role admin includes all others. */
 #define RPC_ROLES_EACH(X)                                                     \
     X(TRAIN, train)                                                           \
     X(FEED, feed)                                                             \
@@ -73,9 +73,9 @@ typedef struct rpc_who {
                              limit */
     const char *tables;   /* patterns with commas between; NULL: all */
 } rpc_who;
-/* Who calls a server that asks for no token. */
+/* The callers of a server that asks for no token. */
 PERSIA_API extern const rpc_who persia_rpc_everyone;
-/* Whether tables of this name are among its own. */
+/* Whether it may use a table of this name. */
 PERSIA_API int persia_rpc_tables(const rpc_who *who, const char *table);
 
 /* Why calls are denied; X(REASON, name). */
@@ -90,7 +90,7 @@ PERSIA_API int persia_rpc_tables(const rpc_who *who, const char *table);
 enum rpc_reason { RPC_REASONS_EACH(RPC_REASON) RPC_REASONS };
 #undef RPC_REASON
 PERSIA_API extern const char *const persia_rpc_reasons[RPC_REASONS];
-/* Counts; [][RPC_ROLES]: of no role. */
+/* How many; [][RPC_ROLES]: callers without a role. */
 typedef struct rpc_denied {
     _Atomic(uint64_t) n[RPC_REASONS][RPC_ROLES + 1];
 } rpc_denied;
@@ -126,7 +126,7 @@ struct rpc_call {
                              call is answered */
     size_t request_n;     /* bytes */
     uint64_t deadline; /* of persia_clock_ns(); the caller waits no longer */
-    const rpc_who *who;   /* calls; NULL: who may call nothing */
+    const rpc_who *who;   /* the caller; NULL: one that may call nothing */
     rpc_denied *denied;   /* of the server, or NULL */
     uint64_t began;       /* it arrived; 0: it is not counted */
     rpc_times *times;     /* or NULL: nor then */
@@ -144,7 +144,7 @@ struct rpc_call {
 
 typedef void (*rpc_handler)(void *ctx, rpc_call *call);
 
-/* PERSIA_EDENIED, and counted: the method is not for who calls. */
+/* PERSIA_EDENIED, and counted: the caller may not call the method. */
 PERSIA_API int persia_rpc_may(const rpc_methods *methods,
                               const rpc_call *call);
 /* Counts a call that is denied for what it asks for; returns
@@ -172,8 +172,8 @@ typedef struct rpc_security {
                                 NULL: the host of the address */
     int insecure;      /* allow an address that is not loopback without TLS
                           and token */
-    uint64_t source; /* whence the texts are, for persia_rpc_renew(); 0: they
-                        are never renewed */
+    uint64_t source; /* where the texts are from, for persia_rpc_renew(); 0:
+                        they are never renewed */
 } rpc_security;
 /* New texts of s->source: its servers take them from the next handshake and
  * call on; its channels connect again for their next call.  *users: how many
@@ -193,7 +193,7 @@ typedef struct rpc_pass {
     const rpc_who *who;  /* until it has left; NULL: no one */
     enum rpc_reason why; /* it is refused */
     uint32_t wait_ms;    /* RPC_LIMIT: before it is tried again */
-    struct access_list *access;      /* private */
+    struct access_list *access; /* private */
     struct access_meter *meter; /* private */
 } rpc_pass;
 /* header: "Bearer TOKEN", n bytes, or NULL.  PERSIA_EDENIED, PERSIA_ELIMIT.
@@ -215,7 +215,7 @@ typedef struct rpc_server_config {
                                  process may have files */
     int prompt; /* the handler gives requests to other threads, which may
                    take all processors */
-    int shared; /* other processes that say so, too, have the same port */
+    int shared; /* other processes with this set may serve the same port */
     uint32_t idle_ms; /* a connection without calls is closed after this; 0:
                          after ten minutes */
     sched *s;               /* joins the pieces of large requests; outlives
@@ -223,8 +223,8 @@ typedef struct rpc_server_config {
     rpc_security security;
     const rpc_methods *methods; /* outlives the server */
     rpc_handler handler;
-    /* A call that is denied: its method, from where, whose (or ""), and why;
-     * or NULL. */
+    /* NULL, or receives each call that is denied: its method, its client's
+     * address, the name of its token (or ""), and why. */
     void (*denied)(void *ctx, const char *method, const char *peer,
                    const char *name, const char *reason);
     void *ctx;

@@ -31,8 +31,8 @@ renewed_fetch(void *user, grpc_ssl_server_certificate_config **out)
     const int is_new = atomic_exchange(&r->version, version) != version;
     if (is_new) {
         grpc_ssl_pem_key_cert_pair pair = {i->texts.key, i->texts.cert};
-        /* It must have some authority, which it asks nothing of without
-         * clients' certificates. */
+        /* gRPC wants an authority; without clients' certificates it does not
+         * use it. */
         *out = grpc_ssl_server_certificate_config_create(
             i->texts.mutual ? i->texts.ca : i->texts.cert, &pair, 1);
     }
@@ -178,7 +178,7 @@ int status_to_code(grpc_status_code status,
     *sent = 0;
     if (status == GRPC_STATUS_OK)
         return PERSIA_OK;
-    /* Too many calls of its name: others may be taken later. */
+    /* The caller's name has too many calls: a later one may be taken. */
     for (size_t i = 0; i < trailing->count; i++)
         if (grpc_slice_str_cmp(trailing->metadata[i].key, WAIT_KEY) == 0)
             return PERSIA_EUNAVAILABLE;

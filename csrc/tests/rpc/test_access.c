@@ -114,7 +114,7 @@ static void single_tokens_are_lines_too(void **state)
     (void)state;
     static const struct {
         const char *token, *admin, *tokens;
-        uint32_t of_token, of_admin, of_nobody;
+        uint32_t of_token, of_admin, of_none;
     } cases[] = {
         {NULL, NULL, NULL, RPC_ALL, RPC_ALL, RPC_ALL},
         {"tok", NULL, NULL, RPC_ALL, 0, 0},
@@ -132,10 +132,10 @@ static void single_tokens_are_lines_too(void **state)
         assert_int_equal(access_make(&s, NULL, &a), PERSIA_OK);
         const rpc_who *token = found(a, "tok", 0, &why);
         const rpc_who *admin = found(a, "adm", 0, &why);
-        const rpc_who *nobody = found(a, NULL, 0, &why);
+        const rpc_who *none = found(a, NULL, 0, &why);
         assert_int_equal(token ? token->roles : 0, cases[i].of_token);
         assert_int_equal(admin ? admin->roles : 0, cases[i].of_admin);
-        assert_int_equal(nobody ? nobody->roles : 0, cases[i].of_nobody);
+        assert_int_equal(none ? none->roles : 0, cases[i].of_none);
         access_drop(a);
     }
     access_list *a;

@@ -259,14 +259,6 @@ static void tokens_say_who_may_what(void **state)
 static char folder[] = "/tmp/persia-test-rpc-XXXXXX";
 static int has_certificates;
 
-/* What cmocka's skip() cannot say. */
-static int need_certificates(void)
-{
-    if (!has_certificates)
-        print_message("no openssl program here: TLS is not tested\n");
-    return has_certificates;
-}
-
 static int run_openssl(const char *arguments)
 {
     char command[1024];
@@ -325,8 +317,13 @@ typedef struct certificates {
     char *ca, *other, *other_key, *cert, *key;
 } certificates;
 
+/* Skips the test where there are none. */
 static certificates certificates_load(void)
 {
+    if (!has_certificates) {
+        print_message("no openssl program here: TLS is not tested\n");
+        skip();
+    }
     return (certificates){file_text("ca.pem"), file_text("other.pem"),
                           file_text("other.key"), file_text("node.pem"),
                           file_text("node.key")};
@@ -344,8 +341,6 @@ static void certificates_free(certificates *k)
 static void tls_and_token_serve_other_machines(void **state)
 {
     NEED_GRPC();
-    if (!need_certificates())
-        skip();
     certificates k = certificates_load();
     deck d;
     deck_start(&d);
@@ -384,8 +379,6 @@ static void tls_and_token_serve_other_machines(void **state)
 static void mutual_tls_asks_for_the_clients_certificate(void **state)
 {
     NEED_GRPC();
-    if (!need_certificates())
-        skip();
     certificates k = certificates_load();
     deck d;
     deck_start(&d);
@@ -408,8 +401,6 @@ static void mutual_tls_asks_for_the_clients_certificate(void **state)
 static void certificates_that_do_not_fit_are_an_error(void **state)
 {
     NEED_GRPC();
-    if (!need_certificates())
-        skip();
     certificates k = certificates_load();
     deck d;
     deck_start(&d);
@@ -447,8 +438,6 @@ static uint32_t renew(rpc_security s, uint64_t source)
 static void a_server_shows_renewed_certificates(void **state)
 {
     NEED_GRPC();
-    if (!need_certificates())
-        skip();
     certificates k = certificates_load();
     deck d;
     deck_start(&d);
