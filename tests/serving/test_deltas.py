@@ -1,22 +1,17 @@
 """Deltas: a model that applies the packets is the model that trains, whatever
-happens to its rows; a packet that is damaged, foreign or not the next one is
-refused by name, and the version answers on."""
+happens to its rows, to the storage, and to the versions."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import random
-import shutil
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
 import persia
@@ -25,17 +20,24 @@ from persia.checkpoint import saving
 from persia.serving import ExportedModel, Publisher, exporting
 from persia.serving.deltas import changes, writer
 from persia.serving.deltas import publisher as publishers
-from persia.serving.deltas.packet import decode_packet, packet_name
 from persia.serving.folder import LocalVersions, versions_of
 from persia.serving.repository import Model
 from tests.remote import Servers
 from tests.serving import models
-from tests.serving.conftest import call
+from tests.serving.publishing import (
+    IDS,
+    answer,
+    model_of,
+    published,
+    same,
+    start,
+    train,
+    train_others,
+    trained,
+)
 from tests.system.processes import wait_until
 
 pytestmark = pytest.mark.slow
-
-IDS = torch.arange(-60, 60)
 
 
 @pytest.fixture(autouse=True)
@@ -44,55 +46,12 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishers, "_SLOW_S", 1e9)
 
 
-def model_of(where: persia.Store, capacity: int | None = None) -> nn.Module:
-    eviction = None if capacity is None else "lru"
-    return models.CLICKS["widedeep"](
-        persia.EmbeddingBagCollection(
-            store=where,
-            tables=[
-                persia.EmbeddingBagConfig(
-                    key, 8, [key], capacity=capacity, eviction=eviction
-                )
-                for key in models.KEYS
-            ],
-        )
-    )
-
-
-def train(model: nn.Module, steps: int = 1) -> None:
-    models.train(model, lambda: models.batch(16), steps)
-
-
-def start(model: nn.Module, root: Path, **options: Any) -> Publisher:
-    example = models.batch(3)
-    return Publisher(model, root, example=example, every=1e-3, **options)
-
-
-def published(publisher: Publisher) -> None:
-    publisher.flush()
-    assert publisher.publish()
-    publisher.flush()
-
-
-def same(loaded: ExportedModel, model: nn.Module, where: Path) -> None:
-    """A loaded model is an export of this moment, bit for bit."""
-    shutil.rmtree(where, ignore_errors=True)
-    persia.export(
-        model,
-        where,
-        example=models.batch(3),
-        row_dtype=loaded.manifest.tables[0].type,
-    )
-    want = persia.load_model(where)
-    for table in (t.options.name for t in want.manifest.tables):
-        has = want.has_rows(table, IDS)
-        assert torch.equal(loaded.has_rows(table, IDS), has)
-        assert torch.equal(
-            loaded.vectors(table, IDS), want.vectors(table, IDS)
-        )
-    call = models.batch(9)
-    assert torch.equal(loaded(*call), want(*call))
-    model.train()
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a publisher warns of."""
+    found: list[str] = []
+    monkeypatch.setattr(publishers, "warn", found.append)
+    return found
 
 
 def operate(
@@ -179,142 +138,8 @@ def test_a_packet_is_due_by_rows(servers: int, tmp_path: Path) -> None:
             assert publisher.place.number == 2
 
 
-def chain(tmp_path: Path, packets: int) -> tuple[Path, str, list[Path]]:
-    """A chain of so many packets: its root, its name and its files."""
-    store = models.store()
-    model = model_of(store)
-    train(model)
-    root = tmp_path / "out"
-    with start(model, root) as publisher:
-        for _ in range(packets):
-            train(model)
-            published(publisher)
-        name = publisher.place.chain
-    store.close()
-    every = [root / packet_name(name, n + 1) for n in range(packets)]
-    return root, name, every
-
-
-def answer(model: ExportedModel) -> Tensor:
-    torch.manual_seed(9)
-    return model(*models.batch(9))
-
-
-def refused(root: Path, error: type[errors.PersiaError]) -> None:
-    """The version is as it was before the packet."""
-    loaded = persia.load_model(root)
-    before = answer(loaded)
-    with pytest.raises(error):
-        loaded.catch_up()
-    assert torch.equal(answer(loaded), before)
-
-
-def test_a_damaged_packet_is_refused(tmp_path: Path) -> None:
-    root, _, (file,) = chain(tmp_path, 1)
-    data = file.read_bytes()
-    step = max(1, len(data) // 150)
-    for at in [*range(0, 600, 7), *range(600, len(data), step)]:
-        bad = bytearray(data)
-        bad[at] ^= 1 << at % 8
-        with pytest.raises((errors.CorruptFile, errors.SchemaMismatch)):
-            decode_packet(bytes(bad), "a packet")
-    for size in [0, 1, 7, 8, 9, 100, len(data) // 2, len(data) - 1]:
-        with pytest.raises(errors.CorruptFile):
-            decode_packet(data[:size], "a packet")
-    with pytest.raises(errors.CorruptFile):
-        decode_packet(data + b"\0", "a packet")
-    file.write_bytes(data[: len(data) // 2])  # half an upload
-    refused(root, errors.CorruptFile)
-    file.write_bytes(data)
-    assert persia.load_model(root).catch_up() == 1
-
-
-def test_bytes_of_any_kind_are_an_error_with_a_name(tmp_path: Path) -> None:
-    """Altered as an attacker can: with a checksum that is right."""
-    _, _, (file,) = chain(tmp_path, 1)
-    data = file.read_bytes()
-    rng = random.Random(3)
-    size = int.from_bytes(data[:8], "little")
-    for _ in range(400):
-        header = bytearray(data[8 : 8 + size])
-        for _ in range(rng.randrange(1, 4)):
-            at = rng.randrange(len(header))
-            header[at : at + rng.randrange(3)] = bytes(
-                rng.choice(b'0123456789{}[]":,-e.') for _ in range(2)
-            )
-        bad = len(header).to_bytes(8, "little") + header + data[8 + size :]
-        with contextlib.suppress(errors.CorruptFile, errors.SchemaMismatch):
-            decode_packet(signed(bytes(bad)), "a packet")
-
-
-def signed(data: bytes) -> bytes:
-    """With the checksum that it should have, where it has a place for one."""
-    at = data.find(b'"crc32c":"') + 10
-    if at < 10:
-        return data
-    zeros = data[:at] + b"00000000" + data[at + 8 :]
-    crc = f"{_core.ckpt_crc(zeros):08x}".encode()
-    return data[:at] + crc + data[at + 8 :]
-
-
-def test_a_gap_is_refused_until_the_next_version(tmp_path: Path) -> None:
-    root, _, files = chain(tmp_path, 3)
-    lost = files[1].read_bytes()
-    files[1].unlink()
-    model = Model("m", str(root), 2)
-    model.load()
-    assert model.packets == 1
-    assert model.catch_up() == 0
-    with pytest.raises(errors.StaleLineage):
-        model.check()
-    files[1].write_bytes(files[2].read_bytes())  # reordered
-    with pytest.raises(errors.StaleLineage):
-        model.catch_up()
-    files[1].write_bytes(files[0].read_bytes())  # doubled
-    with pytest.raises(errors.StaleLineage):
-        model.catch_up()
-    files[1].write_bytes(lost)
-    assert model.catch_up() == 2
-
-
-def test_a_foreign_packet_is_refused(tmp_path: Path) -> None:
-    root, name, files = chain(tmp_path / "a", 2)
-    _, other, foreign = chain(tmp_path / "b", 2)
-    first = files[0].read_bytes()
-    files[0].write_bytes(foreign[0].read_bytes())
-    refused(root, errors.StaleLineage)
-    # of the name of this chain, but after another packet
-    data = foreign[1].read_bytes().replace(other.encode(), name.encode())
-    files[0].write_bytes(first)
-    files[1].write_bytes(signed(data))
-    loaded = persia.load_model(root)
-    with pytest.raises(errors.StaleLineage):
-        loaded.catch_up()
-    assert loaded.packets == 1
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (b"persia-delta-1", b"persia-delta-9"),
-        (b'\\"dim\\":8', b'\\"dim\\":9'),
-        (b'{\\"name\\":\\"a\\"', b'{\\"name\\":\\"z\\"'),
-    ],
-)
-def test_a_packet_of_another_schema_is_refused(
-    tmp_path: Path, old: bytes, new: bytes
-) -> None:
-    root, _, (file,) = chain(tmp_path, 1)
-    data = file.read_bytes()
-    assert old in data
-    file.write_bytes(signed(data.replace(old, new, 1)))
-    refused(root, errors.PersiaError)
-
-
 def test_a_rollback_takes_packets_back(tmp_path: Path) -> None:
-    store = models.store()
-    model = model_of(store)
-    train(model, 4)
+    store, model = trained(4)
     root = tmp_path / "out"
     versions = versions_of(root)
 
@@ -358,9 +183,7 @@ def test_a_rollback_takes_packets_back(tmp_path: Path) -> None:
 
 
 def test_erased_ids_leave_every_version(tmp_path: Path) -> None:
-    store = models.store()
-    model = model_of(store)
-    train(model, 4)
+    store, model = trained(4)
     ids = store.ids("a")[:5]
     root = tmp_path / "out"
     with start(model, root, rebase=0.5, keep=3) as publisher:
@@ -407,16 +230,10 @@ def test_erased_ids_leave_every_version(tmp_path: Path) -> None:
     store.close()
 
 
-def train_others(store: persia.Store) -> None:
-    store.set_rows("b", [1, 2, 3], torch.zeros(3, 8))
-
-
 def test_a_storage_that_fails_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = models.store()
-    model = model_of(store)
-    train(model)
+    store, model = trained()
     told = threading.Event()
     monkeypatch.setattr(writer, "warn", lambda _: told.set())
     monkeypatch.setattr(writer, "RETRY_S", 0.01)
@@ -445,14 +262,17 @@ def test_a_storage_that_fails_loses_nothing(
     store.close()
 
 
+def publish_second(publisher: Publisher, model: nn.Module, root: Path) -> None:
+    """Packets, and a second version."""
+    train(model, 8)
+    published(publisher)
+    assert versions_of(root).names() == ["v-000001", "v-000002"]
+
+
 def test_a_version_that_cannot_be_written_ends_no_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[str]
 ) -> None:
-    store = models.store()
-    model = model_of(store)
-    train(model, 4)
-    told: list[str] = []
-    monkeypatch.setattr(publishers, "warn", told.append)
+    store, model = trained(4)
     add, fails = LocalVersions.add, threading.Event()
 
     def failing(self: LocalVersions, *args: Any) -> Any:
@@ -471,9 +291,7 @@ def test_a_version_that_cannot_be_written_ends_no_training(
         assert versions_of(root).names() == ["v-000001"]
         assert loaded.catch_up() > 0
         fails.clear()
-        train(model, 8)
-        published(publisher)
-        assert versions_of(root).names() == ["v-000001", "v-000002"]
+        publish_second(publisher, model, root)
         assert loaded.catch_up() > 0
         same(loaded, model, tmp_path / "export")
     store.close()
@@ -483,9 +301,7 @@ def test_a_new_chain_waits_for_the_storage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The training continues, and no erased id is forgotten."""
-    store = models.store()
-    model = model_of(store)
-    train(model)
+    store, model = trained()
     root = tmp_path / "out"
     with start(model, root) as publisher:
         chain = publisher.place.chain
@@ -541,9 +357,7 @@ def test_the_training_continues_while_a_version_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the version is of the moment when it began."""
-    store = models.store()
-    model = model_of(store)
-    train(model, 4)
+    store, model = trained(4)
     root = tmp_path / "out"
     goes_on = writing_waits(monkeypatch, root)
     with start(model, root, rebase=0.5) as publisher:
@@ -578,9 +392,7 @@ def test_the_training_continues_while_a_version_is_written(
 def test_rows_are_replaced_while_a_version_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = models.store()
-    model = model_of(store)
-    train(model, 4)
+    store, model = trained(4)
     store.save(tmp_path / "saved", model=model)
     root = tmp_path / "out"
     goes_on = writing_waits(monkeypatch, root)
@@ -607,14 +419,10 @@ def test_rows_are_replaced_while_a_version_is_written(
 
 
 def test_a_version_that_begins_too_late_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[str]
 ) -> None:
     """The training continues meanwhile: its rows are of another moment."""
-    store = models.store()
-    model = model_of(store)
-    train(model, 4)
-    told: list[str] = []
-    monkeypatch.setattr(publishers, "warn", told.append)
+    store, model = trained(4)
     monkeypatch.setattr(publishers, "_MOMENT_S", 0.1)
     goes_on, saves = threading.Event(), saving.save_into
 
@@ -635,9 +443,7 @@ def test_a_version_that_begins_too_late_is_given_up(
             publisher.flush()
         assert versions_of(root).names() == ["v-000001"]
         assert len(told) == 1
-        train(model, 8)
-        published(publisher)
-        assert versions_of(root).names() == ["v-000001", "v-000002"]
+        publish_second(publisher, model, root)
         for one in (loaded, persia.load_model(root)):
             one.catch_up()
             same(one, model, tmp_path / "export")
@@ -649,9 +455,7 @@ def test_a_server_that_gives_no_answer_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     """What the others have said is in the next packet."""
-    store = models.store()
-    model = model_of(store)
-    train(model)
+    store, model = trained()
     with start(model, tmp_path / "out") as publisher:
         loaded = persia.load_model(tmp_path / "out")
         train(model)
@@ -676,9 +480,7 @@ def test_a_server_that_gives_no_answer_loses_nothing(
 
 
 def test_old_packets_are_removed(tmp_path: Path) -> None:
-    store = models.store()
-    model = model_of(store)
-    train(model)
+    store, model = trained()
     root = tmp_path / "out"
     with start(model, root, rebase=0.9) as publisher:
         loaded = persia.load_model(root)
@@ -702,26 +504,9 @@ def test_old_packets_are_removed(tmp_path: Path) -> None:
     store.close()
 
 
-def test_packets_are_verified(tmp_path: Path) -> None:
-    root, _, files = chain(tmp_path, 3)
-    assert persia.load_model(root).verify_packets() == 3
-    whole = files[1].read_bytes()
-    for bad in (whole[:-1], whole[:-1] + b"?", files[2].read_bytes()):
-        files[1].write_bytes(bad)
-        with pytest.raises((errors.CorruptFile, errors.StaleLineage)):
-            persia.load_model(root).verify_packets()
-        with pytest.raises(errors.CorruptFile):
-            call("model", "verify", root)
-    files[1].unlink()
-    with pytest.raises(errors.StaleLineage):
-        persia.load_model(root).verify_packets()
-
-
 def test_a_version_by_name_answers_as_it_was_exported(tmp_path: Path) -> None:
     """In a process that has followed it, and in one that has not."""
-    store = models.store()
-    model = model_of(store)
-    train(model, 4)
+    store, model = trained(4)
     root = tmp_path / "out"
     with start(model, root, rebase=0.5, keep=3) as publisher:
         followed = Model("m", str(root), 3)
@@ -743,16 +528,6 @@ def test_a_version_by_name_answers_as_it_was_exported(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_model_without_room_waits_for_a_version(tmp_path: Path) -> None:
-    root, _, _ = chain(tmp_path, 2)
-    model = Model("m", str(root), 2, rows_limit=1)
-    model.load()  # it answers without the packets
-    before = answer(model.current)
-    with pytest.raises(errors.LimitReached):
-        model.catch_up()
-    assert answer(model.current).shape == before.shape
-
-
 @pytest.mark.skipif(not _core.GRPC[0].isdigit(), reason="without gRPC")
 def test_rows_of_servers_are_published(tmp_path: Path) -> None:
     with contextlib.closing(Servers(2, checkpoints=str(tmp_path))) as servers:
@@ -770,37 +545,6 @@ def test_rows_of_servers_are_published(tmp_path: Path) -> None:
                 assert loaded.catch_up() == 1
                 same(loaded, model, tmp_path / "export")
         store.close()
-
-
-def test_a_packet_read_as_the_page_says(tmp_path: Path) -> None:
-    """docs/reference/exports.md, with safetensors and NumPy alone."""
-    root, name, files = chain(tmp_path, 2)
-    before = None
-    for number, path in enumerate(files, 1):
-        raw = path.read_bytes()
-        with safe_open(path, "np") as file:
-            about = file.metadata()
-            tables = json.loads(about["tables"])
-            rows = {
-                t["name"]: file.get_tensor(f"rows.{i}")
-                for i, t in enumerate(tables)
-            }
-            dense = any(k.startswith("dense.") for k in [*file.keys()])
-        assert about["format"] == "persia-delta-1" and dense
-        assert (about["chain"], about["number"]) == (name, str(number))
-        assert about["parent"] == (before or "00000000")
-        before = about["crc32c"]
-        zeros = raw.replace(
-            f'"crc32c":"{before}"'.encode(), b'"crc32c":"00000000"', 1
-        )
-        assert f"{_core.ckpt_crc(zeros):08x}" == before
-    loaded = persia.load_model(root)
-    loaded.catch_up()
-    for table, raw_rows in rows.items():
-        ids = raw_rows[:, :8].copy().view("<i8")[:, 0]
-        vectors = raw_rows[:, 8:40].copy().view("<f4")
-        found = loaded.vectors(table, torch.from_numpy(ids)).numpy()
-        assert np.array_equal(found, vectors)
 
 
 def test_answers_are_whole_while_packets_are_applied(tmp_path: Path) -> None:
