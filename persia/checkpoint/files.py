@@ -307,6 +307,24 @@ def write_file(path: Path, fill: Callable[[Any], object]) -> None:
         os.fsync(file.fileno())
 
 
+def replace_file(path: Path, data: bytes) -> None:
+    """Replaces a file as a whole: a power cut leaves the old or the new one.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    part = path.with_suffix(".part")
+    try:
+        part.unlink(missing_ok=True)
+        write_file(part, lambda file: file.write(data))
+        part.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written: {error.strerror}"
+        ) from None
+
+
 def check(root: Checked) -> None:
     """Finds out whether a save into a root could begin.
 

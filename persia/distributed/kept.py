@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pydantic
 
-from persia.checkpoint.files import sync_folder, write_file
+from persia.checkpoint.files import replace_file
 from persia.distributed.places import joined
 from persia.errors import CorruptFile, SchemaMismatch, StorageError
 
@@ -127,18 +127,13 @@ class Kept:
         if ports == self._now.ports:
             return
         new = _File(job=self._job, ports=ports)
-        part = self._path.with_suffix(".part")
         try:
             self._log.mkdir(parents=True, exist_ok=True)
-            part.unlink(missing_ok=True)
-            text = new.model_dump_json().encode()
-            write_file(part, lambda file: file.write(text))
-            part.replace(self._path)
-            sync_folder(self._log)
         except OSError as error:
             raise StorageError(
-                f"{self._path} cannot be written: {error.strerror}"
+                f"{self._log} cannot be made: {error.strerror}"
             ) from None
+        replace_file(self._path, new.model_dump_json().encode())
         self._now = new
 
 

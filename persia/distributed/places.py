@@ -27,7 +27,7 @@ from typing import Any
 
 import pydantic
 
-from persia.checkpoint.files import sync_folder, write_file
+from persia.checkpoint.files import replace_file, sync_folder
 from persia.errors import (
     CorruptFile,
     SchemaMismatch,
@@ -186,17 +186,7 @@ class Places:
         self._lock.close()
 
     def _write(self, new: _Moves) -> None:
-        part = self._path.with_suffix(".part")
-        text = new.model_dump_json().encode()
-        try:
-            part.unlink(missing_ok=True)
-            write_file(part, lambda file: file.write(text))
-            part.replace(self._path)
-            sync_folder(self._log)
-        except OSError as error:
-            raise StorageError(
-                f"{self._path} cannot be written: {error.strerror}"
-            ) from None
+        replace_file(self._path, new.model_dump_json().encode())
         self._now = new
 
     @contextlib.contextmanager
