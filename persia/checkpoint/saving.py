@@ -147,13 +147,7 @@ def save(
             parts = {"store": TableSettings(store.optimizer)} | parts_of(
                 model=model, optimizer=optimizer, scheduler=scheduler
             )
-            with together(store):
-                shared = states_of(parts)
-            shared |= {
-                "classes": classes_of(parts),
-                "poolings": poolings_of(store),
-                "parameters": names_of(parts),
-            }
+            shared = _shared_of(store, parts)
             own = states_of(
                 {"random": RandomStates()} | parts_of(loader=loader)
             )
@@ -186,14 +180,18 @@ def settle(store: Store, root: files.Root) -> None:
 def states_of_rows(store: Store) -> Dense:
     """The states of a checkpoint that has rows alone."""
     parts = {"store": TableSettings(store.optimizer)}
+    return Dense(_shared_of(store, parts), [{}], None)
+
+
+def _shared_of(store: Store, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The states that all ranks have in common."""
     with together(store):
         shared = states_of(parts)
-    shared |= {
+    return shared | {
         "classes": classes_of(parts),
         "poolings": poolings_of(store),
         "parameters": names_of(parts),
     }
-    return Dense(shared, [{}], None)
 
 
 def check(store: Store, path: str | os.PathLike[str]) -> None:
