@@ -117,15 +117,7 @@ def command(json: Json = False, **flags: Any) -> None:
         _scale(config, json)
         return
     found = planning.plan(
-        config.rows,
-        config.dim,
-        optimizer=config.optimizer,
-        row_dtype=config.row_dtype,
-        qps=config.qps,
-        batch_size=config.batch_size,
-        ids=config.ids,
-        distinct=config.distinct,
-        tables=config.tables,
+        **_job_of(config),
         wire_dtype=config.wire_dtype,
         server_memory=config.server_memory,
         server_network=config.server_network * 1e9 / 8,
@@ -144,6 +136,12 @@ def command(json: Json = False, **flags: Any) -> None:
     console.print(table)
 
 
+def _job_of(config: PlanConfig) -> dict[str, Any]:
+    """What is planned, without the machines."""
+    words = "rows dim optimizer row_dtype qps batch_size ids distinct tables"
+    return config.model_dump(include=set(words.split()))
+
+
 def _scale(config: PlanConfig, json: bool) -> None:
     """What a change of the number of servers costs."""
     from persia.distributed import planning
@@ -157,15 +155,7 @@ def _scale(config: PlanConfig, json: bool) -> None:
         )
     # Its errors name options, and all that follows may rely on them.
     planning.plan(
-        config.rows,
-        config.dim,
-        optimizer=config.optimizer,
-        row_dtype=config.row_dtype,
-        qps=config.qps,
-        batch_size=config.batch_size,
-        ids=config.ids,
-        distinct=config.distinct,
-        tables=config.tables,
+        **_job_of(config),
         server_memory=1e30,
         server_network=1e30,
         server_ids=1e30,
