@@ -168,7 +168,7 @@ renewal = Renewal()
 
 def _forget() -> None:
     """In a forked child: its thread is not there."""
-    renewal.__init__()  # type: ignore[misc]
+    vars(renewal).update(vars(Renewal()))
 
 
 os.register_at_fork(after_in_child=_forget)
