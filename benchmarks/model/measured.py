@@ -191,7 +191,7 @@ def moves(rows: int) -> Moved:
         done[progress.number] = progress
 
     with tempfile.TemporaryDirectory() as folder, Processes() as processes:
-        addresses = elastic_servers(processes, Path(folder), "off")
+        _, addresses = elastic_servers(processes, Path(folder), "off")
         trainer = processes.trainer()
         trainer.call("open", servers=",".join(addresses[:2]), **THREADS)
         trainer.call("make_rows", first=0, stop=rows)
