@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from benchmarks.common import BATCH
@@ -38,27 +39,31 @@ def draw(
         left.loglog(servers, rates, marker="o", label=f"{ranks:,} ranks")
     left.axhline(1.91, linestyle="--", color="gray")
     left.annotate("the paper, 100 T parameters", (servers[0], 2.05))
-    left.set(xlabel="servers", ylabel="million samples/s")
+    left.set(xlabel="servers", ylabel="million samples per second")
     left.legend()
+    colors = {fresh: f"C{i}" for i, (fresh, _) in enumerate(grown)}
     for (fresh, together), points in grown.items():
-        some = [p for p in points if p.moving or p in (points[0], points[-1])]
-        (line,) = right.loglog(
-            [max(fresh * p.samples * DIM / 1e12, 1e-3) for p in some],
-            [p.servers for p in some],
+        most: dict[float, float] = {}  # by the parameters, in 10^12
+        for p in points:
+            log = math.log10(fresh * p.samples * DIM / 1e12)
+            at = 10 ** round(log, 1)
+            most[at] = max(most.get(at, 0.0), p.fullest)
+        right.semilogx(
+            list(most),
+            list(most.values()),
             linestyle="-" if together else ":",
-            label=f"{fresh} new rows a sample"
+            color=colors[fresh],
+            label=f"{fresh} new rows per sample"
             + ("" if together else ", one move at a time"),
         )
         if points[-1].fullest > 1:
-            right.plot(
-                fresh * points[-1].samples * DIM / 1e12,
-                points[-1].servers,
-                "x",
-                color=line.get_color(),
-            )
+            right.plot([at], [1], "x", color=colors[fresh])
     right.set(
-        xlabel="parameters, 10^12; x: a server is full", ylabel="servers"
+        xlabel="parameters, $10^{12}$; x: a server is full",
+        ylabel="memory of the fullest server",
+        xlim=(0.5, 110),
+        ylim=(0.5, 1.05),
     )
-    right.legend(fontsize="x-small")
+    right.legend(fontsize="x-small", loc="lower right")
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
