@@ -55,8 +55,13 @@ def shown(text: str) -> str:
     """A text without the secrets of the URLs in it."""
     if "/" not in text:
         return text
-    text = _URL.sub(lambda found: found[1] + _rest(found[1], found[2]), text)
+    text = _URL.sub(_shown, text)
     return _PATH.sub(lambda found: f"{found[1]}?{_options(found[2])}", text)
+
+
+def _shown(found: re.Match[str]) -> str:
+    url = found[2].rstrip(".,;:)`")  # which end a sentence, or a quotation
+    return found[1] + _rest(found[1], url) + found[2][len(url) :]
 
 
 def shown_url(text: str) -> str:

@@ -158,6 +158,14 @@ def test_what_is_no_secret_stays(text: str) -> None:
     assert shown(text) == text
 
 
+@pytest.mark.parametrize("end", ["`", "`, or", ").", ";", "`). Then"])
+def test_what_ends_a_sentence_is_not_of_its_url(end: str) -> None:
+    text = f"give (`api=http://127.0.0.1:8001{end}"
+    assert shown(text) == text
+    hidden = shown(f"give (`api=http://{SECRET}:word{end}")
+    assert SECRET not in hidden and hidden.endswith(end)
+
+
 def test_every_error_and_warning() -> None:
     text = f"no file at s3://key:{SECRET}@bucket/a: https://h/a?sig={SECRET}"
     for name in errors.__all__:
