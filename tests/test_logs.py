@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,13 @@ def test_lines_say_what_the_process_is(
         line = json.loads(capsys.readouterr().out)
         assert (line["message"], line["shard"]) == ("it serves", 3)
         assert line.get("role") == role
+
+
+def test_a_warning_is_a_line_without_a_place() -> None:
+    given = ("use `rows=4`", UserWarning, "of_python.py", 7)
+    with said():
+        assert warnings.formatwarning(*given) == "warning: use --rows 4\n"
+    assert "of_python.py:7" in warnings.formatwarning(*given)
 
 
 def test_audits_are_appended(tmp_path: Path) -> None:

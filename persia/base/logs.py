@@ -78,7 +78,8 @@ def said(
     _forms.append(form)
     about = dict(_about)
     others = _ROOT.handlers[:]
-    shows = warnings.showwarning
+    shows, formats = warnings.showwarning, warnings.formatwarning
+    warnings.formatwarning = _format_warning
     _ROOT.handlers[:] = [handler]
     _ROOT.setLevel(level.upper())
     if form == "json":
@@ -86,8 +87,7 @@ def said(
     try:
         yield
     finally:
-        if form == "json":
-            warnings.showwarning = shows
+        warnings.showwarning, warnings.formatwarning = shows, formats
         _ROOT.handlers[:] = others
         _ROOT.setLevel(before)
         _about.clear()
@@ -176,6 +176,17 @@ def _warned(
     line: str | None = None,
 ) -> None:
     _ROOT.warning("%s", message)
+
+
+def _format_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """Users of commands have no line of Python to look at."""
+    return f"warning: {flagged(shown(str(message)))}\n"
 
 
 def _line(level: str, at: float, fields: dict[str, Any]) -> str:
