@@ -158,7 +158,7 @@ def test_continue_where_a_server_has_lost_rows(
     # Told by a look-up, or by an update that the new one then has.
     lost = rf"at least {'[23]' if told else 3} at {servers.addresses[1]} "
     assert re.search(lost, str(caught.value))
-    for words in ("rank 0", "'rollback'", "lost='continue'"):
+    for words in ("rank 0", "'rollback'", "lost=continue"):
         assert words in str(caught.value)
     assert torch.equal(raises.model["top"][1].weight, before)
     assert raises.store.load(root, **raises.state()).rows["u"] > 0

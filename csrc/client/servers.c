@@ -76,7 +76,7 @@ int persia_client_tell_lost(ps_client *r)
                                     never ? ""
                                           : "; load a checkpoint, or continue "
                                             "without them "
-                                            "(lost=\"continue\")")
+                                            "(`lost=continue`)")
                    : PERSIA_OK;
 }
 

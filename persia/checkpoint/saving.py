@@ -567,7 +567,7 @@ def _check_live(store: Store, found: files.Found, number: int) -> int:
             f"servers have lost updates of rank {store.rank} that are in "
             f"{found.folder}, at least {which} (they were started again with "
             "older rows, or without any): load it with resume='rollback', or "
-            "continue without these updates (Store(lost='continue'))"
+            "continue without these updates (`lost=continue`)"
         )
     return sum(lost.values())
 
