@@ -103,7 +103,7 @@ def next_step(seen: Servers, want: int) -> Step:
     if silent:
         return Step(Phase.GROWING, f"{silent[0]} does not answer yet")
     if left:
-        text = f"{len(left)} shards are to move"
+        text = f"shards to move: {len(left)}"
         return Step(phase, text, move=left[0], left=left)
     if shrinks:
         last = seen.addresses[-1]
@@ -118,13 +118,13 @@ def _wrong(seen: Servers) -> str:
     found = Counter(shard for some in seen.here.values() for shard in some)
     twice = sorted(shard for shard, n in found.items() if n > 1)
     if twice:
-        return f"shards {_list(twice)} are at two servers"
+        return f"shards at two servers: {_list(twice)}"
     lost = sorted(set(range(seen.shards)) - found.keys())
     if not lost:
         return ""
     silent = [a for a in seen.addresses if a not in seen.here]
-    return f"shards {_list(lost)} are at no server that answers" + (
-        f"; {_list(silent)} do not answer" if silent else ""
+    return f"shards at no server that answers: {_list(lost)}" + (
+        f"; no answer from {_list(silent)}" if silent else ""
     )
 
 
