@@ -108,6 +108,18 @@ class Machines:
         self.agents[number].kill()
         self.agents[number].wait()
 
+    def two_three_one(self) -> None:
+        """Trains on two machines, on three, and to the end on one."""
+        self.start()
+        self.start()
+        self.reach(2, 12)
+        self.start()
+        self.reach(3, 12)
+        self.kill(2)
+        self.kill(1)
+        self.reach(1, 1)
+        assert self.agents[0].wait(240) == 0
+
     def text(self) -> str:
         """All messages."""
         logs = sorted(self.folder.glob("log*"))
@@ -149,15 +161,7 @@ def test_two_three_and_one_ranks_train_each_batch_once(
     with contextlib.closing(Servers(1)) as servers:
         words = (str(job.__file__), servers.text, str(tmp_path))
         with machines(tmp_path, *words) as some:
-            some.start()
-            some.start()
-            some.reach(2, 12)
-            some.start()
-            some.reach(3, 12)
-            some.kill(2)
-            some.kill(1)
-            some.reach(1, 1)
-            assert some.agents[0].wait(240) == 0
+            some.two_three_one()
         log = (tmp_path / "log").read_text()
         assert counted(servers) == job.expected(), log
     assert starts(log)[-1] == 1 and 3 in starts(log), log
@@ -211,15 +215,7 @@ def test_batches_of_data_loaders_go_to_the_ranks_that_there_are(
         words = (str(job.__file__), servers.text, str(tmp_path))
         words = (*words, ",".join(workers.addresses), staleness)
         some = stack.enter_context(machines(tmp_path, *words))
-        some.start()
-        some.start()
-        some.reach(2, 12)
-        some.start()
-        some.reach(3, 12)
-        some.kill(2)
-        some.kill(1)
-        some.reach(1, 1)
-        assert some.agents[0].wait(240) == 0
+        some.two_three_one()
         join()
         log = (tmp_path / "log").read_text()
         assert counted(servers) == job.expected(), log
