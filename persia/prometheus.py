@@ -257,8 +257,7 @@ def denied_family(denied: _core.Denied) -> Metric:
     """Calls that were denied, by reason and role."""
     family = CounterMetricFamily(
         "persia_denied",
-        "Calls that were denied; of who shows no good token the role is "
-        "empty.",
+        "Calls that were denied; without a good token the role is empty.",
         labels=["reason", "role"],
     )
     for key, n in denied.items():

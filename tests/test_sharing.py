@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -58,15 +60,17 @@ def files(path: Path, rank: int, world: int) -> Files:
     )
 
 
-def names(batches: object) -> list[tuple[int, ...]]:
+def names(batches: Iterable[Any]) -> list[tuple[int, ...]]:
     """A batch by its ids."""
-    return [tuple(b.ids.values().tolist()) for b in batches]  # type: ignore[attr-defined]
+    return [tuple(b.ids.values().tolist()) for b in batches]
 
 
 @pytest.mark.parametrize("make", [made, text, groups])
-def test_each_batch_is_given_to_one_rank(make: object, tmp_path: Path) -> None:
+def test_each_batch_is_given_to_one_rank(
+    make: Callable[..., Any], tmp_path: Path
+) -> None:
     def data(rank: int, world: int) -> Shared:
-        return Shared(make(rank, world, tmp_path))  # type: ignore[operator]
+        return Shared(make(rank, world, tmp_path))
 
     first = [names(data(rank, 2)) for rank in range(2)]
     # Rank 0 has trained 3 of its batches, rank 1 two and its last.

@@ -344,7 +344,7 @@ def test_a_refusal_for_a_limit_says_when_to_come_again() -> None:
 
 @pytest.fixture
 def own_renewal(monkeypatch: pytest.MonkeyPatch) -> Renewal:
-    """Looks when it is told, alone."""
+    """It has no thread: a test calls `look`."""
     made = Renewal()
     monkeypatch.setattr(made, "_run", lambda: None)
     monkeypatch.setattr("persia.distributed.security.renewal", made)

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from benchmarks.peers.serving import Whole
 
 
-class Api(litserve.LitAPI):  # type: ignore
+class Api(litserve.LitAPI):
     """Answers the JSON of a request with scores."""
 
     def __init__(self, folder: str, vocabulary: int) -> None:

@@ -214,7 +214,7 @@ class Whole:
         torch.set_num_threads(1)
         tables = Bags(vocabulary)
         lookup = persia.serving.model._Rows
-        lookup.forward = lambda _, *ids: tables(*ids)  # type: ignore
+        lookup.forward = lambda _, *ids: tables(*ids)
         self._model = persia.load_model(folder)
 
     def __call__(self, request: dict[str, Any]) -> list[float]:

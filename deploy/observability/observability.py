@@ -30,7 +30,7 @@ class Alert:
         name: also its section of the page.
         expr: of Prometheus; each series that it has fires.
         wait: how long it must have them.
-        text: for who is woken.
+        text: for the operator.
         page: someone must act now.
     """
 

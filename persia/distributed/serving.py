@@ -189,7 +189,7 @@ def _check_address(host: str, security: Security) -> None:
 
 def core_holes(config: Listening, holes: str) -> str | None:
     """What to tell where others than this machine reach a gRPC core with
-    published holes: who shows no certificate can stop the server."""
+    published holes: a client without a certificate can stop the server."""
     if not holes or config.mutual_tls or is_loopback(config.host):
         return None
     return (

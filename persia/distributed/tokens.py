@@ -37,7 +37,7 @@ class Line:
 
     Attributes:
         roles: of ``ROLES``.
-        name: of who has it; several lines may be of one.
+        name: of its owner; several lines may have the same.
         secret: "sha256:" and 64 digits, or the token itself.
         options: the last day, and limits.
     """

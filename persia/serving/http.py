@@ -327,7 +327,7 @@ def make_app(server: Server) -> Starlette:
         path = request.url.path
         return _json({"error": f"no {request.method} {path}"}, status)
 
-    # Health is for those who know no token.
+    # Health needs no token.
     routes.append(Route("/v2/health/live", server.live))
     routes.append(Route("/v2/health/ready", server.is_ready))
     route("GET", "/v2", server.about, "ServerMetadata")
