@@ -2,8 +2,8 @@
 
 One step at a time, from what is there: what carries it out looks again before
 the next one. So it may be killed at any time, and another process continues.
-Processes and Kubernetes are unknown here: ``persia launch --autoscale`` and
-the gate of a cluster take the same steps.
+Kubernetes is unknown here; :mod:`persia.kubernetes.gate` carries the steps
+out.
 """
 
 from __future__ import annotations
