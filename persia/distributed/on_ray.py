@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from persia.base.requirements import library
+from persia.distributed.launch import reserve
 from persia.errors import Unavailable
 
 _PERSIA = (sys.executable, "-m", "persia")
+_ALL = "0.0.0.0"  # where a process listens
 _GRACE = 60.0  # seconds that a process has to end
 
 
@@ -22,13 +24,13 @@ class Role:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._held: socket.socket | None = None
 
     def address(self) -> str:
-        """Of this node, with a port that is free."""
+        """Of this node, with a port that is kept for the process."""
         ray = library("ray", "ray", "jobs on a cluster of Ray")
-        with socket.socket() as free:
-            free.bind(("", 0))
-            port = free.getsockname()[1]
+        self._held = reserve(_ALL)
+        port = self._held.getsockname()[1]
         return f"{ray.util.get_node_ip_address()}:{port}"
 
     def run(self, words: Sequence[str], env: Mapping[str, str]) -> int:
@@ -130,7 +132,7 @@ def _get(ray: Any, method: str, roles: Sequence[Any]) -> list[Any]:
 
 def _listening(what: str, address: str) -> list[str]:
     port = address.rpartition(":")[2]
-    return [*_PERSIA, "serve", what, "--host", "0.0.0.0", "--port", port]
+    return [*_PERSIA, "serve", what, "--host", _ALL, "--port", port]
 
 
 def _wait(
