@@ -21,7 +21,7 @@ from persia.cli.bars import watched
 from persia.cli.flags import positional, with_flags
 from persia.cli.options import DryRun, Json, print_json, would
 from persia.cli.shared import begin
-from persia.distributed.serving import page_of
+from persia.distributed.serving import MetricsHost, MetricsPort, page_of
 from persia.errors import InvalidArgument, MalformedData
 from persia.train.config import TrainConfig, UrlText, of_train, resolve
 
@@ -119,14 +119,8 @@ class FeedConfig(pydantic.BaseModel):
         description="Seconds from SIGTERM or Ctrl-C until it has ended, "
         "whatever it waits for.",
     )
-    metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="Port of Prometheus metrics; 0: any."
-    )
-    metrics_host: str = Field(
-        "127.0.0.1",
-        description="Address of --metrics-port, which has neither TLS nor a "
-        "token.",
-    )
+    metrics_port: MetricsPort = None
+    metrics_host: MetricsHost = "127.0.0.1"
 
     @property
     def job_name(self) -> str | None:

@@ -33,7 +33,7 @@ from persia.checkpoint.ledgers import Numbers
 from persia.checkpoint.snapshot import SNAPSHOT, Snapshot, save_rows
 from persia.distributed.durable import Log
 from persia.distributed.security import Security
-from persia.distributed.serving import Listening
+from persia.distributed.serving import Listening, MetricsHost, MetricsPort
 from persia.errors import (
     InvalidArgument,
     PersiaError,
@@ -115,14 +115,8 @@ class ServeConfig(Listening):
         description="At SIGTERM write this shard's rows into this checkpoint "
         "root, for `restore` of the same name.",
     )
-    metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="Port of Prometheus metrics; 0: any."
-    )
-    metrics_host: str = Field(
-        "127.0.0.1",
-        description="Address of `metrics_port`, which has neither TLS nor a "
-        "token.",
-    )
+    metrics_port: MetricsPort = None
+    metrics_host: MetricsHost = "127.0.0.1"
     admin_token_file: Path | None = Field(
         None,
         description="File with the token of administration: snapshots, "

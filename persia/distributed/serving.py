@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import resource
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Protocol, Self
 
 import pydantic
 from pydantic import Field
@@ -26,6 +26,19 @@ if TYPE_CHECKING:
 # Files that the core opens at most, and connections that the system takes
 # before they are counted.
 _FILES, _BURST = 65536, 4096
+
+
+MetricsPort = Annotated[
+    int | None,
+    Field(ge=0, le=65535, description="Port of Prometheus metrics; 0: any."),
+]
+MetricsHost = Annotated[
+    str,
+    Field(
+        description="Address of `metrics_port`, which has neither TLS nor a "
+        "token."
+    ),
+]
 
 
 class Guarded(pydantic.BaseModel):

@@ -26,7 +26,13 @@ from persia.base.traces import begin_traces
 from persia.distributed.addresses import WIRE_DTYPES, resolve, why_away
 from persia.distributed.renewal import renewal
 from persia.distributed.security import Security
-from persia.distributed.serving import Listening, page_of, warn_of
+from persia.distributed.serving import (
+    Listening,
+    MetricsHost,
+    MetricsPort,
+    page_of,
+    warn_of,
+)
 from persia.errors import InvalidArgument, PersiaError
 
 if TYPE_CHECKING:
@@ -78,14 +84,8 @@ class WorkerConfig(Listening):
         description="Seconds that a rank has for a batch; then it is offered "
         "again.",
     )
-    metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="Port of Prometheus metrics; 0: any."
-    )
-    metrics_host: str = Field(
-        "127.0.0.1",
-        description="Address of `metrics_port`, which has neither TLS nor a "
-        "token.",
-    )
+    metrics_port: MetricsPort = None
+    metrics_host: MetricsHost = "127.0.0.1"
     loader_silence: float = Field(
         30.0,
         ge=5,

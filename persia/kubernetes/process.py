@@ -12,7 +12,7 @@ from pydantic import Field
 from persia.base.environment import variable
 from persia.base.logs import say
 from persia.base.signals import Signals
-from persia.distributed.serving import page_of
+from persia.distributed.serving import MetricsHost, MetricsPort, page_of
 from persia.errors import InvalidArgument
 from persia.kubernetes.api import ACCOUNT, Api
 from persia.kubernetes.gate import Gate
@@ -54,14 +54,8 @@ class GateConfig(pydantic.BaseModel):
         le=86400,
         description="Seconds from SIGTERM or Ctrl-C until it has ended.",
     )
-    metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="Port of Prometheus metrics; 0: any."
-    )
-    metrics_host: str = Field(
-        "127.0.0.1",
-        description="Address of `metrics_port`, which has neither TLS nor a "
-        "token.",
-    )
+    metrics_port: MetricsPort = None
+    metrics_host: MetricsHost = "127.0.0.1"
 
     def where(self) -> str:
         """The namespace of Kubernetes.
