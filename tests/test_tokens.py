@@ -441,6 +441,25 @@ def run(*words: object) -> str:
     return result.output
 
 
+@pytest.mark.parametrize(
+    ("name", "roles", "options"),
+    [
+        ("bob b", ["train"], []),
+        ("bob", ["train", " feed"], []),
+        ("bob", ["train"], ["tables=a b"]),
+        ("", ["train"], []),
+    ],
+)
+def test_a_field_with_a_space_is_named(
+    name: str, roles: list[str], options: list[str], tmp_path: Path
+) -> None:
+    wrong = next(f for f in (name, *roles, *options) if f.split() != [f])
+    with pytest.raises(errors.InvalidArgument) as caught:
+        tokens.add(tmp_path / "tokens", name, roles, options=options)
+    assert repr(wrong) in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_token_is_made_and_rotated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

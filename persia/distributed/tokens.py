@@ -47,6 +47,15 @@ class Line:
     secret: str = dataclasses.field(repr=False)
     options: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        fields = (self.name, *self.roles, *self.options)
+        wrong = next((f for f in fields if f.split() != [f]), None)
+        if wrong is not None:
+            raise InvalidArgument(
+                f"{wrong!r}: the name, the roles and the limits of a token "
+                "are words without spaces"
+            )
+
     def __str__(self) -> str:
         fields = (",".join(self.roles), self.name, self.secret, *self.options)
         return " ".join(fields)
