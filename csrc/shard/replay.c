@@ -57,8 +57,10 @@ static int replay_part(replaying *p, const wire_span *raw, wire_memory *memory,
     *c = (push_call){.call = direct_call_begin(p->ref, PERSIA_FOREVER,
                                                replay_answered, p),
                      .m = m,
-                     .key = {m->stream, m->number, m->settled,
-                             owner_of(&m->caller)},
+                     .key = {.stream = m->stream,
+                             .number = m->number,
+                             .settled = m->settled,
+                             .owner = owner_of(&m->caller)},
                      .kept = c};
     *out = c;
     rc = replay_stream(p, &c->key);

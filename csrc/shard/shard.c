@@ -152,7 +152,7 @@ int is_stale(const shard *s, const wire_caller *caller)
 
 int check_whole(const shard *s)
 {
-    const enum rows_state rows = atomic_load(&s->rows);
+    const enum rows_state rows = (enum rows_state)atomic_load(&s->rows);
     if (rows == ROWS_WHOLE)
         return PERSIA_OK;
     if (rows == ROWS_REPLACING)
