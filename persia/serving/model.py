@@ -204,7 +204,7 @@ class ExportedModel(nn.Module):
             raise errors.InvalidArgument(
                 "the model was exported without a schema: it takes ids"
             )
-        return Table(data, self.columns, batch_size)
+        return Table(data, self.columns, batch_size, strict=True)
 
     def predict(self, data: Any) -> Tensor:
         """Probabilities of a click, or what else the model gives first.

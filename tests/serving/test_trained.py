@@ -38,6 +38,14 @@ def test_raw_values_give_what_the_checkpoint_gives(place: Path) -> None:
     assert not torch.equal(near, want)
 
 
+def test_a_malformed_row_is_an_error(place: Path) -> None:
+    """Left out, as in a training, it would leave an answer too few."""
+    rows = frame(place)[:300].astype({"age": object})
+    rows.loc[7, "age"] = "old"
+    with pytest.raises(errors.MalformedData):
+        persia.load_model(place / "out").predict(rows)
+
+
 def test_what_an_export_costs_is_printed(place: Path, tmp_path: Path) -> None:
     """The oracle is persia evaluate, of the checkpoint and of the export."""
     data = place / "clicks.csv"
