@@ -151,7 +151,7 @@ static int pieces_give(pieces *out, scratch *tmp)
         scales += more_scales;
     }
     int rc = persia_mem_buffer_need(&tmp->bags,
-                                    (bags + scales) * sizeof(uint32_t));
+                                    (bags + scales + 1) * sizeof(uint32_t));
     if (rc)
         return rc;
     out->expanded = bags + scales;
