@@ -12,10 +12,13 @@
 enum { VARINT, FIXED64, LENGTH, FIXED32 = 5 };
 
 /* Numbers of fields. */
-enum { REQUEST_MODEL = 1, REQUEST_VERSION, REQUEST_ID, REQUEST_INPUTS = 5,
-       REQUEST_OUTPUTS, REQUEST_RAW };
-enum { TENSOR_NAME = 1, TENSOR_TYPE, TENSOR_SHAPE, TENSOR_CONTENTS = 5 };
-enum { OUTPUT_NAME = 1 };
+enum { REQUEST_MODEL = 1, REQUEST_VERSION, REQUEST_ID, REQUEST_PARAMETERS,
+       REQUEST_INPUTS, REQUEST_OUTPUTS, REQUEST_RAW };
+enum { TENSOR_NAME = 1, TENSOR_TYPE, TENSOR_SHAPE, TENSOR_PARAMETERS,
+       TENSOR_CONTENTS };
+enum { OUTPUT_NAME = 1, OUTPUT_PARAMETERS };
+enum { ENTRY_KEY = 1, ENTRY_VALUE };
+enum { PARAMETER_INT64 = 2, PARAMETER_UINT64 = 5 };
 enum { CONTENTS_BOOL = 1, CONTENTS_INT, CONTENTS_INT64, CONTENTS_UINT,
        CONTENTS_UINT64, CONTENTS_FP32, CONTENTS_FP64, CONTENTS_BYTES };
 
@@ -27,7 +30,7 @@ typedef struct field {
     uint64_t no; /* 0: the end */
     uint32_t coding;
     uint64_t number;
-    const uint8_t *data; /* LENGTH */
+    const uint8_t *data; /* of all but VARINT; never NULL */
     size_t n;
 } field;
 
@@ -63,7 +66,7 @@ static int decode_fixed(reader *r, size_t bytes, field *f)
 static int decode_field(reader *r, field *f)
 {
     uint64_t tag = 0;
-    *f = (field){0};
+    *f = (field){.data = r->at};
     if (r->at == r->end)
         return PERSIA_OK;
     int code = decode_varint(r, &tag);
@@ -120,6 +123,63 @@ static int decode_text(const field *f, const char *what, infer_text *out)
                                 "the request is no message: %s is no UTF-8 "
                                 "of at most %d bytes",
                                 what, INFER_TEXT_MAX);
+}
+
+/* ---- parameters --------------------------------------------------------- */
+
+/* An entry of a map: its key, and the message that is its value. */
+static int decode_entry(const field *whole, infer_text *key, reader *value)
+{
+    reader r = {whole->data, whole->data + whole->n};
+    field f;
+    int code = decode_expect(whole, LENGTH, "parameters");
+    *key = (infer_text){"", 0};
+    *value = (reader){whole->data, whole->data};
+    while (!code && !(code = decode_field(&r, &f)) && f.no)
+        if (f.no == ENTRY_KEY)
+            code = decode_text(&f, "the name of a parameter", key);
+        else if (f.no == ENTRY_VALUE &&
+                 !(code = decode_expect(&f, LENGTH, "a parameter")))
+            *value = (reader){f.data, f.data + f.n};
+    return code;
+}
+
+/* Of an input or output.  These would be another answer than one that is
+ * ignored; they have the same names over HTTP. */
+static int decode_of_tensor(const field *whole)
+{
+    static const char *const refused[] = {"shared_memory_region",
+                                          "classification"};
+    infer_text key;
+    reader value;
+    const int code = decode_entry(whole, &key, &value);
+    for (size_t i = 0; !code && i < sizeof refused / sizeof *refused; i++)
+        if (strlen(refused[i]) == key.n && !memcmp(refused[i], key.data,
+                                                   key.n))
+            return persia_err_set(PERSIA_EARG,
+                                  "the parameter %s of a tensor is not "
+                                  "supported", refused[i]);
+    return code;
+}
+
+/* Of a request: timeout, in microseconds; others are not for us. */
+static int decode_of_request(const field *whole, uint64_t *timeout_us)
+{
+    infer_text key;
+    reader value;
+    field f;
+    int code = decode_entry(whole, &key, &value);
+    if (code || key.n != strlen("timeout") ||
+        memcmp(key.data, "timeout", key.n) != 0)
+        return code;
+    while (!(code = decode_field(&value, &f)) && f.no) {
+        if (f.coding != VARINT || f.number > INT64_MAX ||
+            (f.no != PARAMETER_INT64 && f.no != PARAMETER_UINT64))
+            return persia_err_set(PERSIA_EARG, "the parameter timeout is no "
+                                               "number of microseconds");
+        *timeout_us = f.number;
+    }
+    return code;
 }
 
 /* ---- lists of numbers --------------------------------------------------- */
@@ -334,14 +394,17 @@ static int decode_tensor(const field *whole, const field *raw,
             code = decode_text(&f, "a datatype", &type);
         else if (f.no == TENSOR_SHAPE)
             code = decode_shape(t, &f);
+        else if (f.no == TENSOR_PARAMETERS)
+            code = decode_of_tensor(&f);
         else if (f.no == TENSOR_CONTENTS &&
                  !(code = decode_expect(&f, LENGTH, "contents")))
             contents = f;
     }
     if (code)
         return code;
-    if (!t->name.n)
-        return persia_err_set(PERSIA_EPROTOCOL, "a tensor has no name");
+    if (!t->name.n || !type.n)
+        return persia_err_set(PERSIA_EPROTOCOL, "a tensor has no %s",
+                              t->name.n ? "datatype" : "name");
     t->type = persia_infer_type(type);
     if (t->type == INFER_TYPES)
         return persia_err_set(PERSIA_EDTYPE, "%.*s: no datatype '%.*s'",
@@ -361,10 +424,29 @@ static int decode_tensor(const field *whole, const field *raw,
     return code ? code : persia_infer_check(t);
 }
 
+/* The error; an input in shared memory, which has no contents, is named. */
+static int decode_mismatch(reader r, size_t inputs, size_t raw)
+{
+    field f, part;
+    int code = PERSIA_OK;
+    while (!decode_field(&r, &f) && f.no) {
+        reader input = {f.data, f.data + f.n};
+        while (f.no == REQUEST_INPUTS && !code &&
+               !decode_field(&input, &part) && part.no)
+            if (part.no == TENSOR_PARAMETERS)
+                code = decode_of_tensor(&part);
+    }
+    return code ? code
+                : persia_err_set(PERSIA_EPROTOCOL,
+                                 "%zu inputs, and %zu raw contents", inputs,
+                                 raw);
+}
+
 /* How many there are of what occurs several times. */
-static int decode_counts(reader r, size_t *inputs, size_t *outputs,
+static int decode_counts(const reader all, size_t *inputs, size_t *outputs,
                          size_t *raw)
 {
+    reader r = all;
     field f;
     int code;
     *inputs = *outputs = *raw = 0;
@@ -381,11 +463,8 @@ static int decode_counts(reader r, size_t *inputs, size_t *outputs,
                               "%zu inputs, %zu outputs: a request has 1 to "
                               "%d",
                               *inputs, *outputs, INFER_TENSORS_MAX);
-    if (*raw && *raw != *inputs)
-        return persia_err_set(PERSIA_EPROTOCOL,
-                              "%zu inputs, and %zu raw contents", *inputs,
-                              *raw);
-    return PERSIA_OK;
+    return *raw && *raw != *inputs ? decode_mismatch(all, *inputs, *raw)
+                                   : PERSIA_OK;
 }
 
 static int decode_output(const field *whole, infer_text *out)
@@ -397,6 +476,8 @@ static int decode_output(const field *whole, infer_text *out)
     while (!code && !(code = decode_field(&r, &f)) && f.no)
         if (f.no == OUTPUT_NAME)
             code = decode_text(&f, "the name of an output", out);
+        else if (f.no == OUTPUT_PARAMETERS)
+            code = decode_of_tensor(&f);
     return code;
 }
 
@@ -421,6 +502,8 @@ static int decode_fields(const reader all, int has_raw, infer_request *out)
             code = decode_text(&f, "the model's version", &out->version);
         else if (f.no == REQUEST_ID)
             code = decode_text(&f, "the id", &out->id);
+        else if (f.no == REQUEST_PARAMETERS)
+            code = decode_of_request(&f, &out->timeout_us);
         else if (f.no == REQUEST_OUTPUTS)
             code = decode_output(&f, &out->outputs[out->outputs_n++]);
         else if (f.no == REQUEST_INPUTS &&
@@ -435,10 +518,12 @@ static int decode_fields(const reader all, int has_raw, infer_request *out)
 
 int persia_infer_decode(const void *data, size_t n, infer_request *out)
 {
-    const reader all = {data, (const uint8_t *)data + n};
+    const uint8_t *bytes = n ? data : (const void *)"";
+    const reader all = {bytes, bytes + n};
     const infer_text none = {"", 0};
     size_t inputs, outputs, raw;
-    *out = (infer_request){.model = none, .version = none, .id = none};
+    *out = (infer_request){.model = none, .version = none, .id = none,
+                           .timeout_us = INFER_NO_TIMEOUT};
     int code = decode_counts(all, &inputs, &outputs, &raw);
     if (code)
         return code;

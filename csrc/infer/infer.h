@@ -77,18 +77,20 @@ PERSIA_API int persia_infer_check(const infer_tensor *t);
 
 /* ---- messages ----------------------------------------------------------- */
 
+#define INFER_NO_TIMEOUT UINT64_MAX
 typedef struct infer_request {
     infer_text model, version, id; /* empty: not said */
     infer_tensor *inputs;
     size_t inputs_n;
     infer_text *outputs; /* that are asked for */
     size_t outputs_n;    /* 0: all */
+    uint64_t timeout_us; /* that it may take, or INFER_NO_TIMEOUT */
     wire_memory memory;
 } infer_request;
 
 /* A ModelInferRequest, which points into its bytes: they stay as they are
- * until the request is freed.  PERSIA_EPROTOCOL, and as persia_infer_check().
- */
+ * until the request is freed.  PERSIA_EPROTOCOL, PERSIA_EARG (a parameter that
+ * is not supported), and as persia_infer_check(). */
 PERSIA_API int persia_infer_decode(const void *data, size_t n,
                                    infer_request *out);
 /* Frees what was decoded, or was put together; nothing after an error. */

@@ -127,6 +127,16 @@ static int queue_put_other(infer_queue *q, infer_item *item)
     return code;
 }
 
+/* The caller's deadline counts in any case. */
+static void queue_limit(infer_item *item, uint64_t deadline)
+{
+    const uint64_t us = item->request.timeout_us;
+    if (us < INT64_MAX / 1000)
+        item->until = item->began + us * 1000;
+    if (deadline < item->until)
+        item->until = deadline;
+}
+
 void persia_infer_handle(void *ctx, rpc_call *call)
 {
     infer_queue *q = ctx;
@@ -137,13 +147,13 @@ void persia_infer_handle(void *ctx, rpc_call *call)
         item->call = call;
         item->began = persia_clock_ns();
         item->until = item->began + q->timeout_ns;
-        if (call->deadline < item->until)
-            item->until = call->deadline;
         if (call->method != INFER_MODEL_INFER)
             code = queue_put_other(q, item);
         else if (!(code = persia_infer_decode(call->request, call->request_n,
-                                              &item->request)))
+                                              &item->request))) {
+            queue_limit(item, call->deadline);
             code = persia_infer_put(q, item);
+        }
     }
     if (!code)
         return;

@@ -79,7 +79,7 @@ def answer(service: Service, call: _core.InferRequest) -> bytes:
         about = service.model_about(text_of(asked, 1), text_of(asked, 2))
         return _metadata(about)
     if method == "RepositoryIndex":
-        every = service.index()
+        every = service.index(asked.get(2, [0])[-1] == 1)
         return b"".join(
             part(
                 1,
@@ -90,7 +90,7 @@ def answer(service: Service, call: _core.InferRequest) -> bytes:
             for one in every
         )
     if method == "RepositoryModelLoad":
-        service.load(text_of(asked, 2), _version(asked))
+        service.load(text_of(asked, 2), _parameters(asked))
     else:
         service.unload(text_of(asked, 2))
     return b""
@@ -108,15 +108,15 @@ def _metadata(about: dict[str, Any]) -> bytes:
     return b"".join(out)
 
 
-def _version(asked: Fields) -> str | None:
-    """The parameter ``version`` of a load: a map's entry has the name as field
-    1, and the value as field 2, whose text is field 3."""
+def _parameters(asked: Fields) -> dict[str, str]:
+    """Those of a load that are texts: a map's entry has the name as field 1,
+    and the value as field 2, whose text is field 3."""
+    found = {}
     for entry in asked.get(3, ()):
         fields = read(_bytes(entry))
-        if text_of(fields, 1) == "version":
-            value = fields.get(2, [b""])[-1]
-            return text_of(read(_bytes(value)), 3)
-    return None
+        value = fields.get(2, [b""])[-1]
+        found[text_of(fields, 1)] = text_of(read(_bytes(value)), 3)
+    return found
 
 
 # ---- messages of protobuf

@@ -184,22 +184,29 @@ class Server:
 
     async def index(self, request: HttpRequest) -> Response:
         """All models, with all versions."""
-        return _json(await run_in_threadpool(self._service.index))
+        ready = (await self._document(request)).get("ready") is True
+        return _json(await run_in_threadpool(self._service.index, ready))
 
     async def load(self, request: HttpRequest) -> Response:
         """Makes a version the one that answers."""
+        document = await self._document(request)
+        parameters = document.get("parameters") or {}
+        if not isinstance(parameters, dict):
+            raise errors.ProtocolError("the parameters are no object")
+        name, _ = _names(request)
+        await run_in_threadpool(self._service.load, name, parameters)
+        return _json({})
+
+    async def _document(self, request: HttpRequest) -> dict[str, Any]:
+        """The body; without one, nothing is asked."""
         body = await self.read(request)
         try:
-            document = json.loads(body) if body else {}
-            parameters = document.get("parameters") or {}
-            version = parameters.get("version")
-        except (ValueError, AttributeError, RecursionError):
-            raise errors.ProtocolError("the request is no JSON") from None
-        if version is not None and not isinstance(version, str):
-            raise errors.ProtocolError("the version is no string")
-        name, _ = _names(request)
-        await run_in_threadpool(self._service.load, name, version)
-        return _json({})
+            document = json.loads(body or b"{}")
+        except (ValueError, RecursionError):
+            document = None
+        if not isinstance(document, dict):
+            raise errors.ProtocolError("the request is no JSON object")
+        return document
 
     async def unload(self, request: HttpRequest) -> Response:
         """A model answers no more."""

@@ -43,6 +43,8 @@ _TYPES: dict[str, np.dtype[Any]] = {
     "FP64": np.dtype("<f8"),
 }
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
+#: Parameters of a tensor that ask for another answer than one without them.
+_REFUSED = "shared_memory_region", "classification"
 _DIMS = 8
 _TENSORS = 4096
 _ELEMENTS = 1 << 26  # of a tensor
@@ -135,7 +137,7 @@ def _request(document: Mapping[str, Any], inputs: list[RawTensor]) -> Request:
                 raise ProtocolError("an output is no object")
             name = _text(one, "name")
             outputs.append(name)
-            wanted = _object(one, "parameters").get("binary_data")
+            wanted = _parameters_of(name, one).get("binary_data")
             if wanted is not None:
                 binary[name] = bool(wanted)
     given = document.get("id")
@@ -175,10 +177,24 @@ def _object(entry: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value
 
 
+def _parameters_of(name: str, tensor: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = _object(tensor, "parameters")
+    for one in _REFUSED:
+        if one in found:
+            raise InvalidArgument(
+                f"{name}: the parameter {one} of a tensor is not supported"
+            )
+    return found
+
+
 def _text(entry: Mapping[str, Any], key: str) -> str:
     value = entry.get(key)
     if not isinstance(value, str) or not value:
         raise ProtocolError(f"a tensor has no {key}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ProtocolError(f"the {key} of a tensor is no text") from None
     return value
 
 
@@ -193,7 +209,7 @@ def _input(entry: Any, rest: _Rest) -> RawTensor:
         raise LimitReached(
             f"{name}: shape {shape} has more than {_ELEMENTS:,} elements"
         )
-    size = _object(entry, "parameters").get("binary_data_size")
+    size = _parameters_of(name, entry).get("binary_data_size")
     data = entry.get("data")
     if (size is None) == (data is None):
         raise ProtocolError(

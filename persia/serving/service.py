@@ -3,10 +3,11 @@ asked."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from persia.base.version import __version__
-from persia.errors import InvalidArgument
+from persia.errors import InvalidArgument, ProtocolError
 from persia.serving.form import TensorForm
 from persia.serving.inputs import inputs_of, outputs_of
 from persia.serving.repository import Repository
@@ -65,25 +66,42 @@ class Service:
             "parameters": {"version": found.version},
         }
 
-    def index(self) -> list[dict[str, str]]:
-        """All models, with all versions."""
+    def index(self, ready: bool = False) -> list[dict[str, str]]:
+        """All models, with all versions; or with those that answer."""
         out = []
         for model in self.repository.models.values():
             now = model.current.version if model.is_ready else ""
             for name in model.names():
                 state = "READY" if name == now else "AVAILABLE"
+                if ready and name != now:
+                    continue
                 out.append(
                     {"name": model.name, "version": name, "state": state}
                 )
         return out
 
-    def load(self, name: str, version: str | None) -> None:
-        """Makes a version the one that answers; None: the current one.
+    def load(self, name: str, parameters: Mapping[str, Any]) -> None:
+        """Makes a version the one that answers.
+
+        Args:
+            name: of the model.
+            parameters: of the request: ``version``, or nothing for the
+                current one.
 
         Raises:
-            InvalidArgument: there are several processes.
+            InvalidArgument: there are several processes, or other
+                parameters.
+            ProtocolError: the version is no text.
         """
         self._check_alone()
+        others = sorted(set(parameters) - {"version"})
+        if others:  # Triton's: another configuration, or files of a model
+            raise InvalidArgument(
+                f"a load has no parameters {others[:4]}: it takes `version`"
+            )
+        version = parameters.get("version")
+        if version is not None and not isinstance(version, str):
+            raise ProtocolError("the version is no string")
         self.repository.model(name).load(version, version is not None)
 
     def unload(self, name: str) -> None:

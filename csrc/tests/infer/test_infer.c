@@ -168,6 +168,11 @@ static void what_is_no_request_is_refused(void **state)
     message m = {.n = 0};
     (void)state;
     refuses(&m, PERSIA_EPROTOCOL); /* no inputs */
+    infer_request none;
+    assert_int_equal(persia_infer_decode(NULL, 0, &none), PERSIA_EPROTOCOL);
+    put_byte(&m, 5 << 3); /* an input that is a number */
+    put_byte(&m, 40);
+    refuses(&m, PERSIA_EPROTOCOL);
     m = raw_request();
     put_part(&m, 7, DENSE, 4); /* four raw contents for three inputs */
     refuses(&m, PERSIA_EPROTOCOL);
@@ -190,6 +195,50 @@ static void what_is_no_request_is_refused(void **state)
     m = (message){.n = 0};
     put_input(&m, "\xFF", "FP32", 1, 0, 6, DENSE, 4);
     refuses(&m, PERSIA_EPROTOCOL);
+}
+
+/* An entry of a map of parameters, whose value is a number. */
+static void put_parameter(message *m, unsigned no, const char *key,
+                          unsigned field, unsigned number)
+{
+    message entry = {.n = 0};
+    const uint8_t value[] = {(uint8_t)(field << 3), (uint8_t)number};
+    put_text(&entry, 1, key);
+    put_part(&entry, 2, value, sizeof value);
+    put_part(m, no, entry.data, entry.n);
+}
+
+static void parameters_are_followed_or_refused(void **state)
+{
+    static const char *const refused[] = {"shared_memory_region",
+                                          "classification"};
+    infer_request r;
+    (void)state;
+    message m = raw_request();
+    assert_int_equal(decode(&m, &r), PERSIA_OK);
+    assert_int_equal(r.timeout_us, INFER_NO_TIMEOUT);
+    persia_infer_free(&r);
+    put_parameter(&m, 4, "priority", 5, 1);
+    put_parameter(&m, 4, "timeout", 2, 9);
+    assert_int_equal(decode(&m, &r), PERSIA_OK);
+    assert_int_equal(r.timeout_us, 9);
+    persia_infer_free(&r);
+    put_parameter(&m, 4, "timeout", 1, 1); /* a BOOL */
+    refuses(&m, PERSIA_EARG);
+    for (size_t i = 0; i < 2; i++) {
+        message output = {.n = 0}, input = {.n = 0};
+        m = raw_request();
+        put_text(&output, 1, "score");
+        put_parameter(&output, 2, refused[i], 2, 1);
+        put_part(&m, 6, output.data, output.n);
+        refuses(&m, PERSIA_EARG);
+        m = (message){.n = 0};
+        put_text(&input, 1, "a");
+        put_text(&input, 2, "INT8");
+        put_parameter(&input, 4, refused[i], 2, 1);
+        put_part(&m, 5, input.data, input.n);
+        refuses(&m, PERSIA_EARG);
+    }
 }
 
 static void shapes_do_not_overflow(void **state)
@@ -335,6 +384,7 @@ int main(void)
         cmocka_unit_test(a_user_stands_beside_candidates),
         cmocka_unit_test(typed_contents_are_raw_ones),
         cmocka_unit_test(what_is_no_request_is_refused),
+        cmocka_unit_test(parameters_are_followed_or_refused),
         cmocka_unit_test(shapes_do_not_overflow),
         cmocka_unit_test(damaged_requests_are_refused_or_read),
         cmocka_unit_test(what_is_no_input_is_refused),
