@@ -1,0 +1,205 @@
+"""What stock clients can ask beyond inference, over HTTP and gRPC: it is done,
+or refused by name. An option that is ignored would give another answer than
+the client believes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import persia
+from persia import _core
+from persia.serving.config import ModelConfig
+from persia.serving.process import Serving, serving
+from tests.serving.test_server import KINDS, raw
+
+pytest.importorskip("uvicorn", reason="persia[serve] is not installed")
+pytest.importorskip("tritonclient", reason="tritonclient is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(_core.GRPC == "none", reason="built without gRPC"),
+]
+
+
+@pytest.fixture(scope="module")
+def server(place: Path) -> Iterator[Serving]:
+    config = ModelConfig(port=0, grpc_port=0, threads=1, poll=0)
+    with serving(config, (f"clicks={place / 'out'}",)) as one:
+        yield one
+
+
+@pytest.fixture(params=["http", "grpc"])
+def kind(request: pytest.FixtureRequest) -> Any:
+    """The module of tritonclient."""
+    return pytest.importorskip(f"tritonclient.{request.param}")
+
+
+@pytest.fixture
+def client(kind: Any, server: Serving) -> Iterator[Any]:
+    is_http = kind.__name__.endswith("http")
+    at = server.address if is_http else server.grpc_address
+    with kind.InferenceServerClient(at) as one:
+        yield one
+
+
+def inputs_of(kind: Any, place: Path, samples: int = 3) -> list[Any]:
+    found = []
+    for name, values in raw(place, samples).items():
+        one = kind.InferInput(name, [samples], KINDS[name])
+        texts = [str(v).encode() for v in values]
+        array = np.array(texts, object) if KINDS[name] == "BYTES" else values
+        one.set_data_from_numpy(np.asarray(array))
+        found.append(one)
+    return found
+
+
+INVALID = "400", "INVALID_ARGUMENT"
+
+
+def refused(call: Callable[[], Any]) -> str:
+    """The status that a call ends with."""
+    utils = pytest.importorskip("tritonclient.utils")
+    with pytest.raises(utils.InferenceServerException) as found:
+        call()
+    return str(found.value.status()).removeprefix("StatusCode.")
+
+
+def test_shared_memory_and_classes_are_refused(
+    kind: Any, client: Any, place: Path
+) -> None:
+    good = inputs_of(kind, place)
+    want = client.infer("clicks", good).as_numpy("score")
+    register = client.register_system_shared_memory
+    assert refused(lambda: register("region", "/region", 64)) in (
+        *("404", "UNIMPLEMENTED"),
+    )
+    lent = inputs_of(kind, place)
+    lent[0].set_shared_memory("region", 64)
+    memory = kind.InferRequestedOutput("score")
+    memory.set_shared_memory("region", 64)
+    classes = kind.InferRequestedOutput("score", class_count=3)
+    for inputs, outputs in (
+        (lent, None),
+        (good, [memory]),
+        (good, [classes]),
+    ):
+        call = functools.partial(client.infer, outputs=outputs)
+        assert refused(functools.partial(call, "clicks", inputs)) in INVALID
+    found = client.infer("clicks", good).as_numpy("score")
+    assert np.array_equal(found, want)
+
+
+def test_a_timeout_is_the_same_over_both(
+    kind: Any, client: Any, place: Path
+) -> None:
+    good = inputs_of(kind, place)
+    infer = functools.partial(client.infer, "clicks", good)
+    late = "504", "DEADLINE_EXCEEDED"
+    assert refused(functools.partial(infer, timeout=0)) in late
+    infer(timeout=60_000_000, priority=1)
+
+
+def test_compressed_requests_are_refused(
+    kind: Any, client: Any, place: Path
+) -> None:
+    option = "request_compression_algorithm"
+    if kind.__name__.endswith("grpc"):
+        option = "compression_algorithm"
+    infer = functools.partial(client.infer, "clicks", inputs_of(kind, place))
+    zipped = functools.partial(infer, **{option: "gzip"})
+    assert refused(zipped) in ("400", "UNIMPLEMENTED")
+    infer()
+
+
+def test_the_repository_answers(
+    kind: Any, place: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(place / "out", tmp_path / "m")
+    config = ModelConfig(port=0, grpc_port=0, threads=1, poll=0)
+    is_http = kind.__name__.endswith("http")
+    with serving(config, (str(tmp_path / "m"),)) as one:
+        at = one.address if is_http else one.grpc_address
+        with kind.InferenceServerClient(at) as client:
+            text = json.dumps({"max_batch_size": 8})
+            for more in (
+                {"config": text},
+                {"config": text, "files": {"file:1/model.pt": b"x"}},
+            ):
+                load = functools.partial(client.load_model, "m", **more)
+                assert refused(load) in INVALID
+            client.load_model("m")
+            client.unload_model("m")
+            assert not client.is_model_ready("m")
+            client.load_model("m")
+            assert client.is_model_ready("m")
+            index = client.get_model_repository_index()
+            names = index if is_http else index.models
+            assert len(names) == 2
+
+
+def test_the_index_of_what_is_ready(server: Serving) -> None:
+    """No client of Python can ask for it; the protocol has it."""
+    http = pytest.importorskip("tritonclient.http")
+    triton = pytest.importorskip("tritonclient.grpc")
+    grpc = pytest.importorskip("grpc")
+    with http.InferenceServerClient(server.address) as one:
+        answer = one._post(
+            "v2/repository/index", '{"ready": true}', None, None
+        )
+        (entry,) = json.loads(answer.read())
+    assert (entry["version"], entry["state"]) == ("v-000002", "READY")
+    stub = triton.service_pb2_grpc.GRPCInferenceServiceStub
+    asked = triton.service_pb2.RepositoryIndexRequest(ready=True)
+    with grpc.insecure_channel(server.grpc_address) as channel:
+        (entry,) = stub(channel).RepositoryIndex(asked).models
+    assert (entry.version, entry.state) == ("v-000002", "READY")
+
+
+def test_statistics_and_configuration(server: Serving, place: Path) -> None:
+    http = pytest.importorskip("tritonclient.http")
+    with http.InferenceServerClient(server.address) as client:
+        client.infer("clicks", inputs_of(http, place))
+        (found,) = client.get_inference_statistics("clicks")["model_stats"]
+        assert found["version"] == "v-000002" and found["ids"] > 0
+        about = client.get_model_config("clicks")
+        kinds = {one["name"]: one["data_type"] for one in about["input"]}
+        assert kinds["user"] == "TYPE_STRING" and kinds["age"] == "TYPE_FP32"
+
+
+def test_curl_gets_scores_and_errors(server: Serving, place: Path) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    columns = raw(place, 2)
+    inputs = [
+        {"name": n, "shape": [2], "datatype": KINDS[n], "data": values}
+        for n, values in columns.items()
+    ]
+    want = persia.load_model(place / "out").predict(columns).tolist()
+    for body, status in ((json.dumps({"inputs": inputs}), 200), ("{", 400)):
+        done = subprocess.run(
+            [
+                *("curl", "-sS", "-w", "\n%{http_code}", "-d", "@-"),
+                f"http://{server.address}/v2/models/clicks/infer",
+            ],
+            input=body,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+        text, code = done.stdout.rsplit("\n", 1)
+        answer = json.loads(text)
+        assert int(code) == status
+        if status == 200:
+            found = answer["outputs"][0]["data"]
+            assert np.allclose(found, want, atol=1e-6)
+        else:
+            assert isinstance(answer["error"], str)
