@@ -97,6 +97,7 @@ class Model:
         self._current: ExportedModel | None = None
         self._pinned = False
         self._held = False  # no packets are applied
+        self._doubtful = ""  # put into use by hand, or not the newest by now
         self._read: set[str] = set()  # versions whose bytes were compared
         self._damaged: set[str] = set()
         self._why = "it was not loaded yet"
@@ -184,22 +185,30 @@ class Model:
                 loaded; the one that answered still does.
         """
         with self._lock:
+            held = pin
             if name is None and self._root is not None:
-                name = self._root.current()
-            held = pin or (
-                self._root is not None and [name] != self._root.names()[-1:]
-            )
-            found = self._versions.get(name or "")
-            if found is None or (held and found.packets):
-                found = self._map(name)
-            if not held and self._root is not None:
-                self._catch_up_first(found)
-            if self._current not in (None, found):
-                self._forget(self._current)
-            if held:
-                found.stop_following()
-            self._current, self._pinned, self._held = found, pin, held
-            return found.version
+                name, held = self._chosen(self._root)
+            return self._use(name, held, pin)
+
+    def _use(self, name: str | None, held: bool, pin: bool = False) -> str:
+        found = self._versions.get(name or "")
+        if found is None or (held and found.packets):
+            found = self._map(name)
+        if not held and self._root is not None:
+            self._catch_up_first(found)
+        if self._current not in (None, found):
+            self._forget(self._current)
+        if held:
+            found.stop_following()
+        self._current, self._pinned, self._held = found, pin, held
+        return found.version
+
+    def _chosen(self, root: Versions) -> tuple[str, bool]:
+        """The current version of the root, and whether it was put into use by
+        hand: a newer one is there."""
+        names = root.names()  # first: what appears meanwhile is newer
+        name = root.current()
+        return name, name in names[:-1]
 
     def _forget(self, old: ExportedModel) -> None:
         """The one that answered until now: asked for by name it is mapped
@@ -333,12 +342,22 @@ class Model:
     def follow(self) -> str | None:
         """Loads the version that is current in the root, if it is another
         one; its name."""
-        if self._root is None or self._pinned or self._current is None:
+        root, now = self._root, self._current
+        if root is None or self._pinned or now is None:
             return None
-        name = self._root.current()
-        if name == self._current.version or name in self._damaged:
+        if root.current() == now.version:
             return None
-        return self.load(name)
+        name, held = self._chosen(root)
+        if name == now.version or name in self._damaged:
+            return None
+        is_newer = int(name[2:]) > int(now.version[2:])
+        if held and is_newer and name != self._doubtful:
+            # A training puts the newest one into its place just now. Without
+            # its packets this one would be older than what answers.
+            self._doubtful = name
+            return None
+        with self._lock:
+            return self._use(name, held)
 
 
 def _warm_up(model: ExportedModel) -> None:
