@@ -89,7 +89,8 @@ PERSIA_API int persia_rows_file_contains(const rows_file *f, size_t n,
                                          const uint64_t *ids, uint8_t *found);
 /* From now on ids of gone [gone_n] have no row, and rows [n], as those of the
  * file, are there; one thread at a time.  A row is read whole, before or
- * after.  PERSIA_ELIMIT where they have no room: some of them may be there. */
+ * after.  PERSIA_ELIMIT where they have no room, PERSIA_ENONFINITE where a
+ * value is not finite: some of them may be there. */
 PERSIA_API int persia_rows_file_apply(rows_file *f, size_t gone_n,
                                       const uint64_t *gone, size_t n,
                                       const void *rows);

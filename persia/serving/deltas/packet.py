@@ -338,9 +338,23 @@ def _check_shapes(head: PacketHead, tables: Sequence[Changes]) -> None:
                 f"the rows of table {about.name!r} are "
                 f"{list(one.rows.shape)}, need [n, {stride}]"
             )
+        if not _is_finite(about, one.rows):
+            raise ValueError(f"a row of table {about.name!r} is not finite")
         for ids in one.gone, one.erased:
             if ids.dtype != np.int64 or ids.ndim != 1:
                 raise ValueError("ids are no int64 [n]")
+
+
+def _is_finite(about: PacketTable, rows: npt.NDArray[np.uint8]) -> bool:
+    """Whether all values are finite, as those beside a file must be."""
+    if about.type in ("fp32", "fp16"):
+        size = 4 if about.type == "fp32" else 2
+        values = rows[:, 8 : 8 + size * about.dim].view(f"<f{size}")
+    else:
+        most = 128 if about.type == "int8" else 8  # times the scale
+        with np.errstate(over="ignore"):
+            values = rows[:, 8:12].view("<f4") * np.float32(most)
+    return bool(np.isfinite(values).all())
 
 
 def _dense_name(name: str) -> str:
