@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import persia
 from persia import _core, errors
@@ -26,6 +26,7 @@ from tests.remote import Servers
 from tests.serving import models
 from tests.serving.publishing import (
     IDS,
+    Versioned,
     answer,
     model_of,
     published,
@@ -179,6 +180,35 @@ def test_a_rollback_takes_packets_back(tmp_path: Path) -> None:
         server.load(second, pin=True)
         assert server.catch_up() == 0
         assert exported(second, server.current)
+    store.close()
+
+
+def test_a_version_that_is_being_added_is_no_rollback(tmp_path: Path) -> None:
+    """Its folder is there, and CURRENT names the one before it: that one would
+    answer without packets, older than what answers now."""
+    store, model = trained(4)
+    root = tmp_path / "out"
+    versions = versions_of(root)
+    with start(model, root, rebase=0.5, keep=9) as publisher:
+        server = Model("m", str(root), 3)
+        server.load()
+        for _ in range(2):
+            train(model, 8)
+            published(publisher)  # and another version
+        server.catch_up()
+        first, second, third = versions.names()
+        assert server.current.version == first
+        versions.use(second)  # as it is between two steps of the publisher
+        assert server.follow() is None
+        versions.use(third)
+        assert server.follow() == third
+        same(server.current, model, tmp_path / "export")
+        late = Model("late", str(root), 3)
+        versions.use(first)
+        late.load()
+        versions.use(second)  # by hand: it stays so
+        assert late.follow() is None
+        assert late.follow() == second and not late.follows
     store.close()
 
 
@@ -552,17 +582,9 @@ def test_answers_are_whole_while_packets_are_applied(tmp_path: Path) -> None:
     call: both are f(version) in all elements."""
     store = models.store()
     model = Versioned(store)
-    ids = torch.arange(64)
-
-    def set_version(v: int) -> None:
-        store.set_rows("t", ids, torch.full((64, 8), float(v)))
-        with torch.no_grad():
-            model.version.fill_(float(v))
-
-    set_version(0)
-    example = (persia.JaggedBatch(["t"], ids[:4]),)
+    model.set(0)
     with Publisher(
-        model, tmp_path / "out", example=example, every=1e-3
+        model, tmp_path / "out", example=model.example, every=1e-3
     ) as publisher:
         loaded = persia.load_model(tmp_path / "out")
         ends, wrong = threading.Event(), []
@@ -570,7 +592,7 @@ def test_answers_are_whole_while_packets_are_applied(tmp_path: Path) -> None:
         def ask() -> None:
             last = -1.0
             while not ends.is_set():
-                out = loaded(persia.JaggedBatch(["t"], ids))
+                out = loaded(*model.example)
                 rows, version = out[:, :8], float(out[0, 8])
                 torn = bool((rows != rows[:, :1]).any())
                 newest, oldest = float(rows.max()), float(rows.min())
@@ -582,7 +604,7 @@ def test_answers_are_whole_while_packets_are_applied(tmp_path: Path) -> None:
         for thread in threads:
             thread.start()
         for v in range(1, 40):
-            set_version(v)
+            model.set(v)
             published(publisher)
             loaded.catch_up()
         ends.set()
@@ -590,19 +612,3 @@ def test_answers_are_whole_while_packets_are_applied(tmp_path: Path) -> None:
             thread.join()
         assert not wrong
     store.close()
-
-
-class Versioned(nn.Module):
-    """Its rows, and one number of its dense part."""
-
-    def __init__(self, where: persia.Store) -> None:
-        super().__init__()
-        self.rows = persia.EmbeddingBagCollection(
-            store=where, tables=[persia.EmbeddingBagConfig("t", 8, ["t"])]
-        )
-        self.version = nn.Parameter(torch.zeros(1))
-
-    def forward(self, ids: Any) -> Tensor:
-        rows = self.rows(ids).values()
-        more = self.version.expand(rows.shape[0], 1)
-        return torch.cat([rows, more], 1)
