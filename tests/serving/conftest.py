@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,17 @@ def call(*words: object) -> str:
         raise result.exception
     assert result.exit_code == 0, result.output
     return result.stdout
+
+
+def lines_of(process: subprocess.Popen[str]) -> list[str]:
+    """What a process says until it serves."""
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("serving "):
+            return lines
+    raise AssertionError(lines)
 
 
 def until(holds: Callable[[], bool]) -> None:

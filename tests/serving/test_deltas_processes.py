@@ -25,7 +25,7 @@ from persia.serving import Publisher
 from persia.serving.folder import LocalVersions, versions_of
 from tests.ready import Ready
 from tests.remote import Servers
-from tests.serving.conftest import call
+from tests.serving.conftest import call, lines_of
 from tests.system.processes import ranks
 
 pytestmark = pytest.mark.slow
@@ -116,11 +116,7 @@ def started(out: Path) -> tuple[Ready, str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("serving "):
-            return process, line.split()[-1]
-    raise AssertionError("it does not serve")
+    return process, lines_of(process)[-1].split()[-1]
 
 
 def test_killed_trainings_and_servers(place: Path, tmp_path: Path) -> None:

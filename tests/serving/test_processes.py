@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import persia
 from persia import _core, errors
 from persia.serving.processes import held
-from tests.serving.conftest import call, until
+from tests.serving.conftest import call, lines_of, until
 from tests.serving.test_server import INFER, ask, body_of, raw
 
 pytest.importorskip("uvicorn", reason="persia[serve] is not installed")
@@ -53,15 +53,8 @@ def several(root: Path, *words: str) -> Iterator[Several]:
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
-        assert process.stdout is not None
-        lines = []
-        for line in process.stdout:
-            lines.append(line)
-            if line.startswith("serving"):
-                break
         try:
-            assert lines and lines[-1].startswith("serving"), lines
-            yield Several(process, lines)
+            yield Several(process, lines_of(process))
         finally:
             process.kill()
 

@@ -34,7 +34,7 @@ from persia.serving.process import Serving, listen, serving
 from persia.serving.repository import Model, Repository
 from tests.ready import python
 from tests.serving import models
-from tests.serving.conftest import call, until
+from tests.serving.conftest import call, lines_of, until
 
 pytest.importorskip("uvicorn", reason="persia[serve] is not installed")
 pytestmark = pytest.mark.slow
@@ -580,13 +580,8 @@ def test_the_process_drains_and_counts(place: Path) -> None:
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
-        assert process.stdout is not None
-        lines = []
-        for line in process.stdout:
-            lines.append(line)
-            if line.startswith("serving"):
-                break
         try:
+            lines = lines_of(process)
             assert lines[-1].startswith("serving 1 models on "), lines
             at = lines[-1].split()[-1]
             metrics = next(one for one in lines if "/metrics" in one)
@@ -604,8 +599,8 @@ def test_the_process_drains_and_counts(place: Path) -> None:
             }
             assert set(found.values()) == {1.0} and len(found) == 2
             process.send_signal(signal.SIGTERM)
-            rest = process.stdout.read()
-            assert process.wait(60) == 0, rest
+            rest, _ = process.communicate(timeout=60)
+            assert process.returncode == 0, rest
             assert "all requests were answered" in rest
         finally:
             process.kill()
