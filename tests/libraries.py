@@ -171,3 +171,53 @@ def widedeep(name: str, batch: int = BATCH) -> tuple[Any, list[Any]]:
         ({"deeptabular": torch.cat([i, d], 1)}, y)
         for i, d, y in numbers(batch)
     ]
+
+
+def recbole_config(name: str, **options: Any) -> Any:
+    """The configuration of a model, with the samples as a file below the
+    current folder."""
+    data, y = columns()
+    data = {"user_id": data.pop("c0"), "item_id": data.pop("c1"), **data}
+    heads = [f"{n}:{'float' if n in NUMBERS else 'token'}" for n in data]
+    lines = ["\t".join([*heads, "label:float"])]
+    for row in zip(*data.values(), y):
+        lines.append("\t".join(f"{value:g}" for value in row))
+    Path("clicks").mkdir()
+    Path("clicks/clicks.inter").write_text("\n".join(lines))
+    return importlib.import_module("recbole.config").Config(
+        model=name,
+        dataset="clicks",
+        config_dict={
+            "data_path": ".",
+            "load_col": {"inter": [*data, "label"]},
+            "embedding_size": 8,
+            "mlp_hidden_size": [16],
+            "dropout_prob": 0.0,
+            "train_batch_size": BATCH,
+            "metrics": ["AUC"],
+            "valid_metric": "AUC",
+            "eval_args": {
+                "split": {"RS": [0.6, 0.2, 0.2]},
+                "order": "RO",
+                "group_by": "none",
+                "mode": "labeled",
+            },
+            "use_gpu": False,
+            "show_progress": False,
+            "state": "ERROR",
+            **options,
+        },
+    )
+
+
+def recbole(name: str, batch: int = BATCH) -> tuple[Any, list[Any]]:
+    """In the current folder."""
+    data = importlib.import_module("recbole.data")
+    models = importlib.import_module("recbole.utils")
+    config = recbole_config(name, train_batch_size=batch)
+    train, _, _ = data.data_preparation(config, data.create_dataset(config))
+    model = models.get_model(name)(config, train.dataset)
+    return model, [
+        ({k: b[k] for k in b.interaction if k != "label"}, b["label"])
+        for b in train
+    ]

@@ -35,6 +35,7 @@ from tests.libraries import (
     columns,
     deepctr,
     installed,
+    recbole_config,
     rechub,
 )
 
@@ -133,44 +134,10 @@ def trains_widedeep(convert: Convert) -> tuple[float, float]:
 
 
 def trains_recbole(convert: Convert) -> tuple[float, float]:
-    config_of = importlib.import_module("recbole.config")
     data_of = importlib.import_module("recbole.data")
     models = importlib.import_module("recbole.utils")
-    data, y = columns()
-    data = {"user_id": data.pop("c0"), "item_id": data.pop("c1"), **data}
-    Path("clicks").mkdir()
-    heads = [
-        f"{name}:{'float' if name in NUMBERS else 'token'}" for name in data
-    ]
-    lines = ["\t".join([*heads, "label:float"])]
-    for row in zip(*data.values(), y):
-        lines.append("\t".join(f"{value:g}" for value in row))
-    Path("clicks/clicks.inter").write_text("\n".join(lines))
-    config = config_of.Config(
-        model="DeepFM",
-        dataset="clicks",
-        config_dict={
-            "data_path": ".",
-            "checkpoint_dir": "saved",
-            "load_col": {"inter": [*data, "label"]},
-            "embedding_size": 8,
-            "mlp_hidden_size": [16],
-            "dropout_prob": 0.0,
-            "epochs": EPOCHS,
-            "stopping_step": 2,
-            "train_batch_size": BATCH,
-            "metrics": ["AUC"],
-            "valid_metric": "AUC",
-            "eval_args": {
-                "split": {"RS": [0.6, 0.2, 0.2]},
-                "order": "RO",
-                "group_by": "none",
-                "mode": "labeled",
-            },
-            "use_gpu": False,
-            "show_progress": False,
-            "state": "ERROR",
-        },
+    config = recbole_config(
+        "DeepFM", checkpoint_dir="saved", epochs=EPOCHS, stopping_step=2
     )
     train, valid, _ = data_of.data_preparation(
         config, data_of.create_dataset(config)
