@@ -167,6 +167,9 @@ class BucketVersions(RemoteFolder, Versions):
             ) from error
         return there
 
+    def discard(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+
     def _name(self, version: Version) -> str:
         """The folder of the root within a cache."""
         path = str(self._url.named)

@@ -251,6 +251,11 @@ class Versions(abc.ABC):
         """
 
     @abc.abstractmethod
+    def discard(self, folder: Path) -> None:
+        """What :meth:`folder` gave is damaged: it is not given again, where
+        it is a copy."""
+
+    @abc.abstractmethod
     def copied(
         self, version: Version
     ) -> contextlib.AbstractContextManager[Path]:
@@ -460,6 +465,9 @@ class LocalVersions(files.LocalRoot, Versions):
         stop: threading.Event | None = None,
     ) -> Path:
         return self.path / version.name
+
+    def discard(self, folder: Path) -> None:
+        pass  # no copy
 
     @contextlib.contextmanager
     def copied(self, version: Version) -> Iterator[Path]:

@@ -310,6 +310,8 @@ class Model:
         except CorruptFile:
             with self._lock:
                 self._leave(now)
+            if self._root is not None:
+                self._root.discard(now.folder)
             raise
         except OSError as error:
             if now.folder.exists():

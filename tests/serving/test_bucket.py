@@ -280,6 +280,26 @@ def test_the_version_before_answers_on(
     assert not (tmp_path / "cache").exists()
 
 
+def test_a_copy_that_is_damaged_is_fetched_again(
+    place: Path, tmp_path: Path, uri: Uri, bucket: fs.FileSystem
+) -> None:
+    """The version before answers until the process starts again."""
+    copy(place, bucket)
+    model = Model("ctr", uri("ctr"), 2, tmp_path / "kept")
+    assert model.load() == "v-000002"
+    rows = model.current.folder / "rows-0000.safetensors"
+    data = bytearray(rows.read_bytes())
+    data[-30] ^= 1
+    rows.write_bytes(data)
+    with pytest.raises(errors.CorruptFile):
+        model.check_files()
+    assert model.current.version == "v-000001"
+    again = Model("ctr", uri("ctr"), 2, tmp_path / "kept")
+    assert again.load() == "v-000002"
+    again.check_files()
+    assert again.current.version == "v-000002"
+
+
 def test_the_bucket_is_away_and_comes_back(
     place: Path,
     tmp_path: Path,
