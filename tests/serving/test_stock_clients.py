@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ import persia
 from persia import _core
 from persia.serving.config import ModelConfig
 from persia.serving.process import Serving, serving
-from tests.serving.test_server import KINDS, raw
+from tests.serving.test_server import KINDS, body_of, raw
 
 pytest.importorskip("uvicorn", reason="persia[serve] is not installed")
 pytest.importorskip("tritonclient", reason="tritonclient is not installed")
@@ -203,3 +204,25 @@ def test_curl_gets_scores_and_errors(server: Serving, place: Path) -> None:
             assert np.allclose(found, want, atol=1e-6)
         else:
             assert isinstance(answer["error"], str)
+
+
+@pytest.mark.long
+def test_kserves_client_gets_scores(server: Serving, place: Path) -> None:
+    """It needs other versions than we do: an environment of its own."""
+    python = os.environ.get("PERSIA_TEST_KSERVE", "")
+    if not python:
+        pytest.skip("set PERSIA_TEST_KSERVE to a Python that has kserve")
+    columns = raw(place, 3)
+    want = persia.load_model(place / "out").predict(columns).tolist()
+    script = str(Path(__file__).with_name("kserve_client.py"))
+    done = subprocess.run(
+        [python, script, server.address, str(server.grpc_address)],
+        input=json.dumps(body_of(columns)["inputs"]),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == 4
+    assert all(np.allclose(found, want, atol=1e-6) for found in answers)
