@@ -243,6 +243,26 @@ def test_a_process_answers_on(
         both.close()
 
 
+@pytest.mark.parametrize(
+    "ids", [b"[1", b'["1"]', b"[1.5]", b"[9223372036854775808]", b"\xff", b""]
+)
+def test_a_damaged_list_of_erased_ids_is_refused(
+    ids: bytes, tmp_path: Path
+) -> None:
+    """By name: another exception would end the thread that follows."""
+    chain = Chain(local(tmp_path / "out"), 1)
+    model = Model("m", chain.path, 2)
+    model.load()
+    before = answer(model.current)
+    entry = b'{"number":1,"until":"v-000001","tables":{"a":%s}}' % ids
+    (tmp_path / "out" / "erased.json").write_bytes(
+        b'{"format":"persia-erased-1","erased":[%s]}' % entry
+    )
+    with pytest.raises(errors.CorruptFile):
+        model.check()
+    assert torch.equal(answer(model.current), before)
+
+
 def test_packets_are_verified(roots: Callable[[str], Root]) -> None:
     chain = Chain(roots("out"), 3)
     assert persia.load_model(chain.path).verify_packets() == 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import pydantic
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 #: The file of a root.
 ERASED = "erased.json"
+_Id = Annotated[int, pydantic.Field(strict=True, ge=-(1 << 63), lt=1 << 63)]
 _VERSION = re.compile(r"v-([0-9]{6,12})")
 
 
@@ -32,7 +33,7 @@ class ErasedIds(pydantic.BaseModel):
 
     number: int
     until: str = pydantic.Field(pattern=f"^{_VERSION.pattern}$")
-    tables: dict[str, list[int]]
+    tables: dict[str, list[_Id]]
 
     def concerns(self, version: str) -> bool:
         """Whether a version may have rows of these ids."""
