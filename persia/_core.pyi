@@ -311,9 +311,16 @@ class Pass: ...
 
 @final
 class Gate:
-    def __new__(cls, security: dict[str, Any], /) -> Gate: ...
-    def enter(self, method: str, header: str | None, /) -> Pass: ...
+    def __new__(
+        cls,
+        security: dict[str, Any],
+        lines: int = 0,
+        lines_json: bool = False,
+        audit: int = 0,
+    ) -> Gate: ...
+    def enter(self, method: str, header: str | None, peer: str, /) -> Pass: ...
     def denied(self) -> Denied: ...
+    def close(self) -> None: ...
 
 # --- csrc/py/traces.c ---
 
@@ -519,6 +526,9 @@ class EmbeddingWorker:
         lease: float,
         silence: float,
         loaders: int,
+        lines: int = 0,
+        lines_json: bool = False,
+        audit: int = 0,
     ) -> None: ...
     def start(
         self,
@@ -696,6 +706,9 @@ class InferQueue:
         message_limit: int,
         shared: bool,
         security: dict[str, Any],
+        lines: int = 0,
+        lines_json: bool = False,
+        audit: int = 0,
     ) -> int: ...
     def health(self, serving: bool, /) -> None: ...
     def denied(self) -> Denied: ...

@@ -1,10 +1,12 @@
 /* inference.c: the queue of the room `infer` for Python, and its server. */
+#include "base/lines.h"
 #include "py/requests.h"
 
 typedef struct queue_object {
     PyObject_HEAD
     infer_queue *queue;
     rpc_server *rpc; /* NULL: it does not listen */
+    process_lines lines;
     PyObject *request; /* the type InferRequest */
 } queue_object;
 
@@ -19,6 +21,8 @@ static PyObject *queue_new(PyTypeObject *type, PyObject *args,
         py_seconds(seconds, &timeout))
         return NULL;
     queue_object *q = py_new_object(type);
+    if (q)
+        persia_lines_init(&q->lines, &(lines_to){0});
     PyObject *core = q ? PyImport_ImportModule("persia._core") : NULL;
     if (core)
         q->request = PyObject_GetAttrString(core, "InferRequest");
@@ -62,6 +66,7 @@ static void queue_dealloc(PyObject *self)
     persia_rpc_server_stop(q->rpc, 0);
     Py_END_ALLOW_THREADS
     persia_infer_queue_free(q->queue);
+    persia_lines_free(&q->lines);
     Py_CLEAR(q->request);
     py_free_object(self);
 }
@@ -71,19 +76,24 @@ static PyObject *queue_listen(PyObject *self, PyObject *args,
 {
     static char *words[] = {"address",     "threads",       "calls",
                             "connections", "message_limit", "shared",
-                            "security",    NULL};
+                            "security",    "lines",         "lines_json",
+                            "audit",       NULL};
     queue_object *q = (queue_object *)self;
+    lines_to to = {.role = "serving"};
     rpc_server_config config = {.methods = &persia_infer_methods,
                                 .handler = persia_infer_handle,
+                                .denied = py_denied,
+                                .denied_ctx = &q->lines,
                                 .prompt = 1,
                                 .ctx = q->queue};
     unsigned long long message;
     PyObject *security;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sIIIKpO", words,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sIIIKpO|ipi", words,
                                      &config.address, &config.threads,
                                      &config.calls_max,
                                      &config.connections_max, &message,
-                                     &config.shared, &security) ||
+                                     &config.shared, &security, &to.fd,
+                                     &to.json, &to.audit) ||
         py_security(security, &config.security))
         return NULL;
     if (q->rpc) {
@@ -91,6 +101,7 @@ static PyObject *queue_listen(PyObject *self, PyObject *args,
         return NULL;
     }
     config.message_limit = message;
+    q->lines.to = to;
     const int code = persia_rpc_server_start(&config, &q->rpc);
     if (code) {
         q->rpc = NULL;
@@ -185,6 +196,7 @@ static PyObject *queue_stop(PyObject *self, PyObject *arg)
     q->rpc = NULL;
     Py_BEGIN_ALLOW_THREADS
     persia_rpc_server_stop(rpc, grace);
+    (void)persia_lines_count(&q->lines, UINT64_MAX);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -207,8 +219,8 @@ static PyMethodDef queue_methods[] = {
     {"listen", (PyCFunction)(void (*)(void))queue_listen,
      METH_VARARGS | METH_KEYWORDS,
      "listen(address, threads, calls, connections, message_limit, shared, "
-     "security)\n--\n\nTakes calls of inference.GRPCInferenceService; its "
-     "port."},
+     "security, lines, lines_json, audit)\n--\n\nTakes calls of "
+     "inference.GRPCInferenceService; its port."},
     {"health", queue_health, METH_O,
      "health(serving)\n--\n\nWhat grpc.health.v1.Health says."},
     {"denied", queue_denied, METH_NOARGS,

@@ -109,6 +109,10 @@ int py_security(PyObject *dict, struct rpc_security *out);
 struct rpc_server_config;
 int py_listen(PyObject *args, PyObject *kwargs, struct rpc_server_config *out,
               PyObject **beside, unsigned *room);
+/* A callback of rpc_server_config for a process_lines, which writes a line
+ * (security.c). */
+void py_denied(void *lines, const char *method, const char *peer,
+               const char *name, const char *reason);
 
 /* Counts by (reason, role); empty for NULL (security.c). */
 struct rpc_denied;

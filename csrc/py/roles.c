@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/lines.h"
 #include "py/roles.h"
 
 /* ---- EmbeddingWorker ---- */
@@ -11,6 +12,7 @@ typedef struct service_object {
     PyObject_HEAD
     embedding_worker *service; /* NULL: closed */
     rpc_server *rpc;       /* NULL: it does not listen */
+    process_lines lines;
     PyObject *servers;     /* keeps the texts of its configuration */
     const char **addresses;
 } service_object;
@@ -35,6 +37,7 @@ static void service_dealloc(PyObject *self)
 {
     service_object *s = (service_object *)self;
     service_close(s);
+    persia_lines_free(&s->lines);
     free((void *)(uintptr_t)s->addresses);
     Py_XDECREF(s->servers);
     py_free_object(self);
@@ -45,15 +48,17 @@ static PyObject *service_new(PyTypeObject *type, PyObject *args,
 {
     static char *words[] = {"servers", "threads", "message_limit",
                             "queue_limit", "lease", "silence",
-                            "loaders", NULL};
+                            "loaders", "lines", "lines_json", "audit", NULL};
     embedding_worker_config config = {0};
+    lines_to to = {.role = "embedding-worker"};
     PyObject *servers, *own;
     unsigned threads;
     unsigned long long message, queue;
     double lease, silence;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OIKKddI", words, &servers,
-                                     &threads, &message, &queue, &lease,
-                                     &silence, &config.loaders) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OIKKddI|ipi", words,
+                                     &servers, &threads, &message, &queue,
+                                     &lease, &silence, &config.loaders,
+                                     &to.fd, &to.json, &to.audit) ||
         py_seconds(lease, &config.lease_ns) ||
         py_seconds(silence, &config.silence_ns) ||
         py_client_config(servers, &config.servers, &own))
@@ -69,6 +74,7 @@ static PyObject *service_new(PyTypeObject *type, PyObject *args,
     }
     self->addresses = (const char **)(uintptr_t)config.servers.addresses;
     self->servers = Py_NewRef(servers);
+    persia_lines_init(&self->lines, &to);
     int rc;
     Py_BEGIN_ALLOW_THREADS
     rc = persia_embedding_worker_create(&config, &self->service);
@@ -86,6 +92,8 @@ static PyObject *service_start(PyObject *self, PyObject *args,
     service_object *s = (service_object *)self;
     rpc_server_config config = {.methods = &persia_worker_methods,
                                 .handler = persia_embedding_worker_handle,
+                                .denied = py_denied,
+                                .denied_ctx = &s->lines,
                                 .ctx = s->service};
     if (!s->service || s->rpc)
         return py_closed("the worker");
@@ -113,6 +121,7 @@ static PyObject *service_stop(PyObject *self, PyObject *arg)
         persia_embedding_worker_close(s->service);
         if (rpc)
             persia_rpc_server_stop(rpc, grace);
+        (void)persia_lines_count(&s->lines, UINT64_MAX);
         Py_END_ALLOW_THREADS
     }
     Py_RETURN_NONE;

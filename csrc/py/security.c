@@ -1,6 +1,7 @@
 /* security.c: TLS and tokens from Python, and where a server listens. */
 #include <string.h>
 
+#include "base/lines.h"
 #include "infer/infer.h"
 #include "link/link.h"
 #include "py/py.h"
@@ -79,6 +80,12 @@ int py_listen(PyObject *args, PyObject *kwargs, struct rpc_server_config *out,
 
 /* ---- what is denied ----------------------------------------------------- */
 
+void py_denied(void *lines, const char *method, const char *peer,
+               const char *name, const char *reason)
+{
+    (void)persia_lines_denied(lines, method, peer, name, reason);
+}
+
 /* Whether calls of a role are ever denied so: who shows no good token has
  * none. */
 static int security_counts(size_t why, size_t role)
@@ -111,6 +118,7 @@ PyObject *py_rpc_denied(const struct rpc_denied *d)
 typedef struct gate_object {
     PyObject_HEAD
     rpc_gate *gate;
+    process_lines lines;
     PyObject *pass_type;
 } gate_object;
 
@@ -130,14 +138,18 @@ static void pass_dealloc(PyObject *self)
 
 static PyObject *gate_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
+    static char *words[] = {"security", "lines", "lines_json", "audit", NULL};
     PyObject *dict;
     rpc_security security;
-    (void)kwargs;
-    if (!PyArg_ParseTuple(args, "O", &dict) || py_security(dict, &security))
+    lines_to to = {.role = "serving"};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|ipi", words, &dict,
+                                     &to.fd, &to.json, &to.audit) ||
+        py_security(dict, &security))
         return NULL;
     gate_object *self = py_new_object(type);
     if (!self)
         return NULL;
+    persia_lines_init(&self->lines, &to);
     PyObject *core = PyImport_ImportModule("persia._core");
     self->pass_type = core ? PyObject_GetAttrString(core, "Pass") : NULL;
     Py_XDECREF(core);
@@ -157,6 +169,7 @@ static void gate_dealloc(PyObject *self)
 {
     gate_object *g = (gate_object *)self;
     persia_rpc_gate_close(g->gate);
+    persia_lines_free(&g->lines);
     Py_CLEAR(g->pass_type);
     py_free_object(self);
 }
@@ -164,10 +177,10 @@ static void gate_dealloc(PyObject *self)
 static PyObject *gate_enter(PyObject *self, PyObject *args)
 {
     gate_object *g = (gate_object *)self;
-    const char *name, *header;
+    const char *name, *header, *peer;
     Py_ssize_t n;
     uint32_t method = 0;
-    if (!PyArg_ParseTuple(args, "sz#", &name, &header, &n))
+    if (!PyArg_ParseTuple(args, "sz#s", &name, &header, &n, &peer))
         return NULL;
     const rpc_methods *m = &persia_infer_methods;
     while (method < m->n &&
@@ -182,6 +195,9 @@ static PyObject *gate_enter(PyObject *self, PyObject *args)
     if (!rc)
         return (PyObject *)p;
     py_raise(rc);
+    py_denied(&g->lines, method < m->n ? m->paths[method] : name, peer,
+              p->pass.who ? p->pass.who->name : "",
+              persia_rpc_reasons[p->pass.why]);
     Py_DECREF(p);
     return NULL;
 }
@@ -193,17 +209,27 @@ static PyObject *gate_denied(PyObject *self, PyObject *unused)
         persia_rpc_gate_denied(((gate_object *)self)->gate));
 }
 
+static PyObject *gate_close(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    (void)persia_lines_count(&((gate_object *)self)->lines, UINT64_MAX);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef gate_methods[] = {
     {"enter", gate_enter, METH_VARARGS,
-     "enter(method, header)\n--\n\nLets a call in, or raises; it ends with "
-     "the object."},
+     "enter(method, header, peer)\n--\n\nLets a call in, or raises, and "
+     "writes a line; it ends with the object."},
     {"denied", gate_denied, METH_NOARGS,
      "denied()\n--\n\nSee Server.denied()."},
+    {"close", gate_close, METH_NOARGS,
+     "close()\n--\n\nWrites how many lines were left out so far."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot gate_slots[] = {
-    {Py_tp_doc, (void *)"Gate(security)\n--\n\nWho may call the methods of "
+    {Py_tp_doc, (void *)"Gate(security, lines, lines_json, audit)\n--\n\nWho "
+                        "may call the methods of "
                         "inference.GRPCInferenceService, over another "
                         "protocol."},
     {Py_tp_new, (void *)gate_new},

@@ -250,7 +250,7 @@ static PyObject *server_start(PyObject *self, PyObject *args,
     int rc = server_host(s, config.calls_max);
     s->calls = config.calls_max;
     config.calls_max *= room > s->all_n ? room : (uint32_t)s->all_n;
-    config.ctx = s->host;
+    config.ctx = config.denied_ctx = s->host;
     config.s = persia_tables_sched(s->served->p);
     if (!rc)
         rc = persia_rpc_server_start(&config, &s->rpc);

@@ -227,7 +227,8 @@ typedef struct rpc_server_config {
      * address, the name of its token (or ""), and why. */
     void (*denied)(void *ctx, const char *method, const char *peer,
                    const char *name, const char *reason);
-    void *ctx;
+    void *denied_ctx;
+    void *ctx; /* of the handler */
 } rpc_server_config;
 /* PERSIA_EARG when the address may not be served without TLS and token,
  * PERSIA_EUNAVAILABLE when the port is taken. */

@@ -50,6 +50,7 @@ struct rpc_server {
     rpc_handler handler;
     void (*denied_call)(void *ctx, const char *method, const char *peer,
                         const char *name, const char *reason);
+    void *denied_ctx;
     void *ctx;
     uint64_t message_limit;
     sched *joins;
@@ -311,7 +312,7 @@ static void slot_deny(slot *l, int rc)
     snprintf(text, sizeof text, "%s", persia_err_text());
     slot_peer(&l->call, peer, sizeof peer);
     if (s->denied_call)
-        s->denied_call(s->ctx, s->methods->paths[l->call.method], peer,
+        s->denied_call(s->denied_ctx, s->methods->paths[l->call.method], peer,
                        p->who ? p->who->name : "",
                        persia_rpc_reasons[p->why]);
     slot_refuse(l, p->who ? status_of_code(rc) : GRPC_STATUS_UNAUTHENTICATED,
@@ -628,6 +629,7 @@ static int server_make(const rpc_server_config *config, rpc_server **out)
              s->methods->service);
     s->handler = config->handler;
     s->denied_call = config->denied;
+    s->denied_ctx = config->denied_ctx;
     s->ctx = config->ctx;
     s->message_limit = config->message_limit;
     s->joins = config->s;

@@ -160,15 +160,13 @@ void persia_service_denied(void *service, const char *method, const char *peer,
                            const char *name, const char *reason)
 {
     ps_service *s = service;
-    const line_field fields[] = {{.name = "peer", .text = peer},
-                                 {.name = "name", .text = name},
-                                 {.name = "method", .text = method},
-                                 {.name = "reason", .text = reason}};
-    service_wake(s, lines_write(&s->lines, LINE_DENIED, fields, 4));
+    service_wake(s, persia_lines_denied(&s->lines, method, peer, name,
+                                        reason));
 }
 
 /* A call that the gate of its server has let in. */
-static void line_denied(ps_service *s, rpc_call *call, enum rpc_reason why)
+static void calls_line_denied(ps_service *s, rpc_call *call,
+                              enum rpc_reason why)
 {
     char peer[PEER];
     persia_service_denied(s, persia_wire_paths[call->method],
@@ -178,8 +176,8 @@ static void line_denied(ps_service *s, rpc_call *call, enum rpc_reason why)
 }
 
 /* A line that begins with who asked. */
-static void line_of(const request *r, enum line_kind kind, uint64_t client,
-                    const line_field *more, size_t n)
+static void calls_line_of(const request *r, enum line_kind kind,
+                          uint64_t client, const line_field *more, size_t n)
 {
     ps_service *s = r->s;
     char peer[PEER];
@@ -191,10 +189,10 @@ static void line_of(const request *r, enum line_kind kind, uint64_t client,
         fields[k++] = (line_field){.name = "name", .text = r->call->who->name};
     fields[k++] = (line_field){.name = "client", .number = client, .hex = 1};
     memcpy(fields + k, more, n * sizeof *more);
-    service_wake(s, lines_write(&s->lines, kind, fields, k + n));
+    service_wake(s, persia_lines_write(&s->lines, kind, fields, k + n));
 }
 
-static void line_rows(const request *r)
+static void calls_line_rows(const request *r)
 {
     const wire_rows *m = &r->m.put_rows;
     const table *t =
@@ -208,20 +206,21 @@ static void line_rows(const request *r)
     const line_field more[] = {
         {.name = "table", .text = persia_table_get_config(t)->name},
         {.name = "ids", .number = m->n}};
-    line_of(r, kind, m->caller.client, more,
-            kind == LINE_ERASED || kind == LINE_SET ? 2 : 1);
+    calls_line_of(r, kind, m->caller.client, more,
+                  kind == LINE_ERASED || kind == LINE_SET ? 2 : 1);
 }
 
-static void line_snapshot(const request *r)
+static void calls_line_snapshot(const request *r)
 {
     const wire_snapshot *m = &r->m.snapshot;
     const line_field more[] = {{.name = "root", .text = m->root},
                                {.name = "folder", .text = m->folder}};
     if (m->verb == SNAPSHOT_BEGIN)
-        line_of(r, LINE_SAVED, m->caller.client, more, 2);
+        calls_line_of(r, LINE_SAVED, m->caller.client, more, 2);
 }
 
-static void line_restore(const request *r, const wire_restore_reply *reply)
+static void calls_line_restore(const request *r,
+                               const wire_restore_reply *reply)
 {
     const wire_restore *m = &r->m.restore;
     const line_field more[] = {
@@ -230,10 +229,10 @@ static void line_restore(const request *r, const wire_restore_reply *reply)
         {.name = "lineage", .number = m->lineage, .hex = 1},
         {.name = "rows", .number = reply->rows}};
     if (m->verb == RESTORE_COMMIT && reply->done)
-        line_of(r, LINE_RESTORED, m->caller.client, more, 4);
+        calls_line_of(r, LINE_RESTORED, m->caller.client, more, 4);
 }
 
-static void line_hello(const request *r, const wire_hello_reply *reply)
+static void calls_line_hello(const request *r, const wire_hello_reply *reply)
 {
     const wire_hello *m = &r->m.hello;
     const line_field more[] = {
@@ -241,20 +240,20 @@ static void line_hello(const request *r, const wire_hello_reply *reply)
         {.name = "stream", .number = m->stream, .hex = 1},
         {.name = "incarnation", .number = m->caller.incarnation}};
     if (reply->taken)
-        line_of(r, LINE_TAKEOVER, m->caller.client, more, 3);
+        calls_line_of(r, LINE_TAKEOVER, m->caller.client, more, 3);
 }
 
 /* What a call has changed for others than its client. */
-static void line_change(const request *r, const void *reply)
+static void calls_line_change(const request *r, const void *reply)
 {
     if (r->call->method == WIRE_PUT_ROWS)
-        line_rows(r);
+        calls_line_rows(r);
     else if (r->call->method == WIRE_RESTORE)
-        line_restore(r, reply);
+        calls_line_restore(r, reply);
     else if (r->call->method == WIRE_SNAPSHOT)
-        line_snapshot(r);
+        calls_line_snapshot(r);
     else if (r->call->method == WIRE_HELLO)
-        line_hello(r, reply);
+        calls_line_hello(r, reply);
 }
 
 /* ---- traces, and calls that took long ----------------------------------- */
@@ -338,7 +337,7 @@ static void calls_answered(void *ctx, int rc, shard_reply *reply)
     persia_wire_out_init(&o);
     r->reply = *reply;
     if (!rc)
-        line_change(r, reply->message);
+        calls_line_change(r, reply->message);
     if (!rc && call->method == WIRE_STATS && r->m.stats.slow)
         rc = calls_put_slow(r, &o, reply->message);
     else if (!rc)
@@ -396,7 +395,7 @@ void persia_service_handle(void *service, rpc_call *call)
     if (!rc)
         return;
     if (rc == PERSIA_EDENIED)
-        line_denied(s, call, r ? r->why : RPC_ROLE);
+        calls_line_denied(s, call, r ? r->why : RPC_ROLE);
     if (r)
         request_free(r);
     calls_fail(s, call, rc);

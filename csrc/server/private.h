@@ -2,7 +2,6 @@
  *
  *   server.c    life, the timer
  *   calls.c     messages to calls of the shard, answers to messages
- *   lines.c     lines for operators
  *   slow.c      the last calls that took long
  *
  * Order of locks: the shard's, then one of these.
@@ -10,7 +9,7 @@
 #ifndef PERSIA_SERVER_PRIVATE_H
 #define PERSIA_SERVER_PRIVATE_H
 
-#include "server/lines.h"
+#include "base/lines.h"
 #include "server/server.h"
 #include "server/slow.h"
 
@@ -24,7 +23,7 @@ struct ps_service {
 
     persia_timer timer;
     job_ends ends;  /* has a lock of its own; so has: */
-    server_lines lines;
+    process_lines lines;
     slow_calls slow;
 };
 

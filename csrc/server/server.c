@@ -26,7 +26,7 @@ static uint64_t server_tick(void *service)
     ps_service *s = service;
     const uint64_t now = persia_clock_ns();
     const uint64_t shard = persia_shard_tick(s->shard, now);
-    const uint64_t lines = lines_count(&s->lines, now);
+    const uint64_t lines = persia_lines_count(&s->lines, now);
     return shard < lines ? shard : lines;
 }
 
@@ -74,7 +74,7 @@ int persia_service_create(tables *p, const service_config *config,
         return persia_err_set(PERSIA_ENOMEM, "no memory for a service");
     persia_timer_init(&s->timer);
     persia_job_ends_init(&s->ends);
-    lines_init(&s->lines, &(lines_to){.fd = config->lines,
+    persia_lines_init(&s->lines, &(lines_to){.fd = config->lines,
                                       .json = config->lines_json,
                                       .audit = config->audit,
                                       .shard = config->shard});
@@ -120,7 +120,7 @@ int persia_service_destroy(ps_service *s)
         s->ref->ops->close(s->ref);
     persia_shard_destroy(s->shard);
     persia_job_ends_free(&s->ends);
-    lines_free(&s->lines);
+    persia_lines_free(&s->lines);
     slow_free(&s->slow);
     persia_timer_free(&s->timer);
     free(s);

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from persia import _core
 from persia.base.environment import variable
-from persia.base.logs import describe, say
+from persia.base.logs import describe, lines_of_core, say
 from persia.base.patience import saying_so, watching
 from persia.base.signals import Signals
 from persia.base.traces import begin_traces
@@ -152,6 +152,7 @@ class Worker:
             lease=config.lease,
             silence=config.loader_silence,
             loaders=config.loaders,
+            **lines_of_core(),
         )
 
     def start(self) -> str:

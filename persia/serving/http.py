@@ -81,7 +81,10 @@ class Server:
             AccessDenied: the token is not for it.
             LimitReached: its name has too many requests.
         """
-        return self._gate.enter(method, request.headers.get("authorization"))
+        client = request.client
+        peer = "" if client is None else f"{client.host}:{client.port}"
+        shown = request.headers.get("authorization")
+        return self._gate.enter(method, shown, peer)
 
     async def read(self, request: HttpRequest) -> bytes:
         """The body.

@@ -14,7 +14,7 @@ import torch
 
 from persia import _core
 from persia.base.cpus import processors
-from persia.base.logs import say
+from persia.base.logs import describe, lines_of_core, say
 from persia.base.requirements import install
 from persia.base.signals import Signals
 from persia.distributed.renewal import renewal
@@ -80,7 +80,7 @@ class Serving:
         self.measures.watch_refused(lambda: self._batcher.queue.refused)
         security = config.security()
         arguments = security.arguments(self._renewed)
-        self._gate = _core.Gate(arguments)
+        self._gate = _core.Gate(arguments, **lines_of_core())
         self.measures.watch_denied(self._denied)
         server = Server(
             self._service,
@@ -125,6 +125,7 @@ class Serving:
                 message_limit=config.body_limit,
                 shared=config.processes > 1,
                 security=arguments,
+                **lines_of_core(),
             )
             self.grpc_address = f"{host}:{port}"
 
@@ -166,6 +167,7 @@ class Serving:
         self._batcher.queue.stop(self._grace)
         if self._thread.is_alive():
             self._thread.join()
+        self._gate.close()
         self._batcher.close()
         if self._calls is not None:
             self._calls.close()
@@ -247,6 +249,7 @@ def serve_model(
     """
     if not models:
         raise InvalidArgument("no model is given")
+    describe(role="serving")
     with Signals(config.grace) as signals:
         page = page_of(config, signals.health)
         one = Serving(config, models)

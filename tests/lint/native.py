@@ -40,7 +40,11 @@ ROOMS = (
 )
 
 #: Public headers of a room beside `<room>.h`.
-MORE = {"mem": {"device.h"}, "ckpt": {"files.h", "safetensors.h"}}
+MORE = {
+    "base": {"lines.h"},
+    "mem": {"device.h"},
+    "ckpt": {"files.h", "safetensors.h"},
+}
 
 #: Rooms that may include fewer than all above them.
 ONLY = {

@@ -8,15 +8,19 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import torch
 
 import persia
 from persia import _core
 from persia.distributed import Security
+from tests.remote import Servers
 from tests.system.processes import environment
 from tests.system.test_serve import Client
 
@@ -103,6 +107,87 @@ def test_lines_and_audits(tmp_path: Path) -> None:
         assert one["name"] == "token"  # of --token
         assert (one["table"], one["ids"]) == (TABLE.name, 2)
         assert one["peer"].startswith("ipv4:127.0.0.1:")
+
+
+def denied_by(name: str, audits: Path, *words: str) -> None:
+    """A process of that role denies calls: the first three are lines, and how
+    many more there were."""
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "persia", "serve", *words),
+            *("--port", "0", "--token", "tok", "--log-format", "json"),
+            *("--audit-log", str(audits)),
+        ],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        said = (json.loads(line) for line in process.stdout)
+        texts = [next(said)["message"]]
+        while not texts[-1].startswith("serving "):
+            texts.append(next(said)["message"])
+        address = texts[-1].rpartition(" ")[2]
+        methods = {"/persia.v1.EmbeddingWorker/Stats"}
+        if name == "serving":
+            methods = {"/inference.GRPCInferenceService/ServerMetadata"}
+            (found,) = (t for t in texts if t.startswith("gRPC on "))
+            for _ in range(5):
+                with pytest.raises(urllib.error.HTTPError):
+                    urllib.request.urlopen(f"http://{address}/v2")
+            address = found.rpartition(" ")[2]
+        with grpc.insecure_channel(address) as channel:
+            (method,) = methods
+            call = channel.unary_unary(method)
+            for _ in range(5):
+                with pytest.raises(grpc.RpcError):
+                    call(b"", metadata=[("authorization", "Bearer no")])
+        _, messages = ended(process)
+    finally:
+        process.kill()
+        process.communicate()
+    lines = [one for one in objects(messages) if "event" in one]
+    kept = [one for one in objects(audits.read_text()) if "event" in one]
+    assert [one | {"time": ""} for one in lines] == [
+        one | {"time": ""} for one in kept
+    ]
+    doors = 2 if name == "serving" else 1  # HTTP, gRPC
+    assert len(lines) == 4 * doors
+    for one in lines:
+        assert (one["event"], one["role"]) == ("denied", name)
+        assert "shard" not in one
+    full = [one for one in lines if "more" not in one]
+    assert {one["method"] for one in full} == methods
+    assert {one["reason"] for one in full} <= {"missing", "wrong"}
+    assert all("127.0.0.1:" in one["peer"] for one in full)
+    assert [one["more"] for one in lines if "more" in one] == [2] * doors
+
+
+@pytest.mark.slow
+def test_embedding_workers_say_what_they_deny(tmp_path: Path) -> None:
+    with contextlib.closing(Servers(1)) as servers:
+        denied_by(
+            *("embedding-worker", tmp_path / "audits", "worker"),
+            *("--servers", servers.text),
+        )
+
+
+@pytest.mark.slow
+def test_served_models_say_what_they_deny(tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn", reason="persia[serve] is not installed")
+    store = persia.Store(persia.optim.SGD(lr=1.0))
+    model = torch.nn.Sequential(
+        persia.nn.Embedding(None, 4, store=store, name="t"),
+        torch.nn.Linear(4, 1),
+    )
+    persia.export(model, tmp_path / "m", example=torch.tensor([1, 2]))
+    store.close()
+    denied_by(
+        *("serving", tmp_path / "audits", "model", str(tmp_path / "m")),
+        *("--grpc-port", "0"),
+    )
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 
 #include <fcntl.h>
 
-#include "server/lines.h"
+#include "base/lines.h"
 
 static int ends[2]; /* of a pipe: read, write */
 static char text[4096];
@@ -114,10 +114,10 @@ static void who_changes_what_is_logged(void **state)
 }
 
 /* A line with one field of text, or a number. */
-static uint64_t line(server_lines *l, enum line_kind kind, const char *text)
+static uint64_t line(process_lines *l, enum line_kind kind, const char *text)
 {
     const line_field field = {.name = "i", .text = text};
-    return lines_write(l, kind, &field, 1);
+    return persia_lines_write(l, kind, &field, 1);
 }
 
 static uint64_t later; /* added to the machine's clock */
@@ -135,8 +135,8 @@ static void many_lines_become_a_count(void **state)
     real_now = machine.now;
     machine.now = now;
     persia_system_install(&machine);
-    server_lines l;
-    lines_init(&l, &(lines_to){.fd = ends[1]});
+    process_lines l;
+    persia_lines_init(&l, &(lines_to){.fd = ends[1]});
     for (int i = 0; i < 3; i++)
         assert_true(line(&l, LINE_DENIED, "a") == UINT64_MAX);
     assert_int_equal(lines_of(said()), 3);
@@ -145,17 +145,17 @@ static void many_lines_become_a_count(void **state)
         due = line(&l, LINE_DENIED, "a");
     assert_true(line(&l, LINE_DROPPED, "other") == UINT64_MAX);
     expect_line("dropped i=other");
-    assert_true(lines_count(&l, due - 1) == due);
+    assert_true(persia_lines_count(&l, due - 1) == due);
     assert_string_equal(said(), "");
     later = 61 * (uint64_t)SECOND;
-    assert_true(lines_count(&l, persia_clock_ns()) == UINT64_MAX);
+    assert_true(persia_lines_count(&l, persia_clock_ns()) == UINT64_MAX);
     expect_line("denied more=1000\n");
     (void)line(&l, LINE_DENIED, "two\nlines");
     expect_line("denied i=two?lines\n");
     for (int i = 0; i < 5; i++)
         (void)line(&l, LINE_DENIED, "a");
     assert_int_equal(lines_of(said()), 2);
-    lines_free(&l);
+    persia_lines_free(&l);
     expect_line("denied more=3\n");
     persia_system_install(NULL);
 }
@@ -166,16 +166,16 @@ static void lines_are_json(void **state)
                                  {.name = "client", .number = 7, .hex = 1},
                                  {.name = "rows", .number = 1ull << 40}};
     (void)state;
-    server_lines l;
-    lines_init(&l, &(lines_to){.fd = ends[1], .json = 1, .shard = 3});
-    (void)lines_write(&l, LINE_ERASED, fields, 3);
+    process_lines l;
+    persia_lines_init(&l, &(lines_to){.fd = ends[1], .json = 1, .shard = 3});
+    (void)persia_lines_write(&l, LINE_ERASED, fields, 3);
     expect_line("Z\", \"level\": \"info\", \"event\": \"erased\", "
                 "\"role\": \"server\", \"shard\": 3, \"table\": "
                 "\"a\\\"b\\\\?\", \"client\": \"0000000000000007\", "
                 "\"rows\": 1099511627776}\n");
-    (void)lines_write(&l, LINE_SET, fields, 1); /* for audits alone */
+    (void)persia_lines_write(&l, LINE_SET, fields, 1); /* for audits alone */
     assert_string_equal(said(), "");
-    lines_free(&l);
+    persia_lines_free(&l);
 }
 
 /* Calls that were denied are bounded there, too: anyone who reaches the port
@@ -183,8 +183,8 @@ static void lines_are_json(void **state)
 static void audits_have_all_but_what_was_denied(void **state)
 {
     (void)state;
-    server_lines l;
-    lines_init(&l, &(lines_to){.audit = ends[1]});
+    process_lines l;
+    persia_lines_init(&l, &(lines_to){.audit = ends[1]});
     for (int i = 0; i < 10; i++)
         (void)line(&l, LINE_ERASED, "a");
     assert_int_equal(lines_of(said()), 10);
@@ -193,7 +193,7 @@ static void audits_have_all_but_what_was_denied(void **state)
     assert_int_equal(lines_of(said()), 3);
     (void)line(&l, LINE_SET, "a");
     expect_line("\"event\": \"set\"");
-    lines_free(&l);
+    persia_lines_free(&l);
     expect_line("\"more\": 7");
 }
 
@@ -202,15 +202,15 @@ static void a_full_pipe_costs_lines_alone(void **state)
 {
     static char fill[4096];
     (void)state;
-    server_lines l;
-    lines_init(&l, &(lines_to){.fd = ends[1]});
+    process_lines l;
+    persia_lines_init(&l, &(lines_to){.fd = ends[1]});
     while (write(ends[1], fill, sizeof fill) > 0)
         ;
     assert_int_equal(fcntl(ends[1], F_SETFL, 0), 0); /* writing waits now */
     assert_true(line(&l, LINE_DENIED, "lost") != UINT64_MAX);
     while (read(ends[0], fill, sizeof fill) > 0)
         ;
-    lines_free(&l);
+    persia_lines_free(&l);
     expect_line("denied more=1\n");
 }
 

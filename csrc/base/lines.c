@@ -1,12 +1,10 @@
-#include "server/lines.h"
+#include "base/lines.h"
 
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-#include "base/base.h"
 
 enum { LINES = 3, TEXT = 4096 };
 #define MINUTE_NS ((uint64_t)60 * 1000000000)
@@ -17,9 +15,9 @@ static const char *const names[LINE_KINDS] = {
     [LINE_DROPPED] = "dropped", [LINE_TAKEOVER] = "takeover",
     [LINE_SET] = "set",         [LINE_SAVED] = "saved"};
 
-void lines_init(server_lines *l, const lines_to *to)
+void persia_lines_init(process_lines *l, const lines_to *to)
 {
-    *l = (server_lines){.to = *to};
+    *l = (process_lines){.to = *to};
     pthread_mutex_init(&l->lock, NULL);
 }
 
@@ -86,8 +84,11 @@ static void line_make(line *t, int json, const lines_to *to,
     line_add(t, names[kind]);
     if (json) {
         const line_field shard = {.name = "shard", .number = to->shard};
-        line_add(t, "\", \"role\": \"server\"");
-        line_field_add(t, &shard);
+        line_add(t, "\", \"role\": \"");
+        line_add(t, to->role ? to->role : "server");
+        line_add(t, "\"");
+        if (!to->role)
+            line_field_add(t, &shard);
     }
     for (size_t i = 0; i < n; i++)
         line_field_add(t, &fields[i]);
@@ -103,7 +104,7 @@ static int line_write(const line *t, int fd)
 }
 
 /* To the files that are to have it; whether they took it. */
-static int lines_put(const server_lines *l, enum line_kind kind,
+static int lines_put(const process_lines *l, enum line_kind kind,
                      const line_field *fields, size_t n, int text, int audits)
 {
     const lines_to *to = &l->to;
@@ -122,14 +123,14 @@ static int lines_put(const server_lines *l, enum line_kind kind,
 
 /* ---- of a minute -------------------------------------------------------- */
 
-static void lines_write_count_locked(server_lines *l, enum line_kind kind)
+static void lines_write_count_locked(process_lines *l, enum line_kind kind)
 {
     const line_field more = {.name = "more", .number = l->of[kind].more};
     if (more.number && lines_put(l, kind, &more, 1, 1, kind == LINE_DENIED))
         l->of[kind].more = 0;
 }
 
-uint64_t lines_count(server_lines *l, uint64_t now)
+uint64_t persia_lines_count(process_lines *l, uint64_t now)
 {
     uint64_t next = UINT64_MAX;
     pthread_mutex_lock(&l->lock);
@@ -147,20 +148,20 @@ uint64_t lines_count(server_lines *l, uint64_t now)
     return next;
 }
 
-void lines_free(server_lines *l)
+void persia_lines_free(process_lines *l)
 {
     for (enum line_kind kind = 0; kind < LINE_KINDS; kind++)
         lines_write_count_locked(l, kind);
     pthread_mutex_destroy(&l->lock);
 }
 
-uint64_t lines_write(server_lines *l, enum line_kind kind,
+uint64_t persia_lines_write(process_lines *l, enum line_kind kind,
                      const line_field *fields, size_t n)
 {
     if (!l->to.fd && !l->to.audit)
         return UINT64_MAX;
     const uint64_t now = persia_clock_ns();
-    (void)lines_count(l, now);
+    (void)persia_lines_count(l, now);
     pthread_mutex_lock(&l->lock);
     if (!l->of[kind].until)
         l->of[kind].until = now + MINUTE_NS;
@@ -172,4 +173,15 @@ uint64_t lines_write(server_lines *l, enum line_kind kind,
         l->of[kind].more ? l->of[kind].until : UINT64_MAX;
     pthread_mutex_unlock(&l->lock);
     return next;
+}
+
+uint64_t persia_lines_denied(process_lines *l, const char *method,
+                             const char *peer, const char *name,
+                             const char *reason)
+{
+    const line_field fields[] = {{.name = "peer", .text = peer},
+                                 {.name = "name", .text = name},
+                                 {.name = "method", .text = method},
+                                 {.name = "reason", .text = reason}};
+    return persia_lines_write(l, LINE_DENIED, fields, 4);
 }

@@ -1,5 +1,5 @@
 /* lines.h: lines for operators: calls that were denied, and changes of rows
- * with the client that made them (private).
+ * with the client that made them.
  *
  *   2026-11-24T10:53:23Z denied peer=ipv4:10.0.0.7:40112 method=... reason=...
  *   {"time": "2026-11-24T10:53:23Z", "level": "warning", "event": "denied"...
@@ -11,12 +11,16 @@
  * A file for audits gets all changes as JSON, and the lines of denied calls
  * that the log gets.
  */
-#ifndef PERSIA_SERVER_LINES_H
-#define PERSIA_SERVER_LINES_H
+#ifndef PERSIA_BASE_LINES_H
+#define PERSIA_BASE_LINES_H
+
+#include "base/base.h"
 
 #include <pthread.h>
-#include <stddef.h>
-#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 enum line_kind {
     LINE_DENIED,
@@ -42,10 +46,11 @@ typedef struct lines_to {
     int fd;    /* 0: nothing is written */
     int json;  /* there */
     int audit; /* file descriptor; 0: none */
+    const char *role; /* of the process; NULL: a server, of: */
     uint32_t shard;
 } lines_to;
 
-typedef struct server_lines {
+typedef struct process_lines {
     lines_to to;
     pthread_mutex_t lock; /* guards: */
     struct {
@@ -53,16 +58,24 @@ typedef struct server_lines {
         uint32_t lines;
         uint64_t more; /* lines that were not written */
     } of[LINE_KINDS];
-} server_lines;
+} process_lines;
 
-void lines_init(server_lines *l, const lines_to *to);
+PERSIA_API void persia_lines_init(process_lines *l, const lines_to *to);
 /* Writes the counts that are left. */
-void lines_free(server_lines *l);
-/* One line of n fields.  The time at which lines_count() is wanted, or
+PERSIA_API void persia_lines_free(process_lines *l);
+/* One line of n fields.  The time at which persia_lines_count() is wanted, or
  * UINT64_MAX. */
-uint64_t lines_write(server_lines *l, enum line_kind kind,
-                     const line_field *fields, size_t n);
-/* Writes the counts of minutes that are over; returns as lines_write(). */
-uint64_t lines_count(server_lines *l, uint64_t now);
+PERSIA_API uint64_t persia_lines_write(process_lines *l, enum line_kind kind,
+                                       const line_field *fields, size_t n);
+/* The same of a call that is denied: from where, whose (or ""), and why. */
+PERSIA_API uint64_t persia_lines_denied(process_lines *l, const char *method,
+                                        const char *peer, const char *name,
+                                        const char *reason);
+/* Writes the counts of minutes that are over, at UINT64_MAX all; returns as
+ * persia_lines_write(). */
+PERSIA_API uint64_t persia_lines_count(process_lines *l, uint64_t now);
 
+#ifdef __cplusplus
+}
+#endif
 #endif
