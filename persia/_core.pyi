@@ -671,6 +671,7 @@ class InferRequest:
     outputs: list[str] | None
     owner: Any
     method: str
+    traceparent: str
     waited: float
     late: bool
     def __new__(

@@ -459,6 +459,19 @@ static PyObject *request_method(PyObject *self, void *unused)
                 : NULL;
 }
 
+static PyObject *request_traceparent(PyObject *self, void *unused)
+{
+    char text[128];
+    rpc_call *call = request_call(self);
+    (void)unused;
+    if (!call)
+        return NULL;
+    *text = 0;
+    if (call->header)
+        call->header(call, "traceparent", text, sizeof text);
+    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+}
+
 static PyObject *request_waited(PyObject *self, void *unused)
 {
     const infer_item *item = py_request_item(self);
@@ -500,6 +513,8 @@ static PyGetSetDef request_getset[] = {
     {"outputs", request_outputs, NULL, "Names, or None: all.", NULL},
     {"owner", request_owner, NULL, "What was given; None: a call.", NULL},
     {"method", request_method, NULL, "The name of a call's method.", NULL},
+    {"traceparent", request_traceparent, NULL,
+     "The metadata of a call by that name, or ''.", NULL},
     {"waited", request_waited, NULL, "Seconds since it arrived.", NULL},
     {"late", request_late, NULL, "Whether its deadline has passed.", NULL},
     {NULL, NULL, NULL, NULL, NULL},

@@ -132,6 +132,9 @@ struct rpc_call {
     rpc_times *times;     /* or NULL: nor then */
     /* Writes the address of its client; NULL: from this process. */
     void (*peer)(rpc_call *call, char *out, size_t room);
+    /* Writes a value of its metadata, "" where there is none; NULL: it has
+     * none at all. */
+    void (*header)(rpc_call *call, const char *key, char *out, size_t room);
     /* Sends the reply.  `done(owner)` is called once the memory of o's bulk
      * data is not needed any more (maybe on another thread); o itself is
      * taken over and freed.  done may be NULL. */

@@ -303,6 +303,24 @@ static void slot_peer(rpc_call *call, char *out, size_t room)
     gpr_free(peer);
 }
 
+/* The value of a key of the metadata, or NULL. */
+static const grpc_slice *slot_metadata(const slot *l, const char *key)
+{
+    const grpc_metadata_array *m = &l->metadata;
+    size_t i = 0;
+    while (i < m->count && grpc_slice_str_cmp(m->metadata[i].key, key) != 0)
+        i++;
+    return i < m->count ? &m->metadata[i].value : NULL;
+}
+
+static void slot_header(rpc_call *call, const char *key, char *out,
+                        size_t room)
+{
+    const grpc_slice *value = slot_metadata((slot *)call, key);
+    snprintf(out, room, "%.*s", value ? (int)GRPC_SLICE_LENGTH(*value) : 0,
+             value ? (const char *)GRPC_SLICE_START_PTR(*value) : "");
+}
+
 /* A call that the gate has not let in. */
 static void slot_deny(slot *l, int rc)
 {
@@ -322,17 +340,11 @@ static void slot_deny(slot *l, int rc)
 /* Whether a call is let in. */
 static int slot_enter(slot *l)
 {
-    const grpc_metadata_array *m = &l->metadata;
-    size_t i = 0;
-    while (i < m->count &&
-           grpc_slice_str_cmp(m->metadata[i].key, "authorization") != 0)
-        i++;
-    const int shown = i < m->count;
-    const grpc_slice *value = shown ? &m->metadata[i].value : NULL;
+    const grpc_slice *value = slot_metadata(l, "authorization");
     int rc = persia_rpc_gate_enter(
         l->server->gate, l->call.method,
-        shown ? (const char *)GRPC_SLICE_START_PTR(*value) : NULL,
-        shown ? GRPC_SLICE_LENGTH(*value) : 0, &l->pass);
+        value ? (const char *)GRPC_SLICE_START_PTR(*value) : NULL,
+        value ? GRPC_SLICE_LENGTH(*value) : 0, &l->pass);
     l->call.who = l->pass.who;
     return rc;
 }
@@ -499,6 +511,7 @@ static void slot_wait(slot *l)
     l->call.reply = slot_reply;
     l->call.fail = slot_fail;
     l->call.peer = slot_peer;
+    l->call.header = slot_header;
     l->call.times = &s->times;
     l->call.denied = persia_rpc_gate_denied(s->gate);
     grpc_metadata_array_init(&l->metadata);

@@ -54,8 +54,9 @@ VARIABLES = {
     "the others follow. Read by `persia train` and "
     "`persia.prometheus.export`",
     "PERSIA_METRICS_HOST": "address that they listen on; default `127.0.0.1`",
-    "PERSIA_TRACE_RATE": "share of the batches that are traced, from 0 to 1, "
-    "the same in all processes: see [traces](../howto/traces.md)",
+    "PERSIA_TRACE_RATE": "share of the batches, and of the requests to "
+    "models, that is traced, from 0 to 1, the same in all processes: see "
+    "[traces](../howto/traces.md)",
     "PERSIA_SHARD": "index of this server, for `persia serve ps --shard auto`",
     "PERSIA_SHARDS": "number of servers, for `persia serve ps`",
     "PERSIA_RUN_ID": "name of the run of `persia launch`: the job of a "

@@ -8,12 +8,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from persia import _core
+from persia.base.traces import tracing
 from persia.errors import (
     DeadlineExceeded,
     InternalError,
@@ -24,11 +25,25 @@ from persia.serving.inputs import tensors_of
 from persia.serving.measures import Measures
 from persia.serving.model import ExportedModel
 from persia.serving.protocol import Array, RawTensor, arrays_of, output_of
+from persia.serving.traces import RequestTrace, noting, trace_of
 
 #: A version's name and its outputs, by name; or what went wrong.
 Answer = tuple[str, dict[str, Array]] | PersiaError
-#: The owner of a request of this process: is called with its answer, once.
-Owner = Callable[[Answer], None]
+
+
+class Owner(Protocol):
+    """The owner of a request of this process: is called with its answer,
+    once.
+
+    Attributes:
+        trace: of the request, which its owner ends; None: it is not sampled.
+    """
+
+    trace: RequestTrace | None
+
+    def __call__(self, answer: Answer, /) -> None: ...
+
+
 #: The version of a model that answers, by the names of both; '': any.
 Find = Callable[[str, str], ExportedModel]
 
@@ -75,6 +90,7 @@ class Batcher:
         self._measures = measures
         self._batch = batch
         self._limit = limit
+        self._traces: dict[_core.InferRequest, RequestTrace] = {}
         self._threads = [
             threading.Thread(
                 target=self._work, name=f"persia-executor-{i}", daemon=True
@@ -95,6 +111,8 @@ class Batcher:
             models: dict[ExportedModel, list[_core.InferRequest]] = {}
             for one in requests:
                 self._measures.phases["queue"].observe(one.waited)
+                if tracing():
+                    self._begin_trace(one)
                 try:
                     if one.late:
                         raise DeadlineExceeded(
@@ -115,17 +133,17 @@ class Batcher:
         self, model: ExportedModel, requests: list[_core.InferRequest]
     ) -> None:
         phases = self._measures.phases
-        at = time.monotonic()
+        at = [time.monotonic_ns()]
         alive = [p for one in requests if (p := self._bound(model, one))]
         if not alive:
             return
         sizes = [one.samples for one in alive]
         try:
             tensors = _joined(model, alive)
-            phases["decode"].observe(time.monotonic() - at)
-            at = time.monotonic()
-            outputs = _outputs(model, tensors, sizes)
-            phases["compute"].observe(time.monotonic() - at)
+            at.append(time.monotonic_ns())
+            with noting(bool(self._traces)) as lookups:
+                outputs = _outputs(model, tensors, sizes)
+            at.append(time.monotonic_ns())
         except Exception as error:  # one must not end the executor
             if len(alive) == 1:
                 self._fail(alive[0].request, error)
@@ -133,11 +151,18 @@ class Batcher:
                 for one in alive:
                     self._compute(model, [one.request])
             return
+        phases["decode"].observe((at[1] - at[0]) / 1e9)
+        phases["compute"].observe((at[2] - at[1]) / 1e9)
         self._measures.batches.observe(sum(sizes))
-        at = time.monotonic()
         for one, found in zip(alive, outputs, strict=True):
+            trace = self._traces.get(one.request)
+            if trace is not None:
+                trace.about(samples=one.samples, batch_samples=sum(sizes))
+                trace.about(version=model.version, packets=model.packets)
+                trace.part("decode", (at[0], at[1]))
+                trace.part("compute", (at[1], at[2]), lookups)
             self._answer(one.request, model.version, found)
-        phases["encode"].observe(time.monotonic() - at)
+        phases["encode"].observe((time.monotonic_ns() - at[2]) / 1e9)
 
     def _bound(
         self, model: ExportedModel, request: _core.InferRequest
@@ -156,6 +181,19 @@ class Batcher:
 
     # ---- answers
 
+    def _begin_trace(self, one: _core.InferRequest) -> None:
+        owner: Owner | None = one.owner
+        waited = one.waited
+        if owner is None:
+            trace = trace_of(one.traceparent, waited)
+        else:
+            trace = owner.trace
+        if trace is not None:
+            trace.about(model=one.model)
+            now = time.monotonic_ns()
+            trace.part("queue", (now - int(waited * 1e9), now))
+            self._traces[one] = trace
+
     def _answer(
         self,
         one: _core.InferRequest,
@@ -163,6 +201,8 @@ class Batcher:
         found: dict[str, Array],
     ) -> None:
         owner: Owner | None = one.owner
+        trace = self._traces.pop(one, None)
+        at = time.monotonic_ns()
         try:
             outputs = None if owner else _asked(one.outputs, found)
             # Before the client can ask how many there were.
@@ -172,17 +212,28 @@ class Batcher:
                 owner((version, found))
             elif outputs is not None:
                 one.reply(version, outputs)
+                if trace is not None:
+                    trace.part("reply", (at, time.monotonic_ns()))
+                    trace.end()
         except Exception as error:
-            self._fail(one, error)
+            self._fail(one, error, trace)
 
-    def _fail(self, one: _core.InferRequest, error: Exception) -> None:
+    def _fail(
+        self,
+        one: _core.InferRequest,
+        error: Exception,
+        trace: RequestTrace | None = None,
+    ) -> None:
         ours = error if isinstance(error, PersiaError) else _as_ours(error)
         owner: Owner | None = one.owner
+        trace = self._traces.pop(one, trace)
         self._measures.count(one.model, ours.code)
         if owner is not None:
             owner(ours)
         else:
             one.fail(ours.code, str(ours))
+            if trace is not None:
+                trace.end(ours.code)
 
 
 def _as_ours(error: Exception) -> PersiaError:

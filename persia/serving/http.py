@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,12 +17,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from persia import _core, errors
+from persia.base.traces import tracing
 from persia.serving.batcher import Answer, Batcher
 from persia.serving.form import TensorForm
 from persia.serving.inputs import inputs_of, outputs_of
 from persia.serving.measures import Measures
 from persia.serving.protocol import decode, encode
 from persia.serving.service import PLATFORM, Service
+from persia.serving.traces import RequestTrace, trace_of
 
 _HEADER = "Inference-Header-Content-Length"
 #: The status of an error; others are of the request, 400.
@@ -221,17 +224,37 @@ class Server:
 
     async def infer(self, request: HttpRequest) -> Response:
         """The outputs of inputs."""
+        trace = None
+        if tracing():
+            trace = trace_of(request.headers.get("traceparent"), 0)
+        try:
+            response = await self._infer(request, trace)
+        except BaseException as error:
+            if trace is not None:
+                trace.end(getattr(error, "code", type(error).__name__))
+            raise
+        if trace is not None:
+            trace.end()
+        return response
+
+    async def _infer(
+        self, request: HttpRequest, trace: RequestTrace | None
+    ) -> Response:
         name, version = _names(request)
         try:
             if version:  # it may have to be mapped
                 await run_in_threadpool(
                     self._service.repository.find, name, version
                 )
-            asked = decode(await self.read(request), _header_of(request))
+            at = time.monotonic_ns()
+            body = await self.read(request)
+            if trace is not None:
+                trace.part("read", (at, time.monotonic_ns()))
+            asked = decode(body, _header_of(request))
             loop = asyncio.get_running_loop()
             answer: asyncio.Future[Answer] = loop.create_future()
             waiting = _core.InferRequest(
-                name, version, asked.inputs, _owner_of(loop, answer)
+                name, version, asked.inputs, _Waits(loop, answer, trace)
             )
             left = self._timeout if asked.timeout is None else asked.timeout
             self._batcher.queue.put(waiting, left)
@@ -241,7 +264,10 @@ class Server:
         found = await answer
         if isinstance(found, errors.PersiaError):
             raise found
+        at = time.monotonic_ns()
         body, header = encode(asked, name, *found)
+        if trace is not None:
+            trace.part("reply", (at, time.monotonic_ns()))
         if header is None:
             return Response(body, media_type="application/json")
         return Response(
@@ -257,21 +283,26 @@ def _names(request: HttpRequest) -> tuple[str, str]:
     return parameters["model"], parameters.get("version", "")
 
 
-def _owner_of(
-    loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Answer]
-) -> Callable[[Answer], None]:
-    """What gives an answer from another thread to one who waits in the loop;
-    if it waits no more, or the loop has ended, to none."""
+class _Waits:
+    """A request that waits in the loop: gives it the answer from another
+    thread; if it waits no more, or the loop has ended, to none."""
 
-    def settle(found: Answer) -> None:
-        if not answer.done():
-            answer.set_result(found)
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        answer: asyncio.Future[Answer],
+        trace: RequestTrace | None,
+    ) -> None:
+        self._loop, self._answer = loop, answer
+        self.trace = trace
 
-    def give(found: Answer) -> None:
+    def __call__(self, found: Answer, /) -> None:
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, found)
+            self._loop.call_soon_threadsafe(self._settle, found)
 
-    return give
+    def _settle(self, found: Answer) -> None:
+        if not self._answer.done():
+            self._answer.set_result(found)
 
 
 def _header_of(request: HttpRequest) -> int | None:

@@ -26,6 +26,7 @@ from persia.serving.folder import Version, check_file, find_version
 from persia.serving.graph import Lookup, bind, read_graph
 from persia.serving.plan import plan_of
 from persia.serving.rows import open_rows
+from persia.serving.traces import note_lookup
 
 _POOLING = {
     "sum": _core.POOL_SUM,
@@ -68,6 +69,7 @@ class _Rows(nn.Module):
             height = bags // self._features
         make = torch.empty if self._pooled else torch.zeros
         out = make((height, self._width), dtype=torch.float32)
+        began = time.monotonic_ns()
         absent = _core.rows_batch(
             self._parts,
             self._features,
@@ -77,6 +79,7 @@ class _Rows(nn.Module):
             out.numpy(),
             self._width,
         )
+        note_lookup(began)
         with self._lock:
             self._counts[0] += n
             self._counts[1] += absent

@@ -17,6 +17,7 @@ from persia.base.cpus import processors
 from persia.base.logs import describe, lines_of_core, say
 from persia.base.requirements import install
 from persia.base.signals import Signals
+from persia.base.traces import begin_traces
 from persia.distributed.renewal import renewal
 from persia.distributed.security import Security
 from persia.distributed.serving import page_of
@@ -249,6 +250,7 @@ def serve_model(
     """
     if not models:
         raise InvalidArgument("no model is given")
+    begin_traces("serving")
     describe(role="serving")
     with Signals(config.grace) as signals:
         page = page_of(config, signals.health)
