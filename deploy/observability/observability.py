@@ -172,6 +172,23 @@ ALERTS = (
         "use, and keeps those from before.",
     ),
     Alert(
+        "PersiaRequestsFail",
+        "sum by (instance, model) (rate(persia_serving_requests_total"
+        '{outcome!="ok",model!=""}[10m])) > 0.05 * sum by (instance, model) '
+        '(rate(persia_serving_requests_total{model!=""}[10m]))',
+        "5m",
+        "{{ $labels.instance }} answers more than one request in twenty to "
+        "{{ $labels.model }} with an error.",
+        page=True,
+    ),
+    Alert(
+        "PersiaModelOld",
+        "persia_serving_lag_seconds > 900",
+        "10m",
+        "{{ $labels.model }} at {{ $labels.instance }} is "
+        "{{ $value | humanizeDuration }} behind its training.",
+    ),
+    Alert(
         "PersiaConnectionsRefused",
         "increase(persia_connections_refused_total[10m]) > 0",
         "1m",
@@ -254,6 +271,22 @@ def _quantile(q: float, metric: str, by: str) -> str:
 
 _CALLS = 'persia_call_seconds_bucket{{role="{}"}}'
 _SERVER, _WORKER = _CALLS.format("server"), _CALLS.format("embedding-worker")
+
+
+def _busy(metric: str) -> Panel:
+    """Processors of the processes that have a metric."""
+    return Panel(
+        "Processors in use",
+        "short",
+        (
+            (
+                'rate(process_cpu_seconds_total{job="persia"}[5m]) '
+                f"and on (instance) {metric}",
+                "{{instance}}",
+            ),
+        ),
+    )
+
 
 SERVERS = (
     Panel(
@@ -368,22 +401,7 @@ SERVERS = (
             ),
         ),
     ),
-    Panel(
-        "Shards that are to move",
-        "short",
-        (("persia_gate_shards_left", "{{instance}}"),),
-    ),
-    Panel(
-        "Processors in use",
-        "short",
-        (
-            (
-                'rate(process_cpu_seconds_total{job="persia"}[5m]) '
-                "and on (instance) persia_uptime_seconds",
-                "{{instance}}",
-            ),
-        ),
-    ),
+    _busy("persia_uptime_seconds"),
     Panel(
         "Versions",
         "short",
@@ -391,7 +409,7 @@ SERVERS = (
     ),
 )
 
-JOB = (
+WORKERS = (
     Panel(
         "Samples sent per second",
         "ops",
@@ -405,7 +423,6 @@ JOB = (
                 "rate(persia_embedding_worker_trained_total[5m])",
                 "{{instance}}",
             ),
-            ("rate(persia_lookahead_batches_total[5m])", "rank {{rank}}"),
         ),
     ),
     Panel(
@@ -419,9 +436,12 @@ JOB = (
         ),
     ),
     Panel(
-        "Load: 1 is the right size",
-        "short",
-        (("avg by (role) (persia_load)", "{{role}}"),),
+        "Bytes of batches",
+        "bytes",
+        (
+            ("persia_embedding_worker_bytes", "{{instance}}"),
+            ("persia_embedding_worker_bytes_limit", "{{instance}} limit"),
+        ),
     ),
     Panel(
         "Share of the time in which trainers or loaders wait for the other",
@@ -438,6 +458,60 @@ JOB = (
         ),
     ),
     Panel(
+        "Share of the time in which a loader sends",
+        "percentunit",
+        (("rate(persia_feed_sending_seconds_total[5m])", "{{instance}}"),),
+    ),
+    Panel(
+        "Seconds of a call at embedding workers: 99 %",
+        "s",
+        ((_quantile(0.99, _WORKER, "method"), "{{method}}"),),
+    ),
+    Panel(
+        "Age of the oldest batch",
+        "s",
+        (("persia_embedding_worker_oldest_seconds", "{{instance}}"),),
+    ),
+    Panel(
+        "Ranks and data loaders",
+        "short",
+        (
+            ("persia_embedding_worker_ranks", "{{instance}} ranks"),
+            ("persia_embedding_worker_streams", "{{instance}} loaders"),
+            ("persia_embedding_worker_loaders_gone", "{{instance}} gone"),
+        ),
+    ),
+    Panel(
+        "Messages of Kafka to send",
+        "short",
+        (("persia_feed_lag", "{{partition}}"),),
+    ),
+    Panel(
+        "Lost, failed and offered again",
+        "short",
+        (
+            ("persia_feed_lost_total", "updates lost, {{instance}}"),
+            (
+                "persia_embedding_worker_failed_total",
+                "batches failed, {{instance}}",
+            ),
+            (
+                "persia_embedding_worker_again_total",
+                "offered again, {{instance}}",
+            ),
+            ("persia_feed_malformed_total", "malformed, {{instance}}"),
+        ),
+    ),
+    _busy("persia_embedding_worker_bytes"),
+)
+
+TRAINERS = (
+    Panel(
+        "Batches per second",
+        "ops",
+        (("rate(persia_lookahead_batches_total[5m])", "rank {{rank}}"),),
+    ),
+    Panel(
         "Share of the time in which a rank waits for rows",
         "percentunit",
         (
@@ -446,11 +520,6 @@ JOB = (
                 "rank {{rank}}",
             ),
         ),
-    ),
-    Panel(
-        "Share of the time in which a loader sends",
-        "percentunit",
-        (("rate(persia_feed_sending_seconds_total[5m])", "{{instance}}"),),
     ),
     Panel(
         "Staleness: mean",
@@ -464,35 +533,183 @@ JOB = (
         ),
     ),
     Panel(
-        "Seconds of a call at embedding workers: 99 %",
-        "s",
-        ((_quantile(0.99, _WORKER, "method"), "{{method}}"),),
-    ),
-    Panel(
-        "Age of the oldest batch",
-        "s",
-        (("persia_embedding_worker_oldest_seconds", "{{instance}}"),),
-    ),
-    Panel(
-        "Messages of Kafka to send",
-        "short",
-        (("persia_feed_lag", "{{partition}}"),),
-    ),
-    Panel(
-        "Lost and failed",
+        "Staleness: 99 %",
         "short",
         (
-            ("persia_updates_lost_total", "updates lost, rank {{rank}}"),
             (
-                "persia_embedding_worker_failed_total",
-                "batches failed, {{instance}}",
+                _quantile(0.99, "persia_staleness_bucket", "rank"),
+                "rank {{rank}}",
             ),
-            ("persia_feed_malformed_total", "malformed, {{instance}}"),
+        ),
+    ),
+    Panel(
+        "Forwards that were not looked up ahead, per second",
+        "ops",
+        (
+            (
+                "rate(persia_lookahead_not_prefetched_total[5m])",
+                "rank {{rank}}",
+            ),
+        ),
+    ),
+    Panel(
+        "Updates lost",
+        "short",
+        (("persia_updates_lost_total", "rank {{rank}}"),),
+    ),
+    Panel(
+        "Memory",
+        "bytes",
+        (
+            (
+                'process_resident_memory_bytes{job="persia"} '
+                "and on (instance) persia_lookahead_batches_total",
+                "{{instance}}",
+            ),
+        ),
+    ),
+    _busy("persia_lookahead_batches_total"),
+)
+
+_PHASES = "persia_serving_seconds_bucket"
+SERVING = (
+    Panel(
+        "Requests per second",
+        "ops",
+        (
+            (
+                _rate("persia_serving_requests_total", "model, outcome"),
+                "{{model}} {{outcome}}",
+            ),
+        ),
+    ),
+    Panel(
+        "Share of requests that failed",
+        "percentunit",
+        (
+            (
+                "1 - "
+                + _rate('persia_serving_requests_total{outcome="ok"}', "model")
+                + " / "
+                + _rate("persia_serving_requests_total", "model"),
+                "{{model}}",
+            ),
+        ),
+    ),
+    Panel(
+        "Seconds of a phase: median",
+        "s",
+        ((_quantile(0.5, _PHASES, "phase"), "{{phase}}"),),
+    ),
+    Panel(
+        "Seconds of a phase: 99 %",
+        "s",
+        ((_quantile(0.99, _PHASES, "phase"), "{{phase}}"),),
+    ),
+    Panel(
+        "Samples computed per second, and together",
+        "short",
+        (
+            (
+                "rate(persia_serving_batch_samples_sum[5m])",
+                "{{instance}} per second",
+            ),
+            (
+                "rate(persia_serving_batch_samples_sum[5m]) "
+                "/ rate(persia_serving_batch_samples_count[5m])",
+                "{{instance}} together",
+            ),
+        ),
+    ),
+    Panel(
+        "Samples that wait",
+        "short",
+        (("persia_serving_queue_samples", "{{instance}}"),),
+    ),
+    Panel(
+        "Age of the model: seconds behind its training",
+        "s",
+        (("persia_serving_lag_seconds", "{{instance}} {{model}}"),),
+    ),
+    Panel(
+        "Packets applied to the version in use",
+        "short",
+        (("persia_serving_packets", "{{instance}} {{model}}"),),
+    ),
+    Panel(
+        "Requests denied per second",
+        "ops",
+        (
+            (
+                "sum by (instance, reason) (rate(persia_denied_total[5m]) "
+                "and on (instance) persia_serving_queue_samples)",
+                "{{instance}} {{reason}}",
+            ),
+        ),
+    ),
+    _busy("persia_serving_queue_samples"),
+)
+
+SCALING = (
+    Panel(
+        "Load: 1 is the right size",
+        "short",
+        (("avg by (role) (persia_load)", "{{role}}"),),
+    ),
+    Panel(
+        "Processes",
+        "short",
+        (("count by (role) (persia_load)", "{{role}}"),),
+    ),
+    Panel(
+        "Load of each process",
+        "short",
+        (("persia_load", "{{instance}} {{role}}"),),
+    ),
+    Panel(
+        "Shards of a server",
+        "short",
+        (("count by (instance) (persia_shard)", "{{instance}}"),),
+    ),
+    Panel(
+        "Rows of the fullest shard by the mean",
+        "short",
+        (
+            (
+                "max by (namespace) (persia_shard_rows) "
+                "/ avg by (namespace) (persia_shard_rows)",
+                "{{namespace}}",
+            ),
+        ),
+    ),
+    Panel(
+        "Growth of the rows, bytes a second",
+        "Bps",
+        (("persia_memory_growth_bytes", "{{instance}}"),),
+    ),
+    Panel(
+        "Shards that are to move",
+        "short",
+        (("persia_gate_shards_left", "{{instance}}"),),
+    ),
+    Panel(
+        "The gate: 1 acts, or is blocked",
+        "short",
+        (
+            ("persia_gate_acts", "{{instance}} acts"),
+            ("persia_gate_blocked", "{{instance}} is blocked"),
         ),
     ),
 )
 
-DASHBOARDS = {"servers": SERVERS, "job": JOB}
+#: The folder of dashboards has one of each.
+DASHBOARDS = {
+    "servers": SERVERS,
+    "workers": WORKERS,
+    "trainers": TRAINERS,
+    "serving": SERVING,
+    "scaling": SCALING,
+}
 
 
 def _source() -> dict[str, str]:

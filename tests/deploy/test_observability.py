@@ -33,6 +33,7 @@ from tests.system.shards import free_port
 from tests.system.test_serve import metrics, serving
 
 sys.path.insert(0, str(DEPLOY / "observability"))
+import draw
 import observability
 
 if not _core.GRPC[0].isdigit():
@@ -83,6 +84,11 @@ FIRES = {
     "PersiaRenewalFailed": {
         'persia_security_renewals_total{outcome="failed"}': "0+1x120"
     },
+    "PersiaRequestsFail": {  # one of ten
+        f'persia_serving_requests_total{{model="m",outcome="{outcome}"}}': n
+        for outcome, n in (("ok", "0+9x120"), ("LimitReached", "0+1x120"))
+    },
+    "PersiaModelOld": {'persia_serving_lag_seconds{model="m"}': "901x120"},
     "PersiaConnectionsRefused": {
         "persia_connections_refused_total": "0+1x120"
     },
@@ -120,6 +126,10 @@ SILENT = {
     'persia_security_renewals_total{outcome="ok"}': "0+1x300",
     'persia_security_renewals_total{outcome="failed"}': "7x300",
     "persia_gate_blocked": "0x300",
+    'persia_serving_requests_total{model="m",outcome="ok"}': "0+99x300",
+    'persia_serving_requests_total{model="m",outcome="Closed"}': "0+1x300",
+    'persia_serving_requests_total{model="",outcome="NotFound"}': "0+9x300",
+    'persia_serving_lag_seconds{model="m"}': "1x300",
     "persia_gate_acts": "1x300",
     "persia_connections_refused_total": "7x300",
 }
@@ -185,11 +195,10 @@ def test_each_alert_has_a_section() -> None:
 
 
 @contextlib.contextmanager
-def worker(servers: str) -> Iterator[str]:
-    """The page of metrics of an embedding worker."""
-    options = f"--servers {servers} --port 0 --metrics-port 0"
+def started(*words: str) -> Iterator[tuple[str, str]]:
+    """Of a process that serves: the page of its metrics, and its address."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "persia", "serve", "worker", *options.split()],
+        [sys.executable, "-m", "persia", "serve", *words],
         env=environment(),
         stdout=subprocess.PIPE,
         text=True,
@@ -199,8 +208,8 @@ def worker(servers: str) -> Iterator[str]:
         said = iter(process.stdout.readline, "")
         found = (re.match(r"metrics on (http://\S+)", s) for s in said)
         page = next(m[1] for m in found if m)
-        next(s for s in said if s.startswith("serving "))
-        yield page
+        serves = next(s for s in said if s.startswith("serving "))
+        yield page, serves.split()[-1]
     finally:
         process.kill()
         process.communicate()
@@ -257,11 +266,24 @@ def series(address: str, expr: str) -> int:
         return 0
 
 
-def test_every_metric_is_exported_and_every_panel_has_series(
+def ask_model(address: str) -> None:
+    """A request to the model m, whose inputs are ids."""
+    url = f"http://{address}/v2/models/m"
+    with urllib.request.urlopen(url) as answer:
+        names = [one["name"] for one in json.load(answer)["inputs"]]
+    ids = {"datatype": "INT64", "shape": [2], "data": [1, 2]}
+    body = json.dumps({"inputs": [{"name": n, **ids} for n in names]})
+    with urllib.request.urlopen(f"{url}/infer", body.encode()) as answer:
+        assert answer.status == 200
+
+
+@pytest.mark.slow
+def test_every_metric_is_exported_and_every_panel_is_drawn(
     tmp_path: Path,
 ) -> None:
-    """By the processes of a job that has trained and saved. The second half
-    needs a Prometheus."""
+    """By the processes of a job that has trained and saved, and of one that
+    serves. The second half needs a Prometheus."""
+    pytest.importorskip("uvicorn", reason="persia[serve] is not installed")
     limits = ("--memory-limit", "1GiB", "--checkpoints", str(tmp_path))
     options = ("--metrics-port", "0", *limits)
     page = prometheus.Page(0, "127.0.0.1", Health())
@@ -273,18 +295,42 @@ def test_every_metric_is_exported_and_every_panel_has_series(
     page.add(Gate(Api("http://127.0.0.1:1"), "persia", "persia-ps", "me"))
     sends = f"http://127.0.0.1:{page.port}/metrics"
     with (
+        contextlib.ExitStack() as stack,
         serving(*options) as server,
-        worker(server.address) as other,
+        started(
+            *("worker", "--servers", server.address),
+            *("--port", "0", "--metrics-port", "0"),
+        ) as (other, _),
         persia.Store(
             persia.optim.SGD(lr=0.1), servers=server.address
         ) as store,
     ):
         bags = persia.nn.Embedding(None, 4, store=store, name="user")
-        for ids in persia.DataLoader(
-            [torch.tensor([1, 2])] * 3, bags, staleness=1
-        ):
-            bags(ids).sum().backward()
+
+        def train() -> None:
+            for ids in persia.DataLoader(
+                [torch.tensor([1, 2])] * 3, bags, staleness=1
+            ):
+                bags(ids).sum().backward()
+
+        def works(address: str, at: str, expr: str) -> bool:
+            """Whether it has series, while both jobs have work."""
+            train()
+            ask_model(address)
+            return series(at, expr) > 0
+
+        train()
         store.save(str(tmp_path / "root"))
+        model = torch.nn.Sequential(bags, torch.nn.Linear(4, 1))
+        root, example = tmp_path / "m", torch.tensor([1, 2])
+        persia.export(model, root, example=example)
+        serves, address = stack.enter_context(
+            started(
+                *("model", str(root), "--port", "0"),
+                *("--metrics-port", "0"),
+            )
+        )
+        ask_model(address)
         port = prometheus.export(store, 0)
         found = metrics(server.metrics)
         written = found["persia_snapshot_timestamp_seconds"]
@@ -293,19 +339,28 @@ def test_every_metric_is_exported_and_every_panel_has_series(
         trained = f"http://127.0.0.1:{port}/metrics"
         waited = "persia_lookahead_waited_seconds_total/0"
         assert 0 < metrics(trained)[waited] < 60
-        pages = [server.metrics, other, trained, sends]
+        pages = [server.metrics, other, trained, sends, serves]
         known = set().union(*map(names, pages))
         for where, expr in expressions():
             wanted = set(re.findall(r"\b(?:persia|process)_\w+", expr))
             assert wanted or "up{" in expr, where
             assert wanted <= known, (where, wanted - known)
         if shutil.which("prometheus") is None:
-            return
-        with watching(pages, tmp_path) as address:
-            for panel in (*observability.SERVERS, *observability.JOB):
-                for expr, _ in panel.series:
-                    wait_until(lambda e=expr: series(address, e) > 0, 60)
-            assert not series(address, 'ALERTS{alertstate="firing"}')
+            pytest.skip("no prometheus: no expression was evaluated")
+        with watching(pages, tmp_path) as at:
+            for panels in observability.DASHBOARDS.values():
+                for panel in panels:
+                    for expr, _ in panel.series:
+                        wait_until(lambda e=expr: works(address, at, e), 60)
+            for name in "serving_requests", "lookahead_batches", "pushes":
+                rate = f"rate(persia_{name}_total[1m]) > 0"
+                wait_until(lambda e=rate: works(address, at, e), 60)
+            assert not series(at, 'ALERTS{alertstate="firing"}')
+            drawn = draw.draw_all(f"http://{at}", 60, tmp_path / "drawn")
+        boards = observability.DASHBOARDS.values()
+        assert len(drawn) == sum(map(len, boards)) and all(drawn.values())
+        for path in drawn:
+            assert path.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="no promtool (prometheus)")
