@@ -183,13 +183,13 @@ def check_log(log: Path) -> None:
 
 
 def last_decisions(log: Path, n: int) -> list[dict[str, Any]]:
-    """The last lines of a file of decisions, which may not be there yet.
+    """The last lines of a file of decisions.
 
     Raises:
         StorageError: it cannot be read, or is another file.
     """
     try:
-        lines = log.read_text().splitlines() if log.exists() else []
+        lines = log.read_text().splitlines()
         return [dict(json.loads(line)) for line in lines[-n:]]
     except (OSError, ValueError, TypeError) as error:
         raise StorageError(f"{log}: no decisions: {error}") from None

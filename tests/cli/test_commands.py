@@ -606,6 +606,9 @@ def test_decisions_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
 def test_status_of_a_log_of_decisions_alone(tmp_path: Path) -> None:
     log = tmp_path / "scale.jsonl"
     done = call("status", "--scale-log", log)
+    assert done.status == 1 and str(log) in done.stderr, done
+    log.touch()  # as persia launch makes it
+    done = call("status", "--scale-log", log)
     assert done.status == 0 and done.stdout, done
     line = {"at": 0, "text": "scale: servers 1 -> 2"}
     log.write_text(json.dumps(line) + "\n")
