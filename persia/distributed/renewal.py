@@ -149,6 +149,7 @@ class Renewal:
         except Exception as error:  # the thread looks again
             if source.refused != now:
                 self.counts["failed"] += 1
+                audit("not renewed", files=_changed(source.origin, now))
                 say(
                     f"certificates and tokens were not renewed: {error}; "
                     "those from before stay",
@@ -156,11 +157,17 @@ class Renewal:
                 )
             source.refused = now
             return
+        files = _changed(source.origin, now)
         source.origin, source.refused = origin, None
         self.counts["ok"] += 1
-        files = ", ".join(origin.paths)
-        say(f"certificates and tokens were renewed from {files}")
+        say(f"certificates and tokens were renewed from {', '.join(files)}")
         audit("renewed", files=files)
+
+
+def _changed(origin: Origin, now: tuple[State, ...]) -> list[str]:
+    """Its files that are others now."""
+    every = zip(origin.paths, origin.seen, now, strict=True)
+    return [path for path, before, after in every if before != after]
 
 
 renewal = Renewal()

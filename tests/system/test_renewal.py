@@ -231,15 +231,17 @@ def test_certificates_are_renewed_under_load(mount: Mount) -> None:
 
 
 def test_wrong_files_change_nothing(mount: Mount) -> None:
-    with served(mount) as server:
+    audits = mount.folder / "audits"
+    wrong = (
+        ("server-key.pem", mount.text("client-key.pem")),
+        ("server.pem", "no certificate"),
+        ("tokens", "train trainer short"),
+    )
+    with served(mount, "--audit-log", str(audits)) as server:
         was = mount.text("server.pem")
         with Load(mount, server.address) as load:
             load.more()
-            for path, text in (
-                ("server-key.pem", mount.text("client-key.pem")),
-                ("server.pem", "no certificate"),
-                ("tokens", "train trainer short"),
-            ):
+            for path, text in wrong:
                 there = Path(mount.path(path)).resolve()
                 good = there.read_text()
                 there.write_text(text)
@@ -252,6 +254,11 @@ def test_wrong_files_change_nothing(mount: Mount) -> None:
                 load.more()
                 assert mount.shown(server.address) == was
         assert not load.errors
+    lines = [json.loads(line) for line in audits.read_text().splitlines()]
+    kept = [line for line in lines if line.get("event") == "not renewed"]
+    for line, (path, _) in zip(kept, wrong, strict=True):
+        assert mount.path(path) in line["files"]
+    assert kept[0]["files"] == [mount.path(wrong[0][0])]  # that one alone
 
 
 def test_a_store_trains_on_through_a_renewal(mount: Mount) -> None:
