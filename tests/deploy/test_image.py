@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
+import io
 import re
+import tomllib
+
+import pytest
 
 from persia.base.health import LIVE
 from persia.base.version import RELEASE
@@ -46,3 +52,22 @@ def test_pods_have_the_user_of_the_image() -> None:
             context = found.spec["securityContext"]
             assert str(context["runAsUser"]) == user[1]
             assert str(context["fsGroup"]) == user[1]
+
+
+def test_servers_have_what_they_and_traces_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """But not torch: by the very line that chooses it."""
+    path = DEPLOY.parent / "pyproject.toml"
+    project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+    own, extras = project["dependencies"], project["optional-dependencies"]
+    every = [*own]
+    for extra, names in extras.items():
+        every += [f'{name}; extra == "{extra}"' for name in names]
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: every)
+    (code,) = re.findall(r'python -c "(from importlib.*?)" \\', TEXT)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(code)
+    found = out.getvalue().splitlines()
+    wanted = [name for name in own if not name.startswith("torch")]
+    assert sorted(found) == sorted(wanted + extras["traces"])
