@@ -144,6 +144,38 @@ def test_pods_are_closed() -> None:
         assert requests["memory"] == limits["memory"]
 
 
+def bytes_of(text: str) -> int:
+    """Of "48GiB" or "54Gi"."""
+    found = re.fullmatch(r"(\d+)([MGT])iB?", text)
+    assert found is not None, text
+    return int(found[1]) << {"M": 20, "G": 30, "T": 40}[found[2]]
+
+
+def test_servers_have_memory_and_disk_for_their_rows() -> None:
+    seen = 0
+    for folder, found in all_pods():
+        if found.role != "ps":
+            continue
+        job = job_of(render(folder))
+        rows = bytes_of(job["PERSIA_SERVE_PS_MEMORY_LIMIT"])
+        words = " ".join(found.container["args"])
+        assert "--memory-limit" not in words  # it would decide
+        memory = found.container["resources"]["limits"]["memory"]
+        assert bytes_of(memory) >= rows + (1 << 30)
+        (servers,) = (
+            one
+            for one in render(folder)
+            if one["kind"] == "StatefulSet"
+            and one["metadata"]["name"] == "persia-ps"
+        )
+        for claim in servers["spec"].get("volumeClaimTemplates", ()):
+            disk = claim["spec"]["resources"]["requests"]["storage"]
+            shards = int(job["PERSIA_SHARDS"])
+            assert bytes_of(disk) >= 2 * rows + (2 << 30) * shards
+        seen += 1
+    assert seen >= 4
+
+
 def test_every_variable_is_known() -> None:
     known = variables()
     for folder, found in all_pods():
