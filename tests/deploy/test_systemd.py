@@ -3,18 +3,22 @@ as processes."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shlex
 import shutil
 import signal
 import socket
+import string
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import persia
 from persia import _core
 from persia.distributed import write_certificates
 from tests.deploy.manifests import DEPLOY
@@ -84,7 +88,7 @@ def test_systemd_takes_the_unit(path: Path, tmp_path: Path) -> None:
 def test_options_and_variables_are_known(path: Path) -> None:
     words = command(path)
     flags = {w.partition("=")[0] for w in words if w.startswith("--")}
-    name = " ".join(w for w in words if not w.startswith("--"))
+    name = " ".join(w for w in words if re.fullmatch(r"\w+", w))
     model = tables.configurations()[name]
     known = {
         "--" + (f.alias or key).replace("_", "-")
@@ -92,7 +96,8 @@ def test_options_and_variables_are_known(path: Path) -> None:
     }
     assert flags <= known
     text = path.read_text(encoding="utf-8")
-    assert set(re.findall(r"\b(PERSIA_\w+)=", text)) <= variables()
+    used = re.findall(r"\b(PERSIA_\w+)=|\$\{(\w+)\}", text)
+    assert {one or other for one, other in used} <= variables()
 
 
 @EVERY
@@ -133,6 +138,8 @@ class Unit:
         def here(text: str) -> str:
             text = text.replace("%i", "0").replace("%d", str(folder / "keys"))
             text = text.replace("%S", str(folder / "state"))
+            text = text.replace("%C", str(folder / "cache"))
+            text = string.Template(text).safe_substitute(job)
             return re.sub(
                 r"port=(\d+)",
                 lambda m: f"port={ports.setdefault(m[1], free_port())}",
@@ -171,6 +178,15 @@ class Unit:
         self._notes.close()
 
 
+def export(root: Path) -> None:
+    """A model of ids."""
+    store = persia.Store(persia.optim.SGD(lr=1.0))
+    rows = persia.nn.Embedding(None, 4, store=store, name="t")
+    model = torch.nn.Sequential(rows, torch.nn.Linear(4, 1))
+    persia.export(model, root, example=torch.tensor([1, 2]))
+    store.close()
+
+
 def test_the_commands_start_and_report_it(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     write_certificates(keys, ["127.0.0.1"])
@@ -184,11 +200,16 @@ def test_the_commands_start_and_report_it(tmp_path: Path) -> None:
         "PERSIA_SERVE_PS_CHECKPOINTS": str(tmp_path / "checkpoints"),
         "PERSIA_SERVE_PS_RESTORE": "clicks",
         "PERSIA_SERVE_PS_SAVE_ON_EXIT": "clicks",
+        "PERSIA_TRAIN_EXPORT_TO": str(tmp_path / "exported"),
     }
+    names = ["persia-ps@.service", "persia-worker.service"]
+    if importlib.util.find_spec("uvicorn"):  # persia[serve]
+        names.append("persia-model.service")
+        export(tmp_path / "exported")
     started: list[Unit] = []
     folder = DEPLOY / "systemd"
     try:
-        for name in ("persia-ps@.service", "persia-worker.service"):
+        for name in names:
             started.append(Unit(folder / name, tmp_path, ports, job))
             assert started[-1].said() == b"READY=1"
         for unit in reversed(started):
