@@ -23,6 +23,7 @@ APPLIED = (
     "overlays/gke-trainjob",
     "serving",
     "overlays/serving-local",
+    "overlays/serving-gke",
     "gate",
 )
 
