@@ -315,10 +315,10 @@ static PyObject *server_snapshot(PyObject *self, PyObject *unused)
     (void)unused;
     if (!s)
         return NULL;
-    persia_shard_snapshot(persia_service_shard(s->served->service), &seconds,
-                          &ns);
-    return Py_BuildValue("KK", (unsigned long long)seconds,
-                         (unsigned long long)ns);
+    PyObject *is = PyBool_FromLong(persia_shard_snapshot(
+        persia_service_shard(s->served->service), &seconds, &ns));
+    return Py_BuildValue("KKN", (unsigned long long)seconds,
+                         (unsigned long long)ns, is);
 }
 
 static void service_end(ps_service *s)

@@ -401,6 +401,21 @@ int jobs_restores(shard *s)
     return is;
 }
 
+/* That of a client which is there: it lasts until the checkpoint is whole. */
+static int job_is_save(const job *n)
+{
+    return n && !job_is_own(n) && !job_is_abandoned(n);
+}
+
+int jobs_saves(shard *s)
+{
+    pthread_mutex_lock(&s->jobs.lock);
+    const int is = job_is_save(s->jobs.of[JOB_SNAPSHOT]) ||
+                   job_is_save(s->jobs.of[JOB_SNAPSHOT + JOB_KINDS]);
+    pthread_mutex_unlock(&s->jobs.lock);
+    return is;
+}
+
 uint64_t jobs_restored(shard *s)
 {
     uint64_t rows = 0;
@@ -451,8 +466,11 @@ static int begin_snapshot_locked(jobs *j, const wire_snapshot *m, job *fresh,
 {
     const int slot = find_snapshot(j, m);
     const job *n = j->of[JOB_SNAPSHOT];
+    int rc;
     if (slot >= 0 && j->of[slot]->state != JOB_FAILED)
         return PERSIA_OK; /* the answer to the first was lost */
+    if (!job_is_own(fresh) && (rc = check_stays(fresh->s)))
+        return rc;
     /* One process saves into a root at a time: another one has died. */
     if (n && strcmp(n->root, m->root) != 0 && !job_is_abandoned(n) &&
         !job_is_own(n))
@@ -726,12 +744,13 @@ void jobs_free(jobs *j)
     pthread_mutex_destroy(&j->lock);
 }
 
-void persia_shard_snapshot(shard *s, uint64_t *seconds, uint64_t *ns)
+int persia_shard_snapshot(shard *s, uint64_t *seconds, uint64_t *ns)
 {
     pthread_mutex_lock(&s->jobs.lock);
     *seconds = s->jobs.seconds;
     *ns = s->jobs.ns;
     pthread_mutex_unlock(&s->jobs.lock);
+    return jobs_saves(s);
 }
 
 uint32_t persia_shard_end_jobs(shard *s)

@@ -128,6 +128,8 @@ void jobs_free(jobs *j);
 uint64_t jobs_tick(shard *s, uint64_t now);
 /* Whether there is a restore. */
 int jobs_restores(shard *s);
+/* Whether a client has a checkpoint written. */
+int jobs_saves(shard *s);
 /* Rows that the restore which runs has read; 0: none runs. */
 uint64_t jobs_restored(shard *s);
 /* A job of a message that begins one; *out is to be put even after an error,

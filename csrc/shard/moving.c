@@ -42,6 +42,11 @@ int persia_shard_hold(shard *s, enum shard_hold to)
         return persia_err_set(PERSIA_EUNAVAILABLE,
                               "other rows are being restored in the shard");
     (void)persia_tables_between(s->p, set_hold, &(holding){s, to});
+    if (to == SHARD_CLOSING && jobs_saves(s)) { /* none begins any more */
+        (void)persia_tables_between(s->p, set_hold, &(holding){s, SHARD_FREE});
+        return persia_err_set(PERSIA_EUNAVAILABLE,
+                              "a checkpoint of the shard is being written");
+    }
     if (to == SHARD_HELD)
         wait_drop(s, PERSIA_EUNAVAILABLE,
                   "the shard is moving to another server");

@@ -85,9 +85,10 @@ PERSIA_API int persia_shard_create(tables *tables, const shard_config *config,
 PERSIA_API void persia_shard_destroy(shard *s);
 PERSIA_API tables *persia_shard_tables(const shard *s);
 /* Its rows for a checkpoint, the last ones: when they were written, in
- * seconds since 1970 (0: never), and how long that took. */
-PERSIA_API void persia_shard_snapshot(shard *s, uint64_t *seconds,
-                                      uint64_t *ns);
+ * seconds since 1970 (0: never), and how long that took.  1 if a client has
+ * one written now, until the whole job's is there. */
+PERSIA_API int persia_shard_snapshot(shard *s, uint64_t *seconds,
+                                     uint64_t *ns);
 /* Its number, and of how many. */
 PERSIA_API uint32_t persia_shard_no(const shard *s);
 PERSIA_API uint32_t persia_shard_count(const shard *s);
@@ -141,7 +142,8 @@ enum shard_hold {
                       whatever else would change it is refused */
     SHARD_HELD     /* nothing changes it */
 };
-/* PERSIA_EUNAVAILABLE while other rows are being restored. */
+/* PERSIA_EUNAVAILABLE while other rows are being restored; SHARD_CLOSING also
+ * while a client writes a checkpoint, and none begins then. */
 PERSIA_API int persia_shard_hold(shard *s, enum shard_hold to);
 /* How many updates of several batches have begun. */
 PERSIA_API uint32_t persia_shard_begun(shard *s);

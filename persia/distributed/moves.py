@@ -230,6 +230,8 @@ class Moves:
         """Does what a call asks for; the move that its answer is about."""
         self._check(request)
         verb, number = request["verb"], request["id"]
+        if number in self._arriving:
+            self._arriving[number].asked = time.monotonic()
         if verb == _core.MOVE_BEGIN:
             return self._begin(request)
         if verb == _core.MOVE_CANCEL:
@@ -409,11 +411,15 @@ class Moves:
             words += (*shard, one.parts, server.core)
             return other.move(*words)
 
-        one.text = "copies the rows"
-        self._copy(one, server, send)
-        one.rows = server.rows()
-        one.text = "holds updates"
-        began = time.monotonic()
+        while True:
+            self._await_save(one, server, other)
+            one.text = "copies the rows"
+            self._copy(one, server, send)
+            one.rows = server.rows()
+            one.text = "holds updates"
+            began = time.monotonic()
+            if self._closes(server):
+                break
         self._hold(one, server)
         one.text = "sends the last rows"
         self._round(one, server, send, last=True)
@@ -559,9 +565,28 @@ class Moves:
                 "this server"
             )
 
+    def _await_save(
+        self, one: _Leaving, server: Server, other: _core.Channel
+    ) -> None:
+        """A checkpoint that has begun finds the shard here until its end."""
+        ask = partial(other.move, *self._words(one, _core.MOVE_STATUS))
+        while server.is_saved():
+            one.text = "waits for a checkpoint that is being written"
+            self._until_answered(one, ask)  # which does not forget the move
+            self._over.wait(_ASK)
+
+    def _closes(self, server: Server) -> bool:
+        """Whether no checkpoint has begun meanwhile."""
+        try:
+            server.core.hold(_CLOSING)
+        except errors.Unavailable:
+            if server.is_saved():
+                return False
+            raise
+        return True
+
     def _hold(self, one: _Leaving, server: Server) -> None:
         """From now on nothing changes."""
-        server.core.hold(_CLOSING)
         until = time.monotonic() + _BEGUN
         while server.core.begun():
             self._check_cancelled(one)

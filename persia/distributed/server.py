@@ -504,7 +504,7 @@ class Server:
             "log_bytes": log["end"] - log["cut"],
             "log_failed": int(log.get("failed", 0)),
         }
-        counts["snapshot_seconds"], counts["snapshot_ns"] = (
+        counts["snapshot_seconds"], counts["snapshot_ns"], _ = (
             self.core.snapshot()
         )
         return self._channel.stats() | counts
@@ -572,6 +572,10 @@ class Server:
     def hello(self) -> dict[str, Any]:
         """Its Hello."""
         return self._channel.hello(self.config.namespace, 0)
+
+    def is_saved(self) -> bool:
+        """Whether a client has a checkpoint of it written now."""
+        return self.core.snapshot()[2]
 
     def rows(self) -> int:
         """How many it has."""

@@ -653,6 +653,36 @@ static void what_nobody_asks_about_is_forgotten(void **state)
     server_stop(&v);
 }
 
+/* A shard leaves its server after a snapshot, or one begins after it has
+ * stayed. */
+static void a_snapshot_or_a_move(void **state)
+{
+    (void)state;
+    server v = server_start(0, 1, base);
+    shard *s = persia_service_shard(v.s);
+    uint64_t seconds, ns;
+    declare_two(&v, 1);
+    push_some(&v, 1, 0, 1);
+    make_folder(".tmp-move", "secret");
+    wire_snapshot one = snapshot_of(&v, SNAPSHOT_BEGIN, ".tmp-move");
+    assert_int_equal(persia_shard_hold(s, SHARD_CLOSING), PERSIA_OK);
+    expect(CALL(&v, SNAPSHOT, snapshot, &one), PERSIA_EUNAVAILABLE, "");
+    assert_int_equal(persia_shard_hold(s, SHARD_FREE), PERSIA_OK);
+    result r;
+    assert_false(persia_shard_snapshot(s, &seconds, &ns));
+    expect(CALL(&v, SNAPSHOT, snapshot, &one), PERSIA_OK, "");
+    assert_int_equal(persia_shard_hold(s, SHARD_CLOSING), PERSIA_EUNAVAILABLE);
+    (void)snapshot_whole(&v, ".tmp-move", &r);
+    result_free(&r);
+    assert_true(persia_shard_snapshot(s, &seconds, &ns));
+    assert_int_equal(persia_shard_hold(s, SHARD_CLOSING), PERSIA_EUNAVAILABLE);
+    push_some(&v, 1, 1, 2); /* nothing was closed */
+    snapshot_end(&v, ".tmp-move");
+    assert_false(persia_shard_snapshot(s, &seconds, &ns));
+    assert_int_equal(persia_shard_hold(s, SHARD_CLOSING), PERSIA_OK);
+    server_stop(&v);
+}
+
 /* Servers that end in the middle of things. */
 static void stopped_in_the_middle(void **state)
 {
@@ -685,6 +715,7 @@ int main(void)
         cmocka_unit_test(a_restore_while_others_push),
         cmocka_unit_test(rows_replaced_in_place_are_never_mixed),
         cmocka_unit_test(one_snapshot_at_a_time),
+        cmocka_unit_test(a_snapshot_or_a_move),
         cmocka_unit_test(folders_that_are_not_ours),
         cmocka_unit_test(what_restores_refuse),
         cmocka_unit_test(what_nobody_asks_about_is_forgotten),
