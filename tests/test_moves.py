@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,6 @@ import torch
 
 import persia
 from persia import _core, errors
-from persia.checkpoint.shards import rows_of
 from persia.cli.scale import ps
 from persia.distributed import moves
 from persia.distributed.scaling import (
@@ -451,50 +449,6 @@ def test_a_cancel_while_rows_are_copied(
         assert answer["state"] == _core.MOVED_FAILED
         assert "_Cancelled" not in answer["text"]
         assert_serves(servers)
-
-
-def test_a_checkpoint_ends_before_the_shard_leaves(tmp_path: Path) -> None:
-    """One that has begun, or begins while rows are copied."""
-    with serving(tmp_path) as servers, contextlib.ExitStack() as stack:
-        counter = Counter(addresses(servers[:2]))
-        stack.callback(counter.store.close)
-        counter.add(1)
-        root = tmp_path / "job"
-        (root / ".tmp-1").mkdir(parents=True)
-        rows = rows_of(counter.store._engine.connection)
-        stop = threading.Event()
-        with rows._snapshot(root / ".tmp-1", "a" * 32, stop) as ask:
-            asked = stack.enter_context(
-                contextlib.closing(begin(servers, servers[2].address))
-            )
-            until = time.monotonic() + 1.0
-            while time.monotonic() < until:
-                answer = ask(_core.SNAPSHOT_STATUS, 0)
-                time.sleep(0.02)
-            assert answer["done"]
-            assert 0 in servers[0].shards.here()
-        assert end_of(asked)["state"] == _core.MOVED_DONE
-        assert sizes(servers) == [1, 2, 1]
-        counter.store.save(root, step=2)
-        counter.check(1)
-
-
-@pytest.mark.slow
-def test_saves_while_shards_move(tmp_path: Path) -> None:
-    """None of them fails."""
-    with serving(tmp_path) as servers:
-        counter = Counter(addresses(servers[:2]))
-        counter.add(1)
-        more = torch.arange(1_000, 100_000)
-        counter.store.set_rows("t", more, torch.ones(len(more), 2))
-        steps = itertools.count(1)
-        with meanwhile(
-            lambda: counter.store.save(tmp_path / "job", step=next(steps))
-        ):
-            for to in (3, 2, 3, 2):
-                scale(servers, to)
-        counter.check(1)
-        counter.store.close()
 
 
 def test_no_memory_at_the_other_server(tmp_path: Path) -> None:

@@ -68,12 +68,13 @@ class Counter:
 
     IDS = torch.arange(100)
 
-    def __init__(self, addresses: list[str]) -> None:
+    def __init__(self, addresses: list[str], **more: Any) -> None:
         self.store = persia.Store(
             persia.optim.SGD(lr=1.0),
             servers=addresses,
             job="counted",
             timeout=20.0,
+            **more,
         )
         self.bags = persia.EmbeddingBagCollection(
             store=self.store,

@@ -787,6 +787,7 @@ int py_add_server(PyObject *module)
         {"MOVE_PREPARE", MOVE_PREPARE},
         {"MOVE_COMMIT", MOVE_COMMIT},
         {"MOVE_ABORT", MOVE_ABORT},
+        {"MOVE_REVIVE", MOVE_REVIVE},
         {"MOVED_NONE", MOVED_NONE},
         {"MOVED_RUNNING", MOVED_RUNNING},
         {"MOVED_DONE", MOVED_DONE},

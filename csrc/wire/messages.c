@@ -771,7 +771,7 @@ static const wire_type handover_type = {
 
 static const wire_field move_fields[] = {
     [1] = F(wire_move, caller, MESSAGE, "caller", .type = &caller_type),
-    [2] = F(wire_move, verb, U32, "verb", .limit = 6),
+    [2] = F(wire_move, verb, U32, "verb", .limit = 7),
     [3] = F(wire_move, name_space, NAME, "namespace", .limit = 256),
     [4] = F(wire_move, shard, U32, "shard", .limit = 4095),
     [5] = F(wire_move, shards, U32, "shards", .limit = UINT32_MAX),
@@ -798,7 +798,7 @@ static const wire_type move_type = {
 
 static const spec_field wire_move_fields[] = {
     { .name = "verb", .config = "verb", .kind = SPEC_U32,
-      .offset = offsetof(wire_move, verb), .limit = 6 },
+      .offset = offsetof(wire_move, verb), .limit = 7 },
     { .name = "namespace", .config = "namespace", .kind = SPEC_NAME,
       .offset = offsetof(wire_move, name_space), .limit = 256 },
     { .name = "shard", .config = "shard", .kind = SPEC_U32,

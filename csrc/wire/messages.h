@@ -114,6 +114,10 @@ enum wire_move_verb {
     MOVE_PREPARE,
     MOVE_COMMIT, /* answers for the shard from now on */
     MOVE_ABORT, /* forgets it */
+    /* Of a command, to the server that is to have a shard which was lost: no
+     * server has it. In place of PREPARE: it begins as at a server's start,
+     * with the rows of a checkpoint, or none; COMMIT follows. */
+    MOVE_REVIVE,
 };
 
 enum wire_move_state {

@@ -51,6 +51,15 @@ def ps(
             "as there are, one for each server).",
         ),
     ] = None,
+    revive: Annotated[
+        bool,
+        typer.Option(
+            "--revive",
+            help="Shards that no server has any more begin again first, with "
+            "the rows of the checkpoint of serve ps --restore, or without "
+            "rows. Name all servers: one that is not named may have them.",
+        ),
+    ] = False,
     timeout: Timeout = 10.0,
     json: Json = False,
     dry_run: DryRun = False,
@@ -102,6 +111,9 @@ def ps(
     with Scaling(
         addresses, namespace=namespace, security=security, timeout=timeout
     ) as scaling:
+        if revive and not dry_run:
+            for shard, address in scaling.revive(to, tell).items():
+                tell(f"shard {shard} begins again at {address}")
         places = scaling.places(tell)
         moves = plan(places, to)
         if dry_run:

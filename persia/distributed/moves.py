@@ -244,6 +244,8 @@ class Moves:
             self.commit(number)
         elif verb == _core.MOVE_ABORT:
             self._drop(number)
+        elif verb == _core.MOVE_REVIVE:
+            return self._revive(request)
         return self._leaving
 
     def _check(self, request: dict[str, Any]) -> None:
@@ -619,6 +621,38 @@ class Moves:
                 f"part {part} of a move arrives, {found.parts} are here"
             )
         return found
+
+    def _revive(self, request: dict[str, Any]) -> _Arriving:
+        """A shard that no server has begins as at the start of one."""
+        number, shard = request["id"], request["shard"]
+        found = self._arriving.get(number)
+        if found is None:
+            if not self._shards.is_ready:
+                raise errors.Unavailable("the server recovers")
+            self._check_arrives(number, shard)
+            found = _Arriving(request, time.monotonic(), text="reads its rows")
+            self._arriving[number] = found
+            self._start(partial(self._revive_one, found))
+        return found
+
+    def _revive_one(self, one: _Arriving) -> None:
+        try:
+            server = self._empty(one.request)
+            try:
+                if self._config.restore is not None:
+                    server.restore()
+                if self._places is not None:
+                    number, steps = one.request["id"], server.core.steps()
+                    self._places.prepare(server.shard, number, steps)
+            except BaseException:
+                server.close()
+                raise
+        except Exception as error:
+            one.text = _why(error)
+            one.state = _core.MOVED_FAILED
+        else:
+            one.server = server
+            one.state = _core.MOVED_DONE
 
     def _take_part(self, one: _Arriving, call: object) -> None:
         assert one.server is not None

@@ -10,6 +10,7 @@ import os
 import secrets
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -276,6 +277,64 @@ class Scaling:
             Unavailable: a server does not answer; or another command moves
                 shards.
         """
+        places = self._places(tell)
+        lost = _lost(places, self.shards)
+        if lost:
+            raise SchemaMismatch(
+                f"no server given has the shards {lost}, of {self.shards} of "
+                "the job: give the addresses of all servers. If they are all "
+                "there, a server was started again without its rows: "
+                "`revive` lets these shards begin again"
+            )
+        return places
+
+    def revive(
+        self, to: int, tell: Callable[[str], None] = lambda text: None
+    ) -> dict[int, str]:
+        """Shards that no server has begin again, as they would with a server
+        that is started: with the rows of the checkpoint that its ``restore``
+        names, or without rows. Clients report what is missing.
+
+        Args:
+            to: the first so many servers may have them.
+            tell: see :meth:`places`.
+
+        Returns:
+            At which server each is.
+
+        Raises:
+            Unavailable: see :meth:`places`; or one could not begin.
+        """
+        places = self._places(tell)
+        found = {}
+        for shard in _lost(places, self.shards):
+            target = min(list(places)[:to], key=lambda a: len(places[a]))
+            self._revive(shard, target, tell)
+            places[target].append(shard)
+            found[shard] = target
+        return found
+
+    def _revive(
+        self, shard: int, target: str, tell: Callable[[str], None]
+    ) -> None:
+        name = _name()
+        while True:
+            answer = self._ask(target, _core.MOVE_REVIVE, shard, name)
+            if answer["state"] == _core.MOVED_DONE:
+                break
+            if answer["state"] == _core.MOVED_FAILED:
+                self._ask(target, _core.MOVE_ABORT, shard, name)
+                raise Unavailable(
+                    f"shard {shard} does not begin at {target}: "
+                    f"{answer['text']}"
+                )
+            tell(f"shard {shard} begins at {target}: {answer['text']}")
+            time.sleep(_ASK)
+        self._ask(target, _core.MOVE_COMMIT, shard, name)
+        self._placed(shard, name, target, target)
+
+    def _places(self, tell: Callable[[str], None]) -> dict[str, list[int]]:
+        """Those that the servers have."""
         found = self._settled(tell)
         counts = {answer["shards"] for answer in found.values()}
         if len(counts) != 1:
@@ -285,12 +344,13 @@ class Scaling:
             )
         (self.shards,) = counts
         places = {address: m["here"] for address, m in found.items()}
-        every = sorted(s for some in places.values() for s in some)
-        if every != list(range(self.shards)):
+        counted = Counter(s for some in places.values() for s in some)
+        twice = sorted(shard for shard, n in counted.items() if n > 1)
+        if twice:
             raise SchemaMismatch(
-                f"the servers have the shards {every}, not each of the "
-                f"{self.shards} of the job once: give the addresses of all "
-                "servers"
+                f"two servers have the shards {twice}: one of them was "
+                "started again with shards that it had given away. Start it "
+                "with those that only it has"
             )
         return places
 
@@ -467,6 +527,12 @@ class Scaling:
         if text := self._cancel(move.source, move.shard, one.name):
             one.progress.text = text
             one.show(one.progress)
+
+
+def _lost(places: Mapping[str, Sequence[int]], shards: int) -> list[int]:
+    """Those that no server has."""
+    here = {shard for some in places.values() for shard in some}
+    return [shard for shard in range(shards) if shard not in here]
 
 
 def _name() -> int:

@@ -123,8 +123,11 @@ def _wrong(seen: Servers) -> str:
     if not lost:
         return ""
     silent = [a for a in seen.addresses if a not in seen.here]
-    return f"shards at no server that answers: {_list(lost)}" + (
-        f"; no answer from {_list(silent)}" if silent else ""
+    return f"shards at no server that answers: {_list(lost)}; " + (
+        f"no answer from {_list(silent)}"
+        if silent
+        else "a server was started again without its rows, and `persia scale "
+        "ps` with `revive` lets them begin again"
     )
 
 
