@@ -84,9 +84,7 @@ class Job:
         monkeypatch.setenv("PERSIA_TOKEN_FILE", str(keys / "token"))
         admin = str(keys / "admin-token")
         monkeypatch.setenv("PERSIA_ADMIN_TOKEN_FILE", admin)
-        (crd,) = of_kind(render("gate"), "CustomResourceDefinition")
-        (role,) = of_kind(objects, "Role")
-        self.cluster = Cluster([crd], role)
+        self.cluster = self._make_cluster(objects, folder)
         self.cluster.add("scalegates", self._gate(objects))
         (target,) = (
             o
@@ -98,15 +96,25 @@ class Job:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._errors: list[BaseException] = []
-        self._controller = StatefulSets(
+        self._controller = self._make_controller()
+        self._threads: list[threading.Thread] = []
+        self._store: persia.Store | None = None
+        self._times = 0
+
+    def _make_cluster(self, objects: list[Object], folder: Path) -> Any:
+        (crd,) = of_kind(render("gate"), "CustomResourceDefinition")
+        (role,) = of_kind(objects, "Role")
+        made = Cluster([crd], role)
+        self.gate_url = made.url
+        return made
+
+    def _make_controller(self) -> Any:
+        return StatefulSets(
             self.cluster,
             "persia-ps",
             lambda ordinal: self.nodes.start(self.ps, ordinal),
             lambda ordinal: self.nodes.end(self.ps, ordinal),
         )
-        self._threads: list[threading.Thread] = []
-        self._store: persia.Store | None = None
-        self._times = 0
 
     def begin(self) -> None:
         """All of them run."""
@@ -172,7 +180,7 @@ class Job:
         self.nodes.start(
             self.gate,
             ordinal,
-            *("--api", self.cluster.url, "--namespace", "persia"),
+            *("--api", self.gate_url, "--namespace", "persia"),
             *("--interval", "0.1"),
         )
 
