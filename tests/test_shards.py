@@ -41,15 +41,17 @@ def places(servers: int, shards: int) -> list[range]:
 
 
 @contextlib.contextmanager
-def serving(servers: int, **more: Any) -> Iterator[list[str]]:
+def serving(
+    servers: int, count: int = SHARDS, **more: Any
+) -> Iterator[list[str]]:
     """Addresses of so many servers, which have all shards."""
     with contextlib.ExitStack() as stack:
         addresses = []
-        for place in places(servers, SHARDS):
+        for place in places(servers, count):
             config = ServeConfig(
                 port=0,
                 threads=1,
-                shard=f"{place[0]}-{place[-1]}/{SHARDS}",
+                shard=f"{place[0]}-{place[-1]}/{count}",
                 **more,
             )
             shards = stack.enter_context(contextlib.closing(Shards(config)))
@@ -198,6 +200,24 @@ def test_another_number_of_servers(kept: str, tmp_path: Path) -> None:
             counter.add(3)
             total += 3
             counter.check(total)
+            counter.store.close()
+
+
+def test_another_number_of_shards(tmp_path: Path) -> None:
+    """They begin with the checkpoint that the job saved when it ended."""
+    options: dict[str, Any] = {
+        "checkpoints": tmp_path,
+        "save_on_exit": "job",
+        "restore": "job",
+        "or_empty": True,
+    }
+    for i, (servers, count) in enumerate(((2, 3), (5, 7), (1, 3))):
+        with serving(servers, count, **options) as addresses:
+            counter = Counter(addresses)
+            if i:
+                counter.check(3 * i)
+            counter.add(3)
+            counter.store.save(tmp_path / "job", step=i)
             counter.store.close()
 
 
