@@ -21,6 +21,7 @@ APPLIED = (
     "overlays/gke",
     "overlays/gke-spot",
     "overlays/gke-trainjob",
+    "overlays/gke-elastic",
     "serving",
     "overlays/serving-local",
     "overlays/serving-gke",
@@ -32,7 +33,8 @@ Object = dict[str, Any]
 
 @functools.cache
 def render(folder: str) -> list[Object]:
-    """The objects of a folder of :data:`APPLIED`; none changes them."""
+    """The objects of a folder of :data:`APPLIED`, or of one at another path;
+    none changes them."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("no kubectl: it renders the manifests")

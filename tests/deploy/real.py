@@ -40,6 +40,10 @@ FOREIGN = (
 )
 
 _ADMIN = "admin"  # a token
+_INDEX = (
+    "apps.kubernetes.io/pod-index",
+    "batch.kubernetes.io/job-completion-index",
+)
 _TYPES = {
     "PATCH": "application/merge-patch+json",
     "POST": "application/json",
@@ -287,6 +291,7 @@ class Kubelet:
     """Runs the pods that controllers make.
 
     Args:
+        role: of the pods.
         start, stop: take the number of a pod; stop waits for its end.
         ready: whether one is.
     """
@@ -294,12 +299,12 @@ class Kubelet:
     def __init__(
         self,
         here: Real,
-        labels: str,
+        role: str,
         start: Callable[[int], None],
         stop: Callable[[int], None],
         ready: Callable[[int], bool],
     ) -> None:
-        self._here, self._labels = here, labels
+        self._here, self._role = here, role
         self._start, self._stop, self._ready = start, stop, ready
         self._runs: dict[str, int] = {}
 
@@ -307,13 +312,12 @@ class Kubelet:
         found = self._here.ask("GET", "pods")["items"]
         for pod in found:
             about = pod["metadata"]
-            if about["labels"].get("app.kubernetes.io/component") in (
-                self._labels
-            ):
+            if about["labels"]["app.kubernetes.io/component"] == self._role:
                 self._look(pod, about["name"])
 
     def _look(self, pod: Object, name: str) -> None:
-        ordinal = int(name.rpartition("-")[2])
+        labels = pod["metadata"]["labels"]
+        ordinal = int(next(labels[one] for one in _INDEX if one in labels))
         if pod["metadata"].get("deletionTimestamp"):
             if self._runs.pop(name, None) is not None:
                 self._stop(ordinal)

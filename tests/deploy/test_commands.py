@@ -42,7 +42,12 @@ SECRETS = {
     ("persia-tokens", "admin-token"): "admin-token",
 }
 #: Variables that are addresses of pods.
-ADDRESSES = ("PERSIA_SERVERS", "PERSIA_WORKERS", "PERSIA_SERVE_PS_JOIN")
+ADDRESSES = (
+    "PERSIA_SERVERS",
+    "PERSIA_WORKERS",
+    "PERSIA_SERVE_PS_JOIN",
+    "PET_RDZV_ENDPOINT",
+)
 ROWS = 4096
 
 
@@ -179,6 +184,8 @@ class Machine:
 
     def _value(self, which: Pods, pod: str, entry: Object) -> str:
         if "valueFrom" in entry:
+            if source := entry["valueFrom"].get("configMapKeyRef"):
+                return self._job[source["key"]]
             path = entry["valueFrom"]["fieldRef"]["fieldPath"]
             return {"metadata.name": pod}.get(path, "0")
         value = str(entry["value"])
@@ -233,17 +240,23 @@ class Machine:
 
         wait_until(answered, 120)
 
-    def gauges(self, which: Pods) -> set[str]:
+    def gauges(self, which: Pods, ordinal: int = 0) -> set[str]:
         """Names and labels on its page; none before there is one."""
+        return set(self.values(which, ordinal))
+
+    def values(self, which: Pods, ordinal: int = 0) -> dict[str, float]:
+        """The gauges with their values."""
+        url = self._url(which, ordinal, "/metrics")
         try:
-            page = urllib.request.urlopen(self._url(which, 0, "/metrics"))
+            page = urllib.request.urlopen(url)
         except OSError:
-            ended = self._started[f"{which.name}-0"].poll()
-            assert ended is None, self.output(which)
-            return set()
+            ended = self._started[f"{which.name}-{ordinal}"].poll()
+            assert ended is None, self.output(which, ordinal)
+            return {}
         with page:
             lines = str(page.read(), "utf-8").splitlines()
-        return {line.rpartition(" ")[0] for line in lines}
+        found = [line.rpartition(" ") for line in lines if line[0] != "#"]
+        return {name: float(value) for name, _, value in found}
 
     def ends(self, which: Pods, ordinal: int = 0) -> None:
         """Waits until the process has ended by itself, with status 0."""
@@ -255,6 +268,15 @@ class Machine:
         pod = f"{which.name}-{ordinal}"
         self._started[pod].send_signal(signal.SIGTERM)
         self.ends(which, ordinal)
+
+    def runs(self, which: Pods, ordinal: int) -> bool:
+        return f"{which.name}-{ordinal}" in self._started
+
+    def end(self, which: Pods, ordinal: int) -> int:
+        """SIGTERM, which may find it at its start; its status."""
+        process = self._started.pop(f"{which.name}-{ordinal}")
+        process.terminate()
+        return process.wait(timeout=100)
 
     def output(self, which: Pods, ordinal: int = 0) -> str:
         return (self._folder / f"{which.name}-{ordinal}.log").read_text()

@@ -48,9 +48,6 @@ class Nodes(Machine):
             return super().port(pod, wanted)
         return wanted
 
-    def runs(self, which: Pods, ordinal: int) -> bool:
-        return f"{which.name}-{ordinal}" in self._started
-
     def freeze(self, pod: str, seconds: float) -> None:
         """It is there, and does nothing."""
         process = self._started[pod]
@@ -58,12 +55,10 @@ class Nodes(Machine):
         time.sleep(seconds)
         process.send_signal(signal.SIGCONT)
 
-    def end(self, which: Pods, ordinal: int) -> None:
-        """SIGTERM, which may find it at its start."""
-        process = self._started.pop(f"{which.name}-{ordinal}")
-        process.terminate()
-        status = process.wait(timeout=100)
+    def end(self, which: Pods, ordinal: int) -> int:
+        status = super().end(which, ordinal)
         assert status in (0, 143), self.output(which, ordinal)
+        return status
 
 
 class Job:

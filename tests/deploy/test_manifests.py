@@ -56,9 +56,14 @@ OF_CLUSTERS = {
 TORCHRUN = {
     "PET_MASTER_ADDR",
     "PET_MASTER_PORT",
+    "PET_MAX_RESTARTS",
     "PET_NNODES",
     "PET_NODE_RANK",
     "PET_NPROC_PER_NODE",
+    "PET_RDZV_BACKEND",
+    "PET_RDZV_ENDPOINT",
+    "PET_RDZV_ID",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
 }
 EVERY = pytest.mark.parametrize("folder", APPLIED)
 

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.deploy.cluster import Refused
-from tests.deploy.manifests import Object, of_kind, render
+from tests.deploy.manifests import (
+    DEPLOY,
+    Object,
+    job_of,
+    of_kind,
+    pods,
+    render,
+)
 from tests.deploy.real import PROGRAMS, Kubelet, Real, real
+from tests.deploy.test_commands import links, machine, write_clicks
 from tests.deploy.test_gate_processes import Job
 from tests.system.processes import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
+UPDATES = "persia_updates_total"
 FOLDERS = ("overlays/local", "overlays/gke-spot", "serving", "overlays/gke")
 
 
@@ -67,6 +78,81 @@ def test_servers_grow_and_shrink(
             job.want(replicas)
             job.settle(replicas)
         job.check()
+
+
+def test_trainers_join_and_leave(tmp_path: Path) -> None:
+    """The number of an Indexed Job changes while it trains."""
+    (tmp_path / "overlay").mkdir()
+    made = {
+        "resources": [relative("overlays/local", tmp_path)],
+        "components": [relative("components/elastic", tmp_path)],
+    }
+    text = yaml.safe_dump(made)
+    (tmp_path / "overlay" / "kustomization.yaml").write_text(text)
+    objects = render(str(tmp_path / "overlay"))
+    roles = {p.role: p for p in pods(objects)}
+    ps, worker = roles["ps"], roles["worker"]
+    loader, trainer = roles["loader"], roles["trainer"]
+    data = write_clicks(tmp_path / "clicks.csv")
+    job = job_of(objects) | {
+        "PERSIA_FEED_DATA": data,
+        "PERSIA_TRAIN_DATA": data,
+        "PERSIA_FEED_EPOCHS": "100000",
+        "PERSIA_TRAIN_EPOCHS": "100000",
+    }
+    with (
+        real(tmp_path / "cluster") as cluster,
+        machine(tmp_path, job, links(objects)) as here,
+    ):
+        cluster.apply(of_kind(objects, "Namespace", "ServiceAccount"))
+        cluster.controllers()
+        cluster.apply([o for o in objects if o["kind"] == "ConfigMap"])
+        cluster.apply([trainer.owner])
+        kubelet = Kubelet(
+            cluster,
+            "trainer",
+            lambda ordinal: here.start(trainer, ordinal),
+            lambda ordinal: here.end(trainer, ordinal),
+            lambda ordinal: True,
+        )
+
+        def until(so: Callable[[], bool]) -> None:
+            wait_until(lambda: kubelet.step() or so(), 120)
+
+        def scale(count: int) -> None:
+            spec = {"parallelism": count, "completions": count}
+            cluster.ask("PATCH", "jobs", "persia-trainer", {"spec": spec})
+
+        def has_rank(rank: int) -> bool:
+            wanted = f'persia_updates_lost_total{{rank="{rank}"}}'
+            return here.runs(trainer, rank) and any(
+                wanted in here.gauges(trainer, pod)
+                for pod in range(2)
+                if here.runs(trainer, pod)
+            )
+
+        def trained() -> float:
+            found = here.values(ps).items()
+            return sum(n for name, n in found if name.startswith(UPDATES))
+
+        def trains() -> None:
+            least = trained() + 20
+            until(lambda: trained() > least)
+
+        for role in (ps, worker, loader):
+            here.start(role)
+        until(lambda: has_rank(0))
+        trains()
+        scale(2)
+        until(lambda: has_rank(1))
+        trains()
+        scale(1)
+        until(lambda: not here.runs(trainer, 1))
+        trains()
+
+
+def relative(folder: str, to: Path) -> str:
+    return os.path.relpath(DEPLOY / folder, to / "overlay")
 
 
 def knows_gates(made: Real) -> bool:
