@@ -14,7 +14,7 @@ import torch
 
 import persia
 from persia import _core
-from persia.data import Sender
+from persia.data import Sender, feeding
 from persia.data.feeding import Loader
 from persia.errors import RowsReplaced
 from tests.remote import Servers
@@ -421,3 +421,64 @@ def test_a_part_that_waits_for_one_that_is_sent_again(
         trainer.most = 1 << 62
         fed()
         assert trainer.counts(2 * n) == [2.0] * 2 * n
+
+
+class Held:
+    """A sender whose part another loader has, at the first claims."""
+
+    def __init__(self, name: str, held: dict[str, int], sent: list[Any]):
+        self.name, self.held, self.to = name, held, sent
+        self.lineage = 1
+        self.position = self.epochs = 0
+
+    def claim(self, epochs: int) -> str:
+        self.held[self.name] -= 1
+        return "held" if self.held[self.name] >= 0 else "own"
+
+    def skip(self, number: int) -> None:
+        pass
+
+    def send(self, batch: persia.Batch) -> None:
+        self.position += 1
+
+    def end(self) -> None:
+        self.epochs += 1
+        self.to.append((self.epochs, self.name))
+
+    def flush(self, timeout: float | None) -> None:
+        pass
+
+    def stats(self) -> dict[str, int]:
+        return {"failed": 0}
+
+    def close(self, ended: bool = True) -> None:
+        pass
+
+
+def test_parts_that_were_held_are_sent_epoch_by_epoch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Workers have no room for all epochs of one part, and no epoch is
+    trained without the others. They may not know at first who has a part."""
+    monkeypatch.setattr(feeding, "_ASK", 0.01)
+    held = {"0/3": 4, "1/3": 4, "2/3": 9}
+    parts: Any = {name: Part(0, 2) for name in held}
+    sent: list[Any] = []
+    make: Any = lambda name: Held(name, held, sent)  # noqa: E731
+    Loader(epochs=5).send_parts(parts, make)
+    assert len(sent) == 15
+    epochs = [epoch for epoch, _ in sent]
+    assert epochs == sorted(epochs)
+
+
+def test_parts_that_another_loader_keeps_are_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(feeding, "_ASK", 0.01)
+    monkeypatch.setattr(feeding, "_UNSURE", 0.1)
+    held = {"0/2": 0, "1/2": 100}
+    parts: Any = {name: Part(0, 2) for name in held}
+    sent: list[Any] = []
+    make: Any = lambda name: Held(name, held, sent)  # noqa: E731
+    Loader(epochs=3).send_parts(parts, make)
+    assert [name for _, name in sent] == 3 * ["0/2"] + 3 * ["1/2"]

@@ -21,6 +21,7 @@ from persia.data.batches.batch import Batch
 from persia.data.kafka.source import grown_parts
 
 _ASK = 2.0  # seconds until the parts of others are asked for again
+_UNSURE = 15.0  # seconds in which workers may not know who has a part
 _COMMIT = 5.0  # seconds between commits to a group of Kafka
 _IDLE = 0.5  # seconds until new messages are looked for again
 _ALONE = 30.0  # seconds until a part is taken that is another loader's share
@@ -60,12 +61,14 @@ class Share:
         self._last = 0  # the number of the last batch
         self._committed = time.monotonic()
         self._position = 0  # batches that were committed
+        self.epochs = 0  # that were sent
 
     def send(self, epoch: int) -> None:
         """Sends an epoch, from 0."""
         self.source.epoch = epoch
         self.send_new()
         self.sender.end()
+        self.epochs = epoch + 1
 
     def send_new(self) -> bool:
         """Sends the batches that follow the last one; whether there are."""
@@ -152,6 +155,8 @@ class Loader:
         # Parts that had ended, in rows of which lineage.
         self._closed: dict[str, tuple[Dataset, int]] = {}
         self._ended: Counter[str] = Counter()
+        # Since when others have a part, in rows of which lineage.
+        self._held: dict[tuple[str, int], float] = {}
         self._lock = threading.Lock()  # a sender is not counted and closed
 
     def send(self, source: Dataset, make: Callable[[], Sender]) -> None:
@@ -176,19 +181,45 @@ class Loader:
         """
         left = dict(parts)  # that others have, or none
         with self._abandoned():
-            for epoch in range(self._epochs):
-                for one in list(self.shares):
-                    with self._again(one, left):
-                        one.send(epoch)
-                while self._claim(left, sender, epoch + 1):
-                    pass
             while left or self.shares:
+                if self._send_next(left, sender):
+                    continue
                 self._check_replaced(left)
-                if not left:
-                    self._close_unless_others_wait(self.shares[0], left)
-                # Those of a loader that dies are to be had.
-                elif not self._claim(left, sender, self._epochs):
+                if left:  # those of a loader that dies are to be had
                     time.sleep(_ASK)
+                elif self.shares:
+                    self._close_unless_others_wait(self.shares[0], left)
+
+    def _send_next(
+        self, left: dict[str, Dataset], sender: Callable[[str], Sender]
+    ) -> bool:
+        """Sends one more epoch of the parts that are behind, and as much of
+        those that are to be had; whether there were any. Workers have room
+        for a few epochs, and each is trained when all parts of it are
+        there."""
+        behind = [one for one in self.shares if one.epochs < self._epochs]
+        epoch = min((one.epochs for one in behind), default=0)
+        if behind and self._is_unsure(left):
+            behind, epoch = [], epoch - 1
+        for one in behind:
+            if one.epochs == epoch:
+                with self._again(one, left):
+                    one.send(epoch)
+        sent = bool(behind)
+        while self._claim(left, sender, epoch + 1):
+            sent = True
+        return sent
+
+    def _is_unsure(self, left: Mapping[str, Dataset]) -> bool:
+        """Whether a part may be this loader's soon. After a load workers take
+        each for another's, for a while: what is sent of the others meanwhile
+        would fill the queues with later epochs."""
+        late = time.monotonic() - _UNSURE
+        return any(
+            since > late
+            for (name, _), since in self._held.items()
+            if name in left
+        )
 
     def follow(
         self,
@@ -268,6 +299,9 @@ class Loader:
                         one.send(epoch)
                 self._close_trained(epochs, left)
                 return True
+            if state == "held" and sender.lineage:
+                key = name, sender.lineage
+                self._held.setdefault(key, time.monotonic())
             if state == "ended":
                 self._closed[name] = left.pop(name), sender.lineage
             sender.close(ended=False)
