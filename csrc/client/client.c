@@ -81,6 +81,8 @@ void persia_client_end(ps_client *c, enum client_end what)
 void persia_client_set_loading(ps_client *c, int loading)
 {
     atomic_store(&c->loading, loading);
+    if (!loading)
+        client_note_mixture(c);
 }
 
 uint64_t persia_client_restored_number(const ps_client *c)

@@ -336,6 +336,9 @@ void client_note_replaced(ps_client *r, const server *to, uint64_t restore,
                           uint64_t lost);
 /* Notes whether all servers have rows of one restore. */
 void client_compare_restores(ps_client *r);
+/* A load has ended, maybe cut short: where the rows that this client has seen
+ * meanwhile stem from different restores, the next call looks again. */
+void client_note_mixture(ps_client *r);
 /* PERSIA_EINCOMPLETE unless they have.  Servers are asked only if they had
  * not before.  named: for an update, whose number is that of a store which
  * found a mixture when it opened: it is refused without a look. */

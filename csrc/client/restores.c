@@ -53,6 +53,12 @@ static int restores_is_mixed(const ps_client *r)
     return 0;
 }
 
+void client_note_mixture(ps_client *r)
+{
+    if (restores_is_mixed(r))
+        atomic_store(&r->restores, RESTORES_UNSURE);
+}
+
 void client_compare_restores(ps_client *r)
 {
     atomic_store(&r->restores,

@@ -13,6 +13,7 @@ import torch
 
 import persia
 from persia import _core, errors
+from persia.checkpoint.shards import Staged
 from persia.store.engine import engine_of
 from tests.ready import ended
 from tests.system.processes import environment
@@ -123,6 +124,33 @@ def test_a_load_that_was_cut_short(two: str, tmp_path: Path) -> None:
     job.train(1)
     assert job.rows() == {3.0}
     assert Job(two).rows() == {3.0}
+
+
+def test_a_load_that_failed_half_way(
+    two: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client has seen the rows of both restores, and found nothing wrong
+    with that, as it was loading."""
+    job = Job(two)
+    job.train(2)
+    job.store.save(tmp_path / "job")
+
+    def tear(staged: Staged) -> None:
+        while not staged._commit(0):
+            pass
+        job.rows()
+        raise errors.Unavailable("server 1 was started again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Staged, "commit", tear)
+        with pytest.raises(errors.Unavailable):
+            job.store.load(tmp_path / "job")
+    with pytest.raises(errors.RestoreIncomplete):
+        job.train(1)
+    with pytest.raises(errors.RestoreIncomplete):
+        job.store.save(tmp_path / "mixed")
+    job.store.load(tmp_path / "job")
+    assert job.rows() == {2.0}
 
 
 def test_another_client_completes_it(two: str, tmp_path: Path) -> None:
