@@ -192,6 +192,27 @@ def test_a_restore_that_is_given_up_changes_nothing(
         assert servers.rows.lineage() != before
 
 
+def test_a_load_that_is_cut_short_within_a_save(
+    one: tuple[persia.Store, Path],
+) -> None:
+    """Of a process that is gone: its last message arrives late."""
+    store, folder = one
+    top = folder.parent.parent
+    with serving(2, top) as servers:
+        servers.declare(store)
+        load(servers.rows, folder)
+        found = files.find(files.LocalRoot(folder), None)
+        tables = dict(enumerate(found.manifest.tables))
+        staged = servers.rows.stage(folder, found.manifest, tables, NEVER)
+        while not staged._commit(1):
+            pass
+        with pytest.raises(errors.RestoreIncomplete):
+            save(servers.rows, top / "mixed", folder)
+        assert not (top / "mixed" / "LATEST").exists()
+        load(servers.rows, folder)
+        save(servers.rows, top / "whole", folder)
+
+
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
     """A checkpoint of a table whose rows take 0.7 of 48 MiB."""

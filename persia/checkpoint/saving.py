@@ -62,7 +62,6 @@ from persia.errors import (
     Interrupted,
     InvalidArgument,
     PersiaError,
-    RestoreIncomplete,
     SchemaMismatch,
     StorageError,
     UpdatesLost,
@@ -551,14 +550,12 @@ def _check_live(store: Store, found: files.Found, number: int) -> int:
             "with the ranks that saved it: load it with resume='rollback', "
             "or keep the rows on servers, which outlive ranks"
         )
-    restores = rows.restores()
-    if len(set(restores.values())) > 1:
-        which = ", ".join(f"{id:016x} at {on}" for on, id in restores.items())
-        raise RestoreIncomplete(
-            "resume='continue' keeps the rows that servers have, and those "
-            f"stem from different restores ({which}): load {found.folder} "
-            "with resume='rollback', which reaches all of them"
-        )
+    rows.check_one(
+        rows.restores(),
+        "resume='continue' keeps the rows that servers have",
+        f"load {found.folder} with resume='rollback', which reaches all of "
+        "them",
+    )
     stream = connection.stream(manifest.job, store.rank, number)
     lost = rows.lost(manifest, stream)
     if lost and engine_of(store).arguments.settings.lost == "raise":

@@ -43,6 +43,7 @@ from persia.errors import (
     Interrupted,
     InvalidArgument,
     PersiaError,
+    RestoreIncomplete,
     SchemaMismatch,
     StorageError,
     Unavailable,
@@ -207,13 +208,34 @@ class ShardRows:
         """The same of each shard, as numbers."""
         return [self._hello(peer)["lineage"] for peer in self._peers]
 
-    def restores(self) -> dict[str, int]:
-        """The id of the restore that the rows of each shard stem from (0: of
-        none), by its address.
+    def restores(self) -> list[int]:
+        """The id of the restore that the rows of each shard stem from; 0: of
+        none."""
+        return [self._hello(peer)["restore"] for peer in self._peers]
+
+    def check_one(
+        self, restores: Sequence[int], what: str, remedy: str
+    ) -> None:
+        """The rows of all shards stem from one restore.
+
+        Args:
+            restores: of each shard.
+            what: is not done otherwise.
+            remedy: for the message.
+
+        Raises:
+            RestoreIncomplete: they stem from several.
         """
-        return {
-            peer.address: self._hello(peer)["restore"] for peer in self._peers
-        }
+        if len(set(restores)) <= 1:
+            return
+        which = ", ".join(
+            f"{id:016x} at {peer.address}"
+            for peer, id in zip(self._peers, restores, strict=True)
+        )
+        raise RestoreIncomplete(
+            f"{what}: the rows of servers stem from different restores "
+            f"({which}); {remedy}"
+        )
 
     def tables(self) -> list[dict[str, Any]]:
         """The tables of the first shard, as arguments of the core's
@@ -247,7 +269,7 @@ class ShardRows:
         has, by address, and how many at least those are. The stream is the
         caller's.
         """
-        found = {}
+        found: dict[str, int] = {}
         pairs = zip(self._peers, self.ledgers(stream), strict=True)
         for shard, (peer, has) in enumerate(pairs):
             part = part_of(manifest, shard, len(self._peers))
@@ -256,8 +278,8 @@ class ShardRows:
                     continue
                 # A server that lost some gets an order to pass over them.
                 lost = max(has.lacks(saved), saved.applied() - has.applied())
-                if lost > 0:
-                    found[peer.address] = lost
+                if lost > 0:  # several shards may be at one address
+                    found[peer.address] = found.get(peer.address, 0) + lost
         return found
 
     def updates(self) -> int:
@@ -289,6 +311,11 @@ class ShardRows:
             between()
             answers = self._watch(ask, folder, stop, "done")
         every, parts = _parts(tables, answers)
+        self.check_one(
+            [part.restore for part in parts],
+            "nothing was saved",
+            "load a checkpoint, which reaches all of them",
+        )
         size = self._sizes(folder, id)
         for peer, part in zip(peers, parts):
             for file in part.files:
@@ -371,7 +398,7 @@ class ShardRows:
         with self._shared(folder, None) as place:
             staged = Staged(
                 self._peers,
-                [*self.restores().values(), *shards],
+                [*self.restores(), *shards],
                 self._tables(),
                 place,
                 manifest,

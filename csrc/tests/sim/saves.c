@@ -276,6 +276,16 @@ static void check_skipped(const checkpoint *c, uint32_t s)
                  (unsigned long long)skipped, (unsigned long long)missing);
 }
 
+/* persia/checkpoint/shards.py: ShardRows.check_one(). */
+static int check_restores(const checkpoint *c)
+{
+    for (uint32_t s = 1; s < w.servers_n; s++)
+        if (c->parts[s].restore != c->parts[0].restore)
+            return persia_err_set(PERSIA_EINCOMPLETE,
+                                  "the rows stem from different restores");
+    return PERSIA_OK;
+}
+
 static void publish(checkpoint *c, const char *folder, const view *before,
                     update_bits acked)
 {
@@ -283,9 +293,6 @@ static void publish(checkpoint *c, const char *folder, const view *before,
     char name[FOLDER];
     for (uint32_t s = 0; s < w.servers_n; s++)
         snprintf(c->parts[s].folder, FOLDER, "%s", folder);
-    for (uint32_t s = 1; s < w.servers_n; s++)
-        if (c->parts[s].restore != c->parts[0].restore)
-            sim_fail("a checkpoint has rows of different restores");
     read_checkpoint(c, c->has);
     view_compare(before, "the checkpoint", c->has, !w.four);
     for (uint32_t i = 0; i < w.ranks_n; i++)
@@ -328,6 +335,8 @@ int saves_save(const saver *of)
         rc = peer_hello(&first, &lineage, &restore);
     if (!rc)
         rc = write_all(of->c, folder, c);
+    if (!rc)
+        rc = check_restores(c);
     for (uint32_t i = 0; i < w.servers_n; i++)
         c->parts[i].lineage = lineage;
     if (!rc)
