@@ -136,12 +136,13 @@ class Ending:
     def _take(self, number: int, frame: object) -> None:
         """In the main thread. It takes no lock, which that may hold."""
         self._taken += 1
+        self._begin(number)
         if self._taken > 1:
             _raise(number)
         self.first(number)
 
     def _watch(self) -> None:
-        until = math.inf
+        until, begun = math.inf, False
         while True:
             left = until - time.monotonic()
             if left <= 0:
@@ -156,18 +157,19 @@ class Ending:
                 return
             for number in numbers:
                 if number in self._before:
-                    if self.number is None:
-                        until = self._begin(number)
-                    else:
+                    self._begin(number)
+                    if begun:
                         until = min(until, time.monotonic() + _AT_ONCE)
+                    else:
+                        until, begun = self._until, True
                     self._came.set()
 
-    def _begin(self, number: int) -> float:
-        """When the process ends at the latest."""
-        if number not in self._patient:
-            self._until = time.monotonic() + max(self.grace, _AT_ONCE)
-        self.number = number
-        return self._until
+    def _begin(self, number: int) -> None:
+        """The first signal. The main thread may see it before the watch."""
+        if self.number is None:
+            if number not in self._patient:
+                self._until = time.monotonic() + max(self.grace, _AT_ONCE)
+            self.number = number
 
     def _end(self) -> NoReturn:
         assert self.number is not None

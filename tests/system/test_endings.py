@@ -443,7 +443,7 @@ def test_all_roles_when_the_servers_are_gone() -> None:
         assert status in (1, 143) and "Traceback" not in messages
 
 
-@pytest.mark.long  # once in ten runs the trainer ended with 130
+@pytest.mark.long
 def test_all_roles_at_once() -> None:
     with training("--grace", "4") as roles:
         for one in roles:
