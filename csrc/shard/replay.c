@@ -284,6 +284,9 @@ int persia_shard_replay(shard *s, shard_ref *direct, uint64_t from,
     rc = persia_log_begin(s->log, found);
     if (rc)
         return rc;
+    pthread_mutex_lock(&s->wait_lock);
+    sync_begin(&s->sync);
+    pthread_mutex_unlock(&s->wait_lock);
     s->replaying = 0;
     return logged_identity(s);
 }

@@ -83,7 +83,7 @@ static int sync_refuse(const sync_steps *s, uint64_t step, uint32_t rank,
 static int sync_refuse_yet(const sync_steps *s, uint64_t step, uint32_t rank,
                            uint32_t parts)
 {
-    if (sync_is_early(s, step, rank, parts))
+    if (s->pending != step && sync_is_early(s, step, rank, parts))
         return persia_err_set(PERSIA_EUNAVAILABLE,
                               "step %llu waits for other ranks yet",
                               (unsigned long long)s->passed[rank]);
@@ -149,8 +149,22 @@ static int sync_lacks(const sync_steps *s, uint32_t rank)
     return !s->part[rank] && !s->left[rank] && s->passed[rank] < s->pending;
 }
 
-void **sync_infer_missed(sync_steps *s, uint64_t step, uint32_t rank,
-                         uint32_t parts, uint32_t *n)
+/* Ranks that are ahead of others were passed. */
+static void **sync_infer_passed(sync_steps *s, uint64_t step, uint32_t rank,
+                                uint32_t *n)
+{
+    if (step > s->pending) {
+        s->passed[rank] = step - 1;
+        return NULL;
+    }
+    for (uint32_t i = 0; i < s->parts; i++)
+        if (s->part[i])
+            s->passed[i] = s->pending - 1;
+    return sync_take(s, 0, n);
+}
+
+void **sync_infer(sync_steps *s, uint64_t step, uint32_t rank, uint32_t parts,
+                  uint32_t *n)
 {
     const uint64_t missed = step < s->pending ? step : s->pending;
     *n = 0;
@@ -159,6 +173,8 @@ void **sync_infer_missed(sync_steps *s, uint64_t step, uint32_t rank,
         s->passed[rank] >= s->pending || s->left[rank] ||
         wire_leaps(missed, step) || wire_leaps(missed, s->pending))
         return NULL;
+    if (s->has_log)
+        return sync_infer_passed(s, step, rank, n);
     if (missed > s->missed)
         s->missed = missed;
     if (missed > s->step)
@@ -200,6 +216,12 @@ void sync_applied(sync_steps *s, uint64_t step)
     s->has_applied = 1;
     if (step > s->step)
         s->step = step;
+}
+
+void sync_begin(sync_steps *s)
+{
+    s->has_log = 1;
+    s->has_applied = 0;
 }
 
 void sync_failed(sync_steps *s)
@@ -244,7 +266,9 @@ void **sync_move(sync_steps *s, uint32_t rank, uint32_t world, int joins,
     set_left(s, rank, !joins);
     s->told[rank] = 1;
     s->passed[rank] = 0; /* another process, whose batches are others */
-    if (joins && step > s->step)
+    if (joins && step > s->step && s->has_log)
+        s->passed[rank] = step;
+    else if (joins && step > s->step)
         s->step = s->missed = step;
     if (joins && s->pending &&
         (s->pending <= s->step || s->parts != world))
@@ -252,20 +276,31 @@ void **sync_move(sync_steps *s, uint32_t rank, uint32_t world, int joins,
     return sync_take_one(s, rank, n);
 }
 
-int sync_late(sync_steps *s, uint32_t rank, const sync_mover *by)
+enum sync_heed sync_heed(sync_steps *s, uint32_t rank, const sync_mover *by)
 {
-    if (s->client[rank] == by->client && by->move &&
-        by->move < s->move[rank])
-        return 1;
-    if (s->client[rank] == by->client && by->move == s->move[rank] &&
-        by->move && by->joins && s->told[rank] && !s->left[rank])
-        return 1; /* a copy: the part that is there arrived after it */
+    const int same = by->move && s->client[rank] == by->client;
+    /* A copy, or of an earlier life: parts arrived after it. */
+    const int again =
+        same && by->joins &&
+        (!s->told[rank] || (by->move == s->move[rank] && !s->left[rank]));
+    if (same && by->move < s->move[rank])
+        return SYNC_LATE;
     if (!by->joins && s->told[rank] && s->stream[rank] != by->stream)
-        return 1;
+        return SYNC_LATE;
     s->stream[rank] = by->stream;
     s->client[rank] = by->client;
     s->move[rank] = by->move;
-    return 0;
+    if (!again)
+        return SYNC_MOVES;
+    s->told[rank] = 1;
+    set_left(s, rank, 0);
+    return SYNC_AGAIN;
+}
+
+void sync_note_client(sync_steps *s, uint32_t rank, uint64_t client)
+{
+    if (rank < SYNC_RANKS && !s->told[rank])
+        s->client[rank] = client;
 }
 
 int sync_is_other(const sync_steps *s, uint32_t rank, uint64_t stream)

@@ -46,7 +46,8 @@ typedef struct sync_steps {
     uint64_t missed;   /* the last one that other shards have applied, or this
                           one in an earlier life, and that this life will not:
                           ranks say so */
-    int has_applied;   /* a step, in this life */
+    int has_applied;   /* a step, in this life; not one of a log */
+    int has_log;       /* of all steps that were applied in earlier lives */
     uint64_t applying; /* was taken to be applied; 0: none */
     uint64_t pending;  /* is being collected; 0: none */
     uint32_t parts;    /* of the pending step */
@@ -58,7 +59,8 @@ typedef struct sync_steps {
     uint8_t left[SYNC_RANKS]; /* 1 */
     uint8_t told[SYNC_RANKS]; /* 1: the rank has said itself whether it does */
     uint64_t stream[SYNC_RANKS]; /* of the rank's updates; */
-    uint64_t client[SYNC_RANKS]; /* that moved the rank last, and */
+    uint64_t client[SYNC_RANKS]; /* that is the rank: which moved it last, or,
+                                    before one did, made its parts; and */
     uint32_t move[SYNC_RANKS];   /* which of its moves that was; 0: unknown */
 } sync_steps;
 
@@ -81,9 +83,15 @@ void sync_pass(sync_steps *s, uint64_t step, uint32_t rank, uint32_t parts);
  * one before.  So of two ranks that send different steps to a shard that has
  * applied none in this life, one had its answer to the earlier step from
  * another life: that step is missed now, and is not applied any more.  Parts
- * of it that are there are handed out as by sync_take(). */
-void **sync_infer_missed(sync_steps *s, uint64_t step, uint32_t rank,
-                         uint32_t parts, uint32_t *n);
+ * of it that are there are handed out as by sync_take().  With a log the other
+ * life did not apply it: that rank was passed, and the parts of the later step
+ * that are there are handed out. */
+void **sync_infer(sync_steps *s, uint64_t step, uint32_t rank, uint32_t parts,
+                  uint32_t *n);
+/* A part of the rank is there, or was passed, that this client has made. */
+void sync_note_client(sync_steps *s, uint32_t rank, uint64_t client);
+/* The log of earlier lives is applied. */
+void sync_begin(sync_steps *s);
 /* Whether the pending step can be applied now. */
 int sync_complete(const sync_steps *s);
 /* Ends collecting: the parts that are there, in the order of their ranks, in
@@ -98,7 +106,8 @@ void sync_set_step(sync_steps *s, uint64_t step);
 /* A rank of `world` joins (its first step is after `step`) or leaves.
  * What of the pending step is void then is handed out as by sync_take(): the
  * part of that rank, or all parts if the step cannot be any more (it was
- * missed, if it is not behind `missed`). */
+ * missed, if it is not behind `missed`).  With a log none is missed: the rank
+ * is passed up to `step`. */
 void **sync_move(sync_steps *s, uint32_t rank, uint32_t world, int joins,
                  uint64_t step, uint32_t *n);
 /* A rank joins or leaves: the client that says so, for which stream of
@@ -108,10 +117,15 @@ typedef struct sync_mover {
     uint32_t move;
     int joins;
 } sync_mover;
-/* Whether the client has moved the rank since, as its message was in flight
- * for that long, joins as it has already, or leaves for a rank that is another
- * job's by now.  Else this move is noted as the rank's last. */
-int sync_late(sync_steps *s, uint32_t rank, const sync_mover *by);
+enum sync_heed {
+    SYNC_LATE,  /* not: the client has moved the rank since, as its message was
+                   in flight for that long, or it leaves for a rank that is
+                   another job's by now */
+    SYNC_AGAIN, /* it joins as it had: what is there of it stays */
+    SYNC_MOVES  /* sync_move() */
+};
+/* What a move is.  Unless it is late, it is noted as the rank's last. */
+enum sync_heed sync_heed(sync_steps *s, uint32_t rank, const sync_mover *by);
 /* Whether the rank has joined with another stream of updates; not, if it did
  * not say with which. */
 int sync_is_other(const sync_steps *s, uint32_t rank, uint64_t stream);

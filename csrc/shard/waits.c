@@ -154,8 +154,8 @@ typedef struct placed {
     void **whole;        /* the step, if it is whole; [n] */
     uint32_t n;
     int whole_rc;
-    void **lost; /* parts of a step that was missed; [lost_n] */
-    uint32_t lost_n;
+    void **dropped; /* [dropped_n], see sync_infer() */
+    uint32_t dropped_n;
 } placed;
 
 /* Another process is the rank of this part. */
@@ -166,7 +166,17 @@ static int waits_is_replaced_locked(const shard *s, const push_call *c)
             sync_is_other(&s->sync, c->m->part, c->m->stream));
 }
 
-static void waits_place_locked(shard *s, push_call *c, placed *out)
+/* An embedding worker has sent the part of a rank.  One that sends its parts
+ * itself has joined before. */
+static void waits_note_client_locked(shard *s, const push_call *c)
+{
+    if (c->m->maker.stream)
+        sync_note_client(&s->sync, c->m->part, c->m->maker.client);
+}
+
+/* *why is set where out->rc is an error. */
+static void waits_place_locked(shard *s, push_call *c, placed *out,
+                               err_kept *why)
 {
     void *replaced = NULL;
     *out = (placed){.state = ledger_look(s->ledger, &c->key, &c->waiter)};
@@ -174,13 +184,16 @@ static void waits_place_locked(shard *s, push_call *c, placed *out)
     if (out->state == LEDGER_DONE && !is_stale(s, &c->m->caller) &&
         !waits_is_replaced_locked(s, c)) {
         sync_pass(&s->sync, c->m->step, c->m->part, c->m->parts);
+        waits_note_client_locked(s, c);
         out->whole = waits_take_whole_locked(s, &out->n, &out->whole_rc);
     }
     if (out->state != LEDGER_NEW)
         return;
     out->rc = wait_refuses_locked(c->call.from);
-    if (out->rc)
+    if (out->rc) {
+        persia_err_keep(why, out->rc);
         return;
+    }
     /* Here: a restore drops what was added before. */
     out->stale = is_stale(s, &c->m->caller);
     if (waits_is_replaced_locked(s, c))
@@ -188,14 +201,19 @@ static void waits_place_locked(shard *s, push_call *c, placed *out)
                                  "another process is rank %u of the steps now",
                                  c->m->part);
     if (!out->stale && !out->rc)
-        out->lost = sync_infer_missed(&s->sync, c->m->step, c->m->part,
-                                      c->m->parts, &out->lost_n);
+        out->dropped = sync_infer(&s->sync, c->m->step, c->m->part,
+                                  c->m->parts, &out->dropped_n);
     out->missed = !out->stale && c->m->step <= s->sync.missed;
     if (!out->stale && !out->missed && !out->rc)
         out->rc = sync_add(&s->sync, c->m->step, c->m->part, c->m->parts, c,
                            &replaced);
+    if (out->rc) { /* it may have been the last part that was waited for */
+        persia_err_keep(why, out->rc);
+        out->whole = waits_take_whole_locked(s, &out->n, &out->whole_rc);
+    }
     if (out->stale || out->missed || out->rc)
         return;
+    waits_note_client_locked(s, c);
     if (replaced) { /* a copy that was late may be the later one */
         const ledger_key *key = &((push_call *)replaced)->key;
         out->replaced = replaced;
@@ -210,6 +228,7 @@ static void waits_place_locked(shard *s, push_call *c, placed *out)
 void wait_part(shard *s, const push_call *part)
 {
     placed p;
+    err_kept why;
     push_call *c = push_keep(part);
     if (!c)
         return;
@@ -218,13 +237,15 @@ void wait_part(shard *s, const push_call *part)
         return;
     }
     pthread_mutex_lock(&s->wait_lock);
-    waits_place_locked(s, c, &p);
+    waits_place_locked(s, c, &p, &why);
     pthread_mutex_unlock(&s->wait_lock);
 
     if (p.state == LEDGER_BUSY)
         return;
-    if (p.lost)
-        waits_fail_parts(s, p.lost, p.lost_n, PERSIA_ELOST, "");
+    if (p.dropped)
+        waits_fail_parts(s, p.dropped, p.dropped_n,
+                         s->log ? PERSIA_EUNAVAILABLE : PERSIA_ELOST,
+                         "an earlier step waits for other ranks yet");
     if (p.whole) /* first: other answers would replace the text of whole_rc */
         wait_apply(s, p.whole, p.n, p.whole_rc);
     if (p.state != LEDGER_NEW || p.rc || p.stale || p.missed) {
@@ -234,7 +255,7 @@ void wait_part(shard *s, const push_call *part)
         else if (p.missed)
             push_reply_status(s, c, PUSH_LOST);
         else if (p.rc)
-            push_fail(c, p.rc, persia_err_text());
+            push_fail(c, p.rc, why.text);
         else
             push_reply_state(s, c, p.state);
     }
@@ -339,16 +360,28 @@ static int check_world(const shard *s, const wire_leave *m)
 }
 
 /* Hands out what is void then, as sync_move() does. */
-static void **waits_move_locked(shard *s, const wire_leave *m, uint32_t *n)
+static void **waits_move_locked(shard *s, const wire_leave *m, int moves,
+                                uint32_t *n)
 {
     if (m->joins)
         s->world = m->world;
-    void **dropped = sync_move(&s->sync, m->rank, m->world, (int)m->joins,
-                               m->step, n);
+    void **dropped = moves ? sync_move(&s->sync, m->rank, m->world,
+                                       (int)m->joins, m->step, n)
+                           : NULL;
     for (size_t i = 0; i < m->left_n && m->joins; i++)
         if (m->left[i] < m->world && m->left[i] != m->rank)
             sync_hear(&s->sync, (uint32_t)m->left[i]);
     return dropped;
+}
+
+/* No later step begins with a number up to it. */
+static uint64_t waits_last_step(shard *s)
+{
+    pthread_mutex_lock(&s->wait_lock);
+    const uint64_t step = s->sync.applying > s->sync.step ? s->sync.applying
+                                                          : s->sync.step;
+    pthread_mutex_unlock(&s->wait_lock);
+    return step;
 }
 
 int leave_answer(shard *s, const wire_leave *m, wire_memory *memory,
@@ -389,8 +422,9 @@ int leave_answer(shard *s, const wire_leave *m, wire_memory *memory,
     }
     const sync_mover by = {m->caller.client, m->stream, m->move,
                            (int)m->joins};
-    if (!sync_late(&s->sync, m->rank, &by))
-        dropped = waits_move_locked(s, m, &n);
+    const enum sync_heed heed = sync_heed(&s->sync, m->rank, &by);
+    if (heed != SYNC_LATE)
+        dropped = waits_move_locked(s, m, heed == SYNC_MOVES, &n);
     int missed = n && ((push_call *)dropped[0])->m->step <= s->sync.missed;
     pthread_mutex_unlock(&s->wait_lock);
     if (missed) {
@@ -403,7 +437,7 @@ int leave_answer(shard *s, const wire_leave *m, wire_memory *memory,
         waits_fail_parts(s, dropped, n, PERSIA_ECLOSED, text);
     }
     wait_go_on(s);
-    *out = (wire_leave_reply){.step = wait_step(s)};
+    *out = (wire_leave_reply){.step = waits_last_step(s)};
     if (out->step < persia_tables_t(s->p))
         out->step = persia_tables_t(s->p);
     return PERSIA_OK;

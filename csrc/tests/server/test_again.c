@@ -184,6 +184,35 @@ static void a_rank_is_replaced_within_an_update(void **state)
     job_stop(j);
 }
 
+/* A server that was started again has the part of a rank, from its worker,
+ * when the rank itself greets it. */
+static void a_rank_greets_after_its_part(void **state)
+{
+    (void)state;
+    job *j = job_start();
+    enum { MINE = 5, ITS_STREAM = 77 };
+    wire_push m = part_of(j, 1, 1);
+    m.shared = 1;
+    m.maker = (wire_maker){ITS_STREAM, MINE, 1};
+    claim(j, ITS_STREAM, MINE, 1);
+    pending *a = push_start(&j->v, &m, LONG);
+    while (!stats_of(&j->v).parked)
+        sched_yield();
+    wire_leave joins = {.caller = caller_of(&j->v), .rank = 1, .world = RANKS,
+                        .joins = 1, .move = 1, .stream = ITS_STREAM};
+    joins.caller.client = MINE;
+    joins.caller.incarnation = 1;
+    result r = CALL(&j->v, LEAVE, leave, &joins);
+    assert_int_equal(r.code, PERSIA_OK);
+    result_free(&r);
+    pending *b = send_part(j, 0, 1, LONG), *c = send_part(j, 2, 1, LONG);
+    assert_int_equal(push_wait(a).status, PUSH_APPLIED);
+    assert_int_equal(push_wait(b).status, PUSH_APPLIED);
+    assert_int_equal(push_wait(c).status, PUSH_APPLIED);
+    assert_true(value(j) == RANKS);
+    job_stop(j);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -193,6 +222,7 @@ int main(void)
         cmocka_unit_test(a_rank_with_several_batches_that_are_there),
         cmocka_unit_test(a_step_with_a_batch_that_is_there_moves),
         cmocka_unit_test(a_rank_is_replaced_within_an_update),
+        cmocka_unit_test(a_rank_greets_after_its_part),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <math.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -463,6 +464,52 @@ static void erased_stays_erased(void **state)
     world_free(&w);
 }
 
+static pending *part_start(world *w, batch *b, uint32_t part, uint64_t number,
+                           uint64_t step)
+{
+    batch_make(w, 2, b);
+    wire_push m = push_of(&w->v, STREAM + part, number, &b->table, 1);
+    m.step = m.t = step;
+    m.part = part;
+    m.parts = 2;
+    return push_start(&w->v, &m, 60 * (uint64_t)SECOND);
+}
+
+/* Rank 0 was answered at once, as its update was there; it is killed before
+ * the part of the other one is. */
+static void a_rank_that_was_passed_before_a_kill(void **state)
+{
+    (void)state;
+    for (int ahead_first = 0; ahead_first < 2; ahead_first++) {
+        world w;
+        batch b[4];
+        world_make(&w, LOG_PROCESS, 7);
+        push_alone(&w);
+        assert_int_equal(push_wait(part_start(&w, &b[0], 0, 1, 1)).status,
+                         PUSH_DUPLICATE);
+        server_stop(&w.v);
+        start(&w);
+        pending *ahead = NULL;
+        if (ahead_first) {
+            ahead = part_start(&w, &b[1], 0, 2, 2);
+            while (!stats_of(&w.v).parked)
+                sched_yield();
+        }
+        pending *behind = part_start(&w, &b[2], 1, 1, 1);
+        if (!ahead)
+            ahead = part_start(&w, &b[1], 0, 2, 2);
+        result r = call_wait(ahead); /* it is sent again */
+        assert_int_equal(r.code, PERSIA_EUNAVAILABLE);
+        result_free(&r);
+        assert_int_equal(push_wait(behind).status, PUSH_APPLIED);
+        ahead = part_start(&w, &b[1], 0, 2, 2);
+        behind = part_start(&w, &b[3], 1, 2, 2);
+        assert_int_equal(push_wait(ahead).status, PUSH_APPLIED);
+        assert_int_equal(push_wait(behind).status, PUSH_APPLIED);
+        world_free(&w);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -474,6 +521,7 @@ int main(void)
         cmocka_unit_test(a_full_disk_refuses_and_changes_nothing),
         cmocka_unit_test(a_failed_sync_acknowledges_nothing),
         cmocka_unit_test(erased_stays_erased),
+        cmocka_unit_test(a_rank_that_was_passed_before_a_kill),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

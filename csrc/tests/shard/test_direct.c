@@ -295,9 +295,8 @@ static void *apply_before(void *ctx)
 }
 
 /* With the gate held. */
-static int add_parts(void *ctx)
+static void begin_step(follower *f)
 {
-    follower *f = ctx;
     uint64_t applying = 0;
     assert_int_equal(pthread_create(&f->thread, NULL, apply_before, f), 0);
     while (!applying) {
@@ -305,11 +304,51 @@ static int add_parts(void *ctx)
         applying = f->e->s->sync.applying;
         pthread_mutex_unlock(&f->e->s->wait_lock);
     }
+}
+
+/* With the gate held. */
+static int add_parts(void *ctx)
+{
+    follower *f = ctx;
+    begin_step(f);
     for (int i = 0; i < 2; i++) {
         push(f->e, &f->part[i], &f->got[i]);
         assert_int_equal(f->got[i].n, 0);
     }
     return PERSIA_OK;
+}
+
+static void on_leave(void *ctx, int rc, shard_reply *reply)
+{
+    assert_int_equal(rc, PERSIA_OK);
+    *(uint64_t *)ctx = ((const wire_leave_reply *)reply->message)->step;
+}
+
+/* With the gate held. */
+static int join_between(void *ctx)
+{
+    follower *f = ctx;
+    const wire_leave m = {.caller = {2, 1, 1, 2, 0}, .world = 1, .joins = 1};
+    uint64_t last = 0;
+    begin_step(f);
+    f->e->ref->ops->leave(f->e->ref, &m, UINT64_MAX, on_leave, &last);
+    assert_int_equal(last, 1);
+    return PERSIA_OK;
+}
+
+/* What joins begins behind a step of those before that is being applied. */
+static void a_rank_joins_while_a_step_is_applied(void **state)
+{
+    one_shard e;
+    follower f = {.e = &e};
+    (void)state;
+    one_open(&e, 1);
+    give(&f.before, 1, 1, -1);
+    f.before.m.step = 1;
+    give(&f.again, 2, 1, -1); /* once that is answered */
+    assert_int_equal(persia_tables_between(e.p, join_between, &f), PERSIA_OK);
+    pthread_join(f.thread, NULL);
+    one_close(&e);
 }
 
 /* Each part of a step that cannot begin is answered why, also where one of
@@ -685,6 +724,7 @@ int main(void)
         cmocka_unit_test(an_older_owner_and_other_rows_are_refused),
         cmocka_unit_test(parts_of_a_step_are_added),
         cmocka_unit_test(a_step_that_cannot_begin_says_why),
+        cmocka_unit_test(a_rank_joins_while_a_step_is_applied),
         cmocka_unit_test(a_settled_part_does_not_answer_for_others),
         cmocka_unit_test(a_part_of_an_older_owner_does_not_answer_for_others),
         cmocka_unit_test(writes_do_not_pass_a_restore),

@@ -112,7 +112,7 @@ static void infer(sync_steps *s, uint64_t step, uint32_t rank,
                   const char *want)
 {
     uint32_t n;
-    void **all = sync_infer_missed(s, step, rank, 3, &n);
+    void **all = sync_infer(s, step, rank, 3, &n);
     assert_int_equal(n, strlen(want));
     for (uint32_t i = 0; i < n; i++)
         assert_ptr_equal(all[i], &part[want[i] - '0']);
@@ -146,6 +146,81 @@ static void another_life_had_answered_a_rank(void **state)
     infer(&s, 11, 1, "");
     assert_int_equal(add(&s, 11, 1, 3), PERSIA_EARG);
     take(&s, 0, "0");
+    sync_free(&s);
+}
+
+/* It has all steps that were applied: a rank that is ahead was passed. */
+static void a_log_misses_no_step(void **state)
+{
+    (void)state;
+    enum { BEHIND_FIRST, AHEAD_FIRST, AHEAD_JOINS, WAYS };
+    for (int way = 0; way < WAYS; way++) {
+        sync_steps s;
+        sync_init(&s);
+        sync_applied(&s, 5); /* as the log is read */
+        sync_begin(&s);
+        if (way == AHEAD_FIRST) {
+            assert_int_equal(add(&s, 7, 0, 3), PERSIA_OK);
+            infer(&s, 6, 1, "0");
+        } else if (way == AHEAD_JOINS) {
+            move(&s, 0, 3, 1, 6, "");
+        }
+        assert_int_equal(add(&s, 6, 1, 3), PERSIA_OK);
+        if (way == BEHIND_FIRST)
+            infer(&s, 7, 0, "");
+        assert_int_equal(add(&s, 7, 0, 3), PERSIA_EUNAVAILABLE);
+        assert_int_equal(s.missed, 0);
+        assert_int_equal(add(&s, 6, 2, 3), PERSIA_OK);
+        assert_true(sync_complete(&s));
+        take(&s, 1, "12");
+        sync_applied(&s, 6);
+        for (uint32_t r = 0; r < 3; r++)
+            assert_int_equal(add(&s, 7, r, 3), PERSIA_OK);
+        take(&s, 1, "012");
+        sync_applied(&s, 7);
+        assert_int_equal(add(&s, 8, 0, 3), PERSIA_OK);
+        infer(&s, 9, 1, ""); /* this life knows whom it has passed */
+        take(&s, 0, "0");
+        sync_free(&s);
+    }
+}
+
+/* Where all were passed in a step, none sends it. */
+static void a_step_in_which_all_were_passed(void **state)
+{
+    (void)state;
+    sync_steps s;
+    sync_init(&s);
+    sync_begin(&s);
+    for (uint32_t r = 0; r < 2; r++)
+        move(&s, r, 2, 1, r == 0, "");
+    assert_int_equal(add(&s, 2, 1, 2), PERSIA_OK);
+    assert_int_equal(add(&s, 2, 0, 2), PERSIA_OK);
+    take(&s, 0, "01");
+    sync_free(&s);
+}
+
+/* A worker sends the parts of a rank, which says itself that it joins: also to
+ * a server that was started again, and has some of them by then. */
+static void a_rank_joins_again_in_another_life(void **state)
+{
+    (void)state;
+    enum { MINE = 7, MOVE = 3 };
+    sync_mover by = {.client = MINE, .stream = 9, .move = MOVE, .joins = 1};
+    sync_steps s;
+    sync_init(&s);
+    sync_note_client(&s, 0, MINE);
+    assert_int_equal(sync_heed(&s, 0, &by), SYNC_AGAIN);
+    assert_true(s.told[0]);
+    assert_int_equal(sync_heed(&s, 0, &by), SYNC_AGAIN); /* a copy */
+    by.move--;
+    assert_int_equal(sync_heed(&s, 0, &by), SYNC_LATE);
+    by.move += 2;
+    assert_int_equal(sync_heed(&s, 0, &by), SYNC_MOVES);
+    by.client++; /* its successor */
+    assert_int_equal(sync_heed(&s, 0, &by), SYNC_MOVES);
+    sync_note_client(&s, 1, MINE);
+    assert_int_equal(sync_heed(&s, 1, &by), SYNC_MOVES);
     sync_free(&s);
 }
 
@@ -349,6 +424,9 @@ int main(void)
         cmocka_unit_test(a_part_that_comes_again_replaces),
         cmocka_unit_test(what_is_refused),
         cmocka_unit_test(another_life_had_answered_a_rank),
+        cmocka_unit_test(a_log_misses_no_step),
+        cmocka_unit_test(a_step_in_which_all_were_passed),
+        cmocka_unit_test(a_rank_joins_again_in_another_life),
         cmocka_unit_test(a_part_that_is_there_is_not_waited_for),
         cmocka_unit_test(a_rank_stays_passed_where_the_step_fails),
         cmocka_unit_test(a_rank_is_passed_in_several_steps),
