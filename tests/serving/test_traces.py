@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyarrow import fs
 
 import persia
 from persia import _core
@@ -20,7 +21,7 @@ from tests.collector import Collector, Span
 from tests.ready import Ready
 from tests.serving import models
 from tests.serving.conftest import until
-from tests.serving.test_deltas_packets import chain
+from tests.serving.publishing import Chain, Root
 from tests.serving.test_server import INFER, ask, body_of, raw
 from tests.system.processes import environment
 
@@ -102,7 +103,8 @@ def inputs_of(loaded: Any, samples: int) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_a_request_is_one_tree(place: Path, tmp_path: Path) -> None:
     """Below its caller, over both protocols."""
-    root, _, packets = chain(tmp_path, 2)
+    root = tmp_path / "served"
+    Chain(Root(str(root), fs.LocalFileSystem()), 2)
     grpc = _core.GRPC[0].isdigit()
     with Collector() as collector:
         process = Ready(
@@ -134,8 +136,7 @@ def test_a_request_is_one_tree(place: Path, tmp_path: Path) -> None:
             stats = f"/v2/models/{root.name}/stats"
             until(
                 lambda: (
-                    ask(address, stats)[1]["model_stats"][0]["packets"]
-                    == len(packets)
+                    ask(address, stats)[1]["model_stats"][0]["packets"] == 2
                 )
             )
             one = {"inputs": inputs_of(persia.load_model(root), 3)}
@@ -164,7 +165,7 @@ def test_a_request_is_one_tree(place: Path, tmp_path: Path) -> None:
     rest = [tree(spans)[0] for spans in found.values()]
     failed, fresh = sorted(rest, key=lambda span: not span.failed)
     assert failed.failed and not failed.parent
-    assert not fresh.failed and fresh.about["persia.packets"] == len(packets)
+    assert not fresh.failed and fresh.about["persia.packets"] == 2
     assert re.fullmatch(r"v-\d{6}", fresh.about["persia.version"])
 
 
