@@ -179,3 +179,21 @@ def test_one_that_cannot_begin(tmp_path: Path) -> None:
         with Scaling(addresses(servers[:1])) as scaling:
             assert scaling.revive(1) == {3: servers[0].address}
         assert sizes(servers) == [4, 0]
+
+
+def test_a_server_that_ended_before_its_clients_heard_where_to(
+    tmp_path: Path,
+) -> None:
+    """Shards have left it since they asked it last."""
+    with serving(tmp_path) as servers:
+        scale(servers, 3)
+        left, moved = servers[2], servers[2].shards.here()
+        assert moved
+        counter = Counter(addresses(servers))
+        counter.add(1)
+        scale([*servers[:2], left], 2)
+        assert sizes(servers) == [2, 2, 0]
+        left.shards.stop(1.0)
+        counter.add(2)
+        counter.check(3)
+        counter.store.close()

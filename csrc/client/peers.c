@@ -125,6 +125,15 @@ static known *peers_first_of(peers *p, int close)
     return first;
 }
 
+peer *peers_behind(peers *p, const peer *one)
+{
+    const known *first = peers_first_of(p, 0), *k = first;
+    while (k && k->peer != one)
+        k = k->next;
+    k = k && k->next ? k->next : first;
+    return k->peer;
+}
+
 void peers_flush(peers *p)
 {
     for (const known *one = peers_first_of(p, 0); one; one = one->next)

@@ -14,6 +14,8 @@ peers *peers_get(peers *p);
 /* The peer of an address, which need not be there yet.  PERSIA_ECLOSED after
  * peers_close(). */
 int peers_find(peers *p, const char *address, peer **out);
+/* The one behind this one, of all in turn: itself if there is no other. */
+peer *peers_behind(peers *p, const peer *one);
 /* peer_flush() of all. */
 void peers_flush(peers *p);
 /* peer_close() of all. */

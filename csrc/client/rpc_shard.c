@@ -10,13 +10,16 @@
 
 /* A shard is asked for at `home`, where it was first, or `away`, where it has
  * moved.  A server that has it no more says where it is; where one cannot be
- * reached the other one is asked, for it may know more. */
+ * reached the other one is asked, for it may know more.  Both may have ended
+ * before this client heard where the shard went: so another server is asked
+ * after each failure, all in turn. */
 typedef struct rpc_shard {
     shard_ref ref; /* first */
     peers *peers;
     peer *home;
     _Atomic(peer *) away; /* or NULL */
     _Atomic(int) is_away;
+    _Atomic(peer *) asked; /* of the others the last; or NULL */
     /* Its server has several, or it has moved: calls name it.  Else its
      * Hello alone, for another one may be there when the server was started
      * again. */
@@ -66,7 +69,9 @@ typedef struct calling {
     rpc_shard *to;
     const void *arguments;
     int away;      /* it was sent there */
+    peer *other;   /* or to this one, which may have the shard by now */
     unsigned hops;
+    err_kept *why; /* it was; NULL: it was not */
     shard_done done;
     void *ctx;
     peer_reply bytes;
@@ -78,6 +83,7 @@ static void calling_free(calling *c)
 {
     peer_reply_free(&c->bytes);
     persia_wire_memory_free(&c->memory);
+    free(c->why);
     free(c);
 }
 
@@ -95,6 +101,15 @@ static void rpc_shard_fail(calling *c, int rc)
 }
 
 /* ---- where it is ---- */
+
+/* Where the shard is for this client: its server has answered. */
+static void rpc_shard_settle(rpc_shard *to, peer *there)
+{
+    atomic_store(&to->named, 1);
+    if (there != to->home)
+        atomic_store(&to->away, there);
+    atomic_store(&to->is_away, there != to->home);
+}
 
 /* A shard has moved, as this thread's error says: "shard 3 has moved to
  * ps1:8888".  It may be another one than this, which was not named. */
@@ -115,14 +130,34 @@ static int rpc_shard_follow(rpc_shard *to)
     int rc = peers_find(to->peers, address, &there);
     if (rc)
         return rc;
-    atomic_store(&to->named, 1);
-    if (there != to->home)
-        atomic_store(&to->away, there);
-    atomic_store(&to->is_away, there != to->home);
+    rpc_shard_settle(to, there);
     return PERSIA_OK;
 }
 
 static int rpc_shard_send(calling *c);
+
+/* Whether another server is asked for a shard whose own gave no answer. */
+static int rpc_shard_asks_another(calling *c, int rc)
+{
+    rpc_shard *to = c->to;
+    peer *away = atomic_load(&to->away), *other = atomic_load(&to->asked);
+    if (rc != PERSIA_EUNAVAILABLE || c->why ||
+        atomic_load(&to->no) == UINT32_MAX)
+        return 0;
+    other = peers_behind(to->peers, other ? other : to->home);
+    for (int i = 0; i < 2 && (other == to->home || other == away); i++)
+        other = peers_behind(to->peers, other);
+    if (other == to->home || other == away ||
+        !(c->why = malloc(sizeof *c->why)))
+        return 0;
+    atomic_store(&to->asked, other);
+    persia_err_keep(c->why, rc);
+    c->other = other;
+    if (!rpc_shard_send(c))
+        return 1;
+    (void)persia_err_again(c->why);
+    return 0;
+}
 
 /* Whether the call is sent once more, to where the shard is now.  Else *rc is
  * why it has failed. */
@@ -130,10 +165,15 @@ static int rpc_shard_is_sent_again(calling *c, int *rc)
 {
     rpc_shard *to = c->to;
     int was = c->away;
-    if (*rc == PERSIA_EUNAVAILABLE && atomic_load(&to->away))
+    if (c->other && *rc == PERSIA_EUNAVAILABLE)
+        *rc = persia_err_again(c->why);
+    else if (*rc == PERSIA_EUNAVAILABLE && atomic_load(&to->away))
         (void)atomic_compare_exchange_strong(&to->is_away, &was, !was);
+    if (rpc_shard_asks_another(c, *rc))
+        return 1;
     if (*rc != PERSIA_EMOVED)
         return 0;
+    c->other = NULL;
     err_kept moved;
     persia_err_keep(&moved, PERSIA_EUNAVAILABLE);
     if (c->hops++ >= HOPS)
@@ -155,6 +195,8 @@ static void rpc_shard_answered(peer_call *call, int rc, peer_reply *bytes)
         rpc_shard_fail(c, rc);
         return;
     }
+    if (c->other)
+        rpc_shard_settle(to, c->other);
     c->bytes = *bytes;
     to->ref.bytes_in += bytes->n;
     rc = methods[c->call.method].get(&c->bytes, &c->memory, c->message);
@@ -200,13 +242,16 @@ static int rpc_shard_send(calling *c)
     ref->bytes_out += c->call.out.bytes;
     c->away = atomic_load(&to->is_away);
     peer *there = c->away ? atomic_load(&to->away) : to->home;
-    const int named = atomic_load(&to->named);
+    if (c->other)
+        there = c->other;
+    const int named = c->other || atomic_load(&to->named);
     if (!named &&
         (c->call.method != WIRE_HELLO || c->call.shard == UINT32_MAX)) {
         peer_send(there, &c->call);
         return PERSIA_OK;
     }
-    const int at_once = !named || c->hops > 0; /* then c may be freed */
+    /* Then c may be freed. */
+    const int at_once = !named || c->hops > 0 || c->other;
     peer_queue(there, &c->call, persia_wire_fit(ref->message_limit, 1));
     if (at_once)
         peer_flush(there);
