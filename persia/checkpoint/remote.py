@@ -131,21 +131,28 @@ class RemoteFolder:
     def at(self, name: str) -> Url:
         return self._url.at(self._url.path + (f"/{name}" if name else ""))
 
-    def _folders(self) -> list[str]:
-        """The names of the folders, whole or not."""
+    def _entries(self) -> dict[str, bool]:
+        """The names of all that is in the root; whether it is a folder."""
         chosen = fs.FileSelector(
             self._path,
             allow_not_found=True,
             recursive=not lists_folders(self._fs),
         )
-        begin, found = len(self._path.strip("/")) + 1, set()
+        found: dict[str, bool] = {}
+        begin = len(self._path.strip("/")) + 1
         for info in infos_of(self._fs, chosen):
             name, below, _ = info.path.lstrip("/")[begin:].partition("/")
-            if self.names_are.fullmatch(name) and (
-                below or info.type == fs.FileType.Directory
-            ):
-                found.add(name)
-        return sorted(found)
+            is_folder = bool(below) or info.type == fs.FileType.Directory
+            found[name] = is_folder or found.get(name, False)
+        return found
+
+    def _folders(self) -> list[str]:
+        """The names of the folders, whole or not."""
+        return sorted(
+            name
+            for name, is_folder in self._entries().items()
+            if is_folder and self.names_are.fullmatch(name)
+        )
 
     def _whole(self) -> list[str]:
         """The folders with a manifest, in the order of their writing."""

@@ -49,6 +49,10 @@ class BucketVersions(RemoteFolder, Versions):
     def names(self) -> list[str]:
         return sorted(self._whole(), key=lambda name: int(name[2:]))
 
+    def entries(self) -> list[str] | None:
+        with self._calls("read"):
+            return list(self._entries())
+
     def sizes(self, name: str, entries: Sequence[File]) -> list[int | None]:
         folder = f"{self._path}/{name}".rstrip("/")
         with self._calls("read"):

@@ -36,6 +36,7 @@ from persia.checkpoint.manifest import (
 )
 from persia.data.schema.schema import Schema
 from persia.errors import CorruptFile, InvalidArgument, StorageError
+from persia.serving.deltas.erased import ERASED
 from persia.serving.deltas.packet import FOLDER, ChainPlace
 from persia.serving.form import Form
 from persia.serving.graph import Lookup
@@ -175,6 +176,11 @@ class Versions(abc.ABC):
         """The whole versions, from the oldest to the newest."""
 
     @abc.abstractmethod
+    def entries(self) -> list[str] | None:
+        """The names of all files and folders in the root; None: it is not
+        there, which a bucket does not know."""
+
+    @abc.abstractmethod
     def at(self, name: str) -> Path | Url:
         """The path of a version ("": of the root)."""
 
@@ -281,6 +287,24 @@ class Versions(abc.ABC):
                 f"there; versions there: {self._listed()}"
             )
         return name
+
+    @property
+    def is_to_come(self) -> bool:
+        """Whether the root is there, and its first version is still to be
+        written: nothing but what an export writes is in it.
+
+        Raises:
+            StorageError: the storage gives no answer.
+        """
+        entries = self.entries()
+        if entries is None or CURRENT in entries:
+            return False
+        return all(
+            name.startswith(".")
+            or name in ("", FOLDER, ERASED, "lost+found")
+            or NAME.fullmatch(name)
+            for name in entries
+        )
 
     def next_name(self) -> str:
         """The name that a new version gets, within `writing`."""
@@ -390,6 +414,14 @@ class LocalVersions(files.LocalRoot, Versions):
                 ):
                     found.append(entry.name)
         return sorted(found, key=_number)
+
+    def entries(self) -> list[str] | None:
+        try:
+            return os.listdir(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise StorageError(f"{self}: {error}") from None
 
     def sizes(self, name: str, entries: Sequence[File]) -> list[int | None]:
         def size(path: Path) -> int | None:

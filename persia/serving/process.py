@@ -52,6 +52,7 @@ class Serving:
         from persia.serving.http import Server, make_app
 
         torch.set_num_threads(1)  # an executor a core
+        self._is_begun = False
         paths = named_paths(models)
         self.measures = Measures(paths)
         self.repository = Repository(
@@ -63,6 +64,7 @@ class Serving:
         )
         for name, model in self.repository.models.items():
             self.measures.watch_model(name, model)
+            model.changed = self._tell_health
         self._service = Service(self.repository, config.processes > 1)
         self._batcher = Batcher(
             self.repository.find,
@@ -137,7 +139,16 @@ class Serving:
             if not self._thread.is_alive():
                 raise Unavailable(f"uvicorn does not serve {self.address}")
             time.sleep(0.01)
-        self._batcher.queue.health(True)
+        self._is_begun = True
+        self._tell_health()
+
+    def not_ready(self) -> str:
+        """Why it is not ready; "": it is."""
+        return "" if self._service.is_ready else "a model does not answer"
+
+    def _tell_health(self) -> None:
+        if self._is_begun:
+            self._batcher.queue.health(self._service.is_ready)
 
     def _denied(self) -> dict[tuple[str, str], int]:
         """Calls that were denied, over HTTP and gRPC."""
@@ -257,6 +268,7 @@ def serve_model(
         one = Serving(config, models)
         if page is not None:
             page.add(one.measures)
+        signals.health.needs(one.not_ready)
         signals.keep()
         renewal.at_hangup()
         one.start()
@@ -279,6 +291,7 @@ def _say_all(one: Serving, config: ModelConfig) -> None:
     if config.insecure:
         say(INSECURE, "warning")
     for name, model in one.repository.models.items():
-        say(f"model {name}: version {model.current.version} answers")
+        if model.is_ready:
+            say(f"model {name}: version {model.current.version} answers")
     if one.grpc_address is not None:
         say(f"gRPC on {one.grpc_address}")

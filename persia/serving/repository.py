@@ -72,6 +72,9 @@ class Model:
         cache: where those of a bucket are kept; None: that of the user.
         rows_limit: bytes that rows of packets may take, of each table.
         ends: once it is set nothing is fetched any more.
+
+    Attributes:
+        changed: is called when it answers from now on, or no more.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class Model:
         self._read: set[str] = set()  # versions whose bytes were compared
         self._damaged: set[str] = set()
         self._why = "it was not loaded yet"
+        self.changed: Callable[[], object] = _nothing
 
     @property
     def current(self) -> ExportedModel:
@@ -169,6 +173,18 @@ class Model:
         self._versions = versions
         return model
 
+    def begin(self) -> None:
+        """Loads the current version. If the first one is not written yet,
+        the model is not ready, and :meth:`follow` loads it.
+
+        Raises: as :meth:`load`.
+        """
+        if self._root is None or not self._root.is_to_come:
+            self.load()
+            return
+        self._why = f"{self._root} has no version yet"
+        say(f"model {self.name}: {self._why}; it waits for the first one")
+
     def load(self, name: str | None = None, pin: bool = False) -> str:
         """Makes a version the one that answers; its name.
 
@@ -201,6 +217,7 @@ class Model:
         if held:
             found.stop_following()
         self._current, self._pinned, self._held = found, pin, held
+        self.changed()
         return found.version
 
     def _chosen(self, root: Versions) -> tuple[str, bool]:
@@ -340,13 +357,16 @@ class Model:
             self._current, self._versions = None, {}
             self._pinned = self._held = True
             self._why = "it was unloaded"
+            self.changed()
 
     def follow(self) -> str | None:
         """Loads the version that is current in the root, if it is another
         one; its name."""
         root, now = self._root, self._current
-        if root is None or self._pinned or now is None:
+        if root is None or self._pinned:
             return None
+        if now is None:
+            return None if root.is_to_come else self.load()
         if root.current() == now.version:
             return None
         name, held = self._chosen(root)
@@ -360,6 +380,10 @@ class Model:
             return None
         with self._lock:
             return self._use(name, held)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _warm_up(model: ExportedModel) -> None:
@@ -386,6 +410,7 @@ class Repository:
         paths: of the models, by name.
         mapped: versions of a model that stay mapped.
         poll: seconds between looks at which version is current; 0: never.
+            Then the first version has to be there.
         cache: where versions of buckets are kept; None: that of the user.
         rows_limit: bytes that rows of packets may take, of each table.
     """
@@ -404,7 +429,10 @@ class Repository:
             for name, path in paths.items()
         }
         for model in self.models.values():
-            model.load()
+            if poll:
+                model.begin()
+            else:
+                model.load()
         self._failed: dict[str, str] = {}
         self._thread = threading.Thread(
             target=self._follow,
@@ -493,10 +521,10 @@ class Repository:
             text = str(error)
             if self._failed.get(name) != text and not self._ends.is_set():
                 self._failed[name] = text
-                say(
-                    f"model {name}: the version before answers on: {text}",
-                    "warning",
-                )
+                state = "the version before answers on"
+                if not self.models[name].is_ready:
+                    state = "it does not answer"
+                say(f"model {name}: {state}: {text}", "warning")
             return False
 
     def end(self) -> None:

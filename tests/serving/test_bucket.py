@@ -30,7 +30,7 @@ from persia.serving.folder import find_version, versions_of
 from persia.serving.repository import Model, Repository, named_paths
 from tests.remote import Servers
 from tests.serving import models
-from tests.serving.conftest import call
+from tests.serving.conftest import call, until
 
 pytestmark = pytest.mark.slow
 
@@ -335,6 +335,24 @@ def test_the_bucket_is_away_and_comes_back(
             threading.Event().wait(0.02)
     finally:
         one.close()
+
+
+def test_a_model_waits_for_its_first_version(
+    place: Path, tmp_path: Path, uri: Uri, bucket: fs.FileSystem
+) -> None:
+    one = Repository({"m": uri("ctr")}, 2, 0.05, tmp_path)
+    try:
+        assert not one.is_ready
+        put(bucket, "ctr/deltas/chain/1", b"")
+        assert versions_of(uri("ctr")).is_to_come
+        call("export", place / "ck", uri("ctr"))
+        until(lambda: one.is_ready)
+        assert one.model("m").current.version == "v-000001"
+    finally:
+        one.close()
+    put(bucket, "ck/LATEST", b"step-1")
+    with pytest.raises(errors.StorageError):
+        Repository({"m": uri("ck")}, 2, 0.05, tmp_path)
 
 
 def test_the_cache_keeps_what_was_asked_for_last(

@@ -164,8 +164,8 @@ def test_if_one_is_killed_all_end(which: str, place: Path) -> None:
 
 
 def test_a_model_that_cannot_be_loaded_is_said_once(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "persia", "serve", "model", str(tmp_path)]
-    command += ["--port", "0", "--processes", "3"]
+    command = [sys.executable, "-m", "persia", "serve", "model"]
+    command += [str(tmp_path / "none"), "--port", "0", "--processes", "3"]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=120
     )

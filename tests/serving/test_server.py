@@ -4,6 +4,7 @@ versions, limits, bad requests, the end."""
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import shutil
 import signal
@@ -58,6 +59,18 @@ def ask(
     except urllib.error.HTTPError as error:
         with error:
             return error.code, json.loads(error.read()), error.headers
+
+
+def probe(address: str, path: str) -> bool:
+    """What a probe finds."""
+    connection = http.client.HTTPConnection(address, timeout=60)
+    try:
+        connection.request("GET", path)
+        status = connection.getresponse().status
+    finally:
+        connection.close()
+    assert status in (200, 503)
+    return status == 200
 
 
 @pytest.fixture(scope="module")
@@ -307,6 +320,90 @@ def test_versions_roll_back_and_return(place: Path, tmp_path: Path) -> None:
         assert ask(at, "/v2/models/m/infer", body)[0] == 503
         assert ask(at, load, {})[0] == 200
         assert ask(at, "/v2/health/ready")[0] == 200
+
+
+def test_a_model_waits_for_its_first_version(
+    place: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "m"
+    (root / "deltas").mkdir(parents=True)  # a publisher begins
+    (root / ".tmp-1").mkdir()
+    command = [python(), "-m", "persia", "serve", "model", str(root)]
+    command += ["--port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+    command += ["--poll", "0.05"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            lines = lines_of(process)
+            at = lines[-1].split()[-1]
+            page = next(x for x in lines if "/metrics" in x).split()[-1]
+            page = page.removeprefix("http://").removesuffix("/metrics")
+
+            def is_ready() -> set[bool]:
+                found = {
+                    ask(at, path)[0] == 200
+                    for path in ("/v2/health/ready", "/v2/models/m/ready")
+                }
+                return found | {probe(page, "/health/ready")}
+
+            assert is_ready() == {False}
+            assert ask(at, "/v2/health/live")[0] == 200
+            assert probe(page, "/health/live")
+            assert probe(page, "/health/startup")
+            body = body_of(raw(place, 3))
+            status, _, headers = ask(at, "/v2/models/m/infer", body)
+            assert status == 503 and headers["persia-error"] == "Unavailable"
+            assert ask(at, "/v2/repository/index", {})[1] == []
+            shutil.copytree(place / "out", root, dirs_exist_ok=True)
+            until(lambda: is_ready() == {True})
+            assert ask(at, "/v2/models/m/infer", body)[0] == 200
+            process.send_signal(signal.SIGTERM)
+            rest, _ = process.communicate(timeout=60)
+            assert process.returncode == 0, rest
+        finally:
+            process.kill()
+
+
+def test_health_over_grpc_follows_the_models(
+    place: Path, tmp_path: Path
+) -> None:
+    grpc = pytest.importorskip("grpc", reason="grpcio is not installed")
+    root = tmp_path / "m"
+    root.mkdir()
+    config = ModelConfig(port=0, grpc_port=0, threads=1, poll=0.05)
+    with serving(config, (str(root),)) as one:
+        assert one.grpc_address is not None
+        with grpc.insecure_channel(one.grpc_address) as channel:
+            check = channel.unary_unary("/grpc.health.v1.Health/Check")
+
+            def is_ready() -> bool:
+                return bool(check(b"", timeout=60) == b"\x08\x01")
+
+            assert not is_ready()
+            shutil.copytree(place / "out", root, dirs_exist_ok=True)
+            until(is_ready)
+            path = "/v2/repository/models/m/"
+            assert ask(one.address, f"{path}unload", {})[0] == 200
+            assert not is_ready()
+            assert ask(one.address, f"{path}load", {})[0] == 200
+            assert is_ready()
+
+
+@pytest.mark.parametrize("other", ["LATEST", "manifest", "clicks.csv"])
+def test_a_folder_of_something_else_is_refused(
+    other: str, tmp_path: Path
+) -> None:
+    """So that a wrong path does not wait for ever."""
+    paths = {"m": str(tmp_path)}
+    (tmp_path / other).touch()
+    with pytest.raises(errors.StorageError):
+        Repository(paths, 2, 1.0)
+    (tmp_path / other).unlink()
+    with pytest.raises(errors.StorageError):  # no one would look again
+        Repository(paths, 2, 0)
+    with pytest.raises(errors.StorageError):
+        Repository({"m": str(tmp_path / "none")}, 2, 1.0)
 
 
 def test_the_end_waits_for_a_version_that_is_being_loaded(
