@@ -24,7 +24,7 @@ typedef struct process {
     uint32_t from, n;
     tables *tables[SHARDS];
     ps_service *services[SHARDS];
-    ps_host *host;
+    _Atomic(ps_host *) host; /* calls may come meanwhile */
     rpc_server *server;
     char address[32];
     _Atomic(uint32_t) calls; /* requests */
@@ -53,7 +53,9 @@ static void process_start(process *p, uint32_t from, uint32_t n, int port)
         assert_int_equal(persia_service_create(p->tables[i], &service,
                                                &p->services[i]), PERSIA_OK);
     }
-    assert_int_equal(persia_host_create(p->services, n, &p->host), PERSIA_OK);
+    ps_host *host;
+    assert_int_equal(persia_host_create(p->services, n, &host), PERSIA_OK);
+    p->host = host;
     snprintf(p->address, sizeof p->address, "127.0.0.1:%d", port);
     rpc_server_config server = {.address = p->address,
                                 .threads = 2,
