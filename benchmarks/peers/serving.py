@@ -277,7 +277,7 @@ def echo() -> None:
     from starlette.responses import Response
     from starlette.routing import Route
 
-    from persia.serving.process import listen
+    from persia.serving.web import listen
 
     async def answer(request: Request) -> Response:
         await request.body()

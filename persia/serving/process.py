@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
-import threading
-import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 
 from persia import _core
 from persia.base.cpus import processors
 from persia.base.logs import describe, lines_of_core, say
-from persia.base.requirements import install
 from persia.base.signals import Signals
 from persia.base.traces import begin_traces
 from persia.distributed.renewal import renewal
 from persia.distributed.security import Security
 from persia.distributed.serving import page_of
-from persia.errors import InvalidArgument, StorageError, Unavailable
+from persia.errors import InvalidArgument
 from persia.serving.batcher import Batcher
 from persia.serving.calls import Calls
 from persia.serving.config import INSECURE, ModelConfig
 from persia.serving.measures import Measures
 from persia.serving.repository import Repository, named_paths
 from persia.serving.service import Service
+from persia.serving.web import WebServer, find_uvicorn
 
 _CALLS = 1024  # of gRPC, which are read at once; more wait
 
@@ -48,7 +44,7 @@ class Serving:
     """
 
     def __init__(self, config: ModelConfig, models: tuple[str, ...]) -> None:
-        uvicorn = _uvicorn()
+        find_uvicorn()
         from persia.serving.http import Server, make_app
 
         torch.set_num_threads(1)  # an executor a core
@@ -93,35 +89,21 @@ class Serving:
             timeout=config.timeout,
             gate=self._gate,
         )
-        self._socket = listen(
-            config.host, config.port, shared=config.processes > 1
-        )
-        host = f"[{config.host}]" if ":" in config.host else config.host
-        self.address = f"{host}:{self._socket.getsockname()[1]}"
         self._grace = max(1.0, config.grace * 0.8)
-        self._uvicorn = uvicorn.Server(
-            uvicorn.Config(
-                make_app(server),
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                server_header=False,
-                limit_concurrency=config.connections,
-                timeout_graceful_shutdown=int(self._grace),
-                **_tls(config),
-            )
+        self._web = WebServer(
+            config,
+            make_app(server),
+            connections=config.connections,
+            grace=self._grace,
+            shared=config.processes > 1,
         )
-        self._thread = threading.Thread(
-            target=self._run_http,
-            name="persia-http",
-            daemon=True,
-        )
+        self.address = self._web.address
         self._calls: Calls | None = None
         self.grpc_address: str | None = None
         if config.grpc_port is not None:
             self._calls = Calls(self._service, self._batcher.queue)
             port = self._batcher.queue.listen(
-                address=f"{host}:{config.grpc_port}",
+                address=f"{self._web.host}:{config.grpc_port}",
                 threads=max(1, int(processors()) // 4),
                 calls=_CALLS,
                 connections=config.connections,
@@ -130,15 +112,11 @@ class Serving:
                 security=arguments,
                 **lines_of_core(),
             )
-            self.grpc_address = f"{host}:{port}"
+            self.grpc_address = f"{self._web.host}:{port}"
 
     def start(self) -> None:
         """Answers requests from now on."""
-        self._thread.start()
-        while not self._uvicorn.started:
-            if not self._thread.is_alive():
-                raise Unavailable(f"uvicorn does not serve {self.address}")
-            time.sleep(0.01)
+        self._web.start()
         self._is_begun = True
         self._tell_health()
 
@@ -158,82 +136,20 @@ class Serving:
         return found
 
     def _renewed(self, security: Security) -> None:
-        """Other certificates for the next connections of HTTP."""
-        context = self._uvicorn.config.ssl
-        given = dict(security.origin.given) if security.origin else {}
-        if context is None or "cert" not in given:
-            return
-        context.load_cert_chain(given["cert"], given["key"])
-        if "ca" in given:
-            context.load_verify_locations(given["ca"])
-
-    def _run_http(self) -> None:
-        _core.thread_prompt()
-        self._uvicorn.run(sockets=[self._socket])
+        self._web.renew(security)
 
     def close(self) -> None:
         """No more requests; those in flight are answered first."""
         self._service.ready = False
-        self._uvicorn.should_exit = True
+        self._web.stop()
         self.repository.end()
         self._batcher.queue.stop(self._grace)
-        if self._thread.is_alive():
-            self._thread.join()
+        self._web.close()
         self._gate.close()
         self._batcher.close()
         if self._calls is not None:
             self._calls.close()
         self.repository.close()
-        self._socket.close()
-
-
-def _uvicorn() -> Any:
-    try:
-        import starlette  # noqa: F401
-        import uvicorn
-    except ImportError as error:
-        raise Unavailable(
-            f"persia serve model needs {error.name}: {install(extra='serve')}"
-        ) from None
-    return uvicorn
-
-
-def listen(host: str, port: int, shared: bool = False) -> socket.socket:
-    """A socket that listens; shared: others that say so, too, have the same
-    port.
-
-    Raises:
-        StorageError: it cannot.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Without the protocol asyncio sets no TCP_NODELAY.
-    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
-        found.bind((host, port))
-        found.listen(2048)
-    except OSError as error:
-        found.close()
-        raise StorageError(
-            f"cannot listen on {host}:{port}: {error.strerror}"
-        ) from None
-    return found
-
-
-def _tls(config: ModelConfig) -> dict[str, Any]:
-    if config.tls_cert is None:
-        return {}
-    import ssl
-
-    found: dict[str, Any] = {
-        "ssl_certfile": str(config.tls_cert),
-        "ssl_keyfile": str(config.tls_key),
-    }
-    if config.mutual_tls:
-        found["ssl_ca_certs"] = str(config.tls_ca)
-        found["ssl_cert_reqs"] = ssl.CERT_REQUIRED
-    return found
 
 
 @contextlib.contextmanager

@@ -31,8 +31,9 @@ from persia.serving.batcher import Batcher
 from persia.serving.config import ModelConfig
 from persia.serving.folder import versions_of
 from persia.serving.measures import Measures
-from persia.serving.process import Serving, listen, serving
+from persia.serving.process import Serving, serving
 from persia.serving.repository import Model, Repository
+from persia.serving.web import listen
 from tests.ready import python
 from tests.serving import models
 from tests.serving.conftest import call, lines_of, until
