@@ -314,6 +314,7 @@ class Gate:
     def __new__(
         cls,
         security: dict[str, Any],
+        service: str = ...,
         lines: int = 0,
         lines_json: bool = False,
         audit: int = 0,

@@ -119,6 +119,7 @@ typedef struct gate_object {
     PyObject_HEAD
     rpc_gate *gate;
     process_lines lines;
+    const rpc_methods *methods;
     PyObject *pass_type;
 } gate_object;
 
@@ -136,26 +137,38 @@ static void pass_dealloc(PyObject *self)
     py_free_object(self);
 }
 
+static const rpc_methods *gate_service(const char *name)
+{
+    for (size_t i = 0; i < sizeof services / sizeof *services; i++)
+        if (strcmp(services[i]->service, name) == 0)
+            return services[i];
+    PyErr_Format(PyExc_ValueError, "there is no service %s", name);
+    return NULL;
+}
+
 static PyObject *gate_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *words[] = {"security", "lines", "lines_json", "audit", NULL};
+    static char *words[] = {"security", "service", "lines",
+                            "lines_json", "audit", NULL};
     PyObject *dict;
+    const char *service = persia_infer_methods.service;
     rpc_security security;
     lines_to to = {.role = "serving"};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|ipi", words, &dict,
-                                     &to.fd, &to.json, &to.audit) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|sipi", words, &dict,
+                                     &service, &to.fd, &to.json, &to.audit) ||
         py_security(dict, &security))
         return NULL;
-    gate_object *self = py_new_object(type);
+    const rpc_methods *methods = gate_service(service);
+    gate_object *self = methods ? py_new_object(type) : NULL;
     if (!self)
         return NULL;
     persia_lines_init(&self->lines, &to);
+    self->methods = methods;
     PyObject *core = PyImport_ImportModule("persia._core");
     self->pass_type = core ? PyObject_GetAttrString(core, "Pass") : NULL;
     Py_XDECREF(core);
     int rc = self->pass_type ? persia_rpc_gate_open(
-                                   &security, &persia_infer_methods,
-                                   &self->gate)
+                                   &security, methods, &self->gate)
                              : PERSIA_OK;
     if (self->gate)
         return (PyObject *)self;
@@ -182,7 +195,7 @@ static PyObject *gate_enter(PyObject *self, PyObject *args)
     uint32_t method = 0;
     if (!PyArg_ParseTuple(args, "sz#s", &name, &header, &n, &peer))
         return NULL;
-    const rpc_methods *m = &persia_infer_methods;
+    const rpc_methods *m = g->methods;
     while (method < m->n &&
            strcmp(strrchr(m->paths[method], '/') + 1, name) != 0)
         method++;
@@ -228,8 +241,8 @@ static PyMethodDef gate_methods[] = {
 };
 
 static PyType_Slot gate_slots[] = {
-    {Py_tp_doc, (void *)"Gate(security, lines, lines_json, audit)\n--\n\nWho "
-                        "may call the methods of "
+    {Py_tp_doc, (void *)"Gate(security, service, lines, lines_json, audit)\n"
+                        "--\n\nWho may call the methods of a service, such as "
                         "inference.GRPCInferenceService, over another "
                         "protocol."},
     {Py_tp_new, (void *)gate_new},

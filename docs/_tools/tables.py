@@ -236,7 +236,7 @@ def configurations() -> dict[str, type[pydantic.BaseModel]]:
     from persia.distributed.server import ServeConfig
     from persia.distributed.worker import WorkerConfig
     from persia.kubernetes.process import GateConfig
-    from persia.serving.config import ModelConfig
+    from persia.serving.config import ModelConfig, RelayConfig
     from persia.train.config import TrainConfig
 
     return {
@@ -244,6 +244,7 @@ def configurations() -> dict[str, type[pydantic.BaseModel]]:
         "persia serve ps": ServeConfig,
         "persia serve worker": WorkerConfig,
         "persia serve model": ModelConfig,
+        "persia serve export": RelayConfig,
         "persia feed": FeedConfig,
         "persia gate": GateConfig,
     }

@@ -40,7 +40,7 @@ COMMANDS = {
     "model": "List, inspect, verify and compare exports.",
     "rows": "Look at single rows, or erase them.",
     "log": "Look into the logs of servers, and verify them.",
-    "serve": "Serve rows, batches with their embeddings, or models.",
+    "serve": "Serve rows, batches with their embeddings, models, or exports.",
     "feed": "Send the batches of a data set to embedding workers.",
     "status": "Show what servers hold and do.",
     "scale": "Give a job that runs more or fewer processes.",

@@ -14,14 +14,14 @@ from persia.distributed.server import ServeConfig, find_join, find_shards
 from persia.distributed.shards import serve as run
 from persia.distributed.shards import these
 from persia.distributed.worker import WorkerConfig, serve_worker
-from persia.serving.config import ModelConfig
+from persia.serving.config import ModelConfig, RelayConfig, named_paths
 
 commands = Commands(no_args_is_help=True)
 
 
 @commands.callback()
 def _serve() -> None:
-    """Serve rows, batches with their embeddings, or models."""
+    """Serve rows, batches with their embeddings, models, or exports."""
 
 
 _PANELS = {  # the first option of each group
@@ -43,6 +43,13 @@ _MODEL_PANELS = {
     "metrics_port": "Metrics",
     "token": "Security",
     "grace": "The process",
+}
+_EXPORT_PANELS = {
+    "host": "Where it listens",
+    "token": "Security",
+    "grace": "The process",
+    "connections": "Where it listens",
+    "metrics_port": "Metrics",
 }
 _WORKER_PANELS = {
     "host": "Where it listens",
@@ -117,13 +124,51 @@ def model(
     config.security()  # its files can be read
     if dry_run:
         from persia.serving.folder import find_version
-        from persia.serving.repository import named_paths
 
         for name, path in named_paths(tuple(exports)).items():
             version = find_version(path).manifest.name
             would(f"serve {name}, version {version}")
         return
     serve_models(config, tuple(exports))
+
+
+@commands.command()
+@with_flags(RelayConfig, _EXPORT_PANELS)
+def export(
+    exports: Annotated[
+        list[str],
+        typer.Argument(
+            help="Folders of persia export or persia train --publish-to: PATH "
+            "or NAME=PATH; a name is the last part of a path.",
+            metavar="EXPORT...",
+        ),
+    ],
+    dry_run: DryRun = False,
+    **flags: Any,
+) -> None:
+    """Hand versions and packets out to other machines, over HTTP.
+
+    It prints a line "serving 1 exports on 127.0.0.1:8090" when it is ready.
+    All that reads an export takes http://HOST:PORT/NAME, or https://. Packets
+    of a training arrive as soon as they are written.
+
+    persia serve export exported
+
+    persia serve model http://127.0.0.1:8090/exported
+    """
+    from persia.serving.web import find_uvicorn
+
+    config = validated(RelayConfig, flags)
+    begin({"exports": exports} | config.model_dump())
+    config.security()  # its files can be read
+    find_uvicorn()
+    from persia.serving.relay import roots_of, serve_exports
+
+    if dry_run:
+        for name, root in roots_of(tuple(exports)).items():
+            would(f"serve {root} as {name}")
+        return
+    serve_exports(config, tuple(exports))
 
 
 @commands.command()

@@ -30,6 +30,10 @@ class BucketVersions(RemoteFolder, CachedVersions):
 
     names_are = NAME
 
+    def check_place(self) -> None:
+        super().check_place()
+        self.check_kind()
+
     def names(self) -> list[str]:
         return sorted(self._whole(), key=lambda name: int(name[2:]))
 

@@ -1,13 +1,17 @@
-"""The options of ``persia serve model``. Nothing of torch."""
+"""The options of ``persia serve model`` and ``persia serve export``. Nothing
+of torch."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pydantic
 from pydantic import Field
 
-from persia.distributed.serving import Guarded
+from persia.base.urls import Url
+from persia.distributed.serving import Guarded, MetricsHost, MetricsPort
+from persia.errors import InvalidArgument
 
 INSECURE = "`insecure`: anyone who reaches this port may ask"
 
@@ -108,3 +112,44 @@ class ModelConfig(Guarded):
         description="Address of `metrics_port`, which has neither TLS nor a "
         "token.",
     )
+
+
+class RelayConfig(Guarded):
+    """The options of ``persia serve export``; their names are those of the
+    flags."""
+
+    port: int = Field(8090, ge=0, le=65535, description="Port; 0: any.")
+    connections: int = Field(
+        4096,
+        ge=1,
+        le=65536,
+        description="Connections and requests at once; more are refused.",
+    )
+    metrics_port: MetricsPort = None
+    metrics_host: MetricsHost = "127.0.0.1"
+
+
+def named_paths(texts: tuple[str, ...]) -> dict[str, str]:
+    """Models by name, of ``NAME=PATH`` or ``PATH``, whose last part is its
+    name.
+
+    Raises:
+        InvalidArgument: there is none, or a name twice, or an odd one.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        name, is_named, path = text.partition("=")
+        if not is_named or "/" in name:
+            url = Url(text)
+            place = url.path if url.scheme else os.path.abspath(text)
+            name, path = Path(place).name, text
+        if not name or "/" in name or not name.isprintable():
+            raise InvalidArgument(f"{text!r}: a model has a name without /")
+        if name in found:
+            raise InvalidArgument(
+                f"two models have the name {name!r}: give NAME=PATH"
+            )
+        found[name] = path
+    if not found:
+        raise InvalidArgument("no model is given")
+    return found

@@ -26,6 +26,7 @@ from typing import Any, Literal, NamedTuple
 import pydantic
 
 from persia import _core
+from persia.base.storage import WEB
 from persia.base.urls import Url
 from persia.checkpoint import files
 from persia.checkpoint.manifest import (
@@ -188,6 +189,11 @@ class Versions(abc.ABC):
     def read(self, name: str) -> bytes | None:
         """A small file by its path in the root; None if it is not there."""
 
+    def wait(self, name: str, seconds: float, ends: threading.Event) -> None:
+        """Until a file is there, by its path in the root, for so many seconds,
+        or until a process ends. It may return sooner, and a little later."""
+        ends.wait(seconds)
+
     @abc.abstractmethod
     def sizes(self, name: str, entries: Sequence[File]) -> list[int | None]:
         """The bytes that files of a version have; None: not there."""
@@ -336,6 +342,13 @@ class Versions(abc.ABC):
                 )
         return found
 
+    def check_kind(self) -> None:
+        """Raises InvalidArgument where the root has checkpoints."""
+        if self.read(files.LATEST) is not None:
+            raise InvalidArgument(
+                f"{self} has checkpoints: export into another folder"
+            )
+
     @property
     def is_version(self) -> bool:
         """Whether the root is the folder of a version."""
@@ -404,6 +417,10 @@ class Version(NamedTuple):
 
 class LocalVersions(files.LocalRoot, Versions):
     """The versions of a folder of this machine."""
+
+    def check_place(self) -> None:
+        super().check_place()
+        self.check_kind()
 
     def names(self) -> list[str]:
         found = []
@@ -529,6 +546,10 @@ def versions_of(path: str | os.PathLike[str]) -> Versions:
     text = url.whole
     if isinstance(path, str) and url.scheme:
         if url.local is None:
+            if url.scheme in WEB:
+                from persia.serving.relayed import RelayedVersions
+
+                return RelayedVersions(Url.to_open(url))
             from persia.serving.bucket import BucketVersions
 
             return BucketVersions(Url.to_open(url))

@@ -19,9 +19,9 @@ from persia.distributed.serving import page_of
 from persia.errors import InvalidArgument
 from persia.serving.batcher import Batcher
 from persia.serving.calls import Calls
-from persia.serving.config import INSECURE, ModelConfig
+from persia.serving.config import INSECURE, ModelConfig, named_paths
 from persia.serving.measures import Measures
-from persia.serving.repository import Repository, named_paths
+from persia.serving.repository import Repository
 from persia.serving.service import Service
 from persia.serving.web import WebServer, find_uvicorn
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -13,10 +12,8 @@ from typing import Any
 import torch
 
 from persia.base.logs import say
-from persia.base.urls import Url
 from persia.errors import (
     CorruptFile,
-    InvalidArgument,
     NotFound,
     PersiaError,
     StorageError,
@@ -33,32 +30,6 @@ from persia.serving.form import DATATYPES
 from persia.serving.model import ExportedModel
 
 _PACKETS_S, _PACKETS_MAX_S = 0.02, 0.25  # between looks for packets
-
-
-def named_paths(texts: tuple[str, ...]) -> dict[str, str]:
-    """Models by name, of ``NAME=PATH`` or ``PATH``, whose last part is its
-    name.
-
-    Raises:
-        InvalidArgument: there is none, or a name twice, or an odd one.
-    """
-    found: dict[str, str] = {}
-    for text in texts:
-        name, is_named, path = text.partition("=")
-        if not is_named or "/" in name:
-            url = Url(text)
-            place = url.path if url.scheme else os.path.abspath(text)
-            name, path = Path(place).name, text
-        if not name or "/" in name or not name.isprintable():
-            raise InvalidArgument(f"{text!r}: a model has a name without /")
-        if name in found:
-            raise InvalidArgument(
-                f"two models have the name {name!r}: give NAME=PATH"
-            )
-        found[name] = path
-    if not found:
-        raise InvalidArgument("no model is given")
-    return found
 
 
 class Model:
@@ -287,6 +258,16 @@ class Model:
                 return 0
             return now.catch_up()
 
+    def wait(self, seconds: float, ends: threading.Event) -> None:
+        """Until the next packet is there, for so many seconds, or until a
+        process ends. It may return sooner, and a little later."""
+        now = self._current
+        follower = None if now is None else now.follower
+        if self._root is None or follower is None or not self.follows:
+            ends.wait(seconds)
+        else:
+            self._root.wait(follower.place.next_name, seconds, ends)
+
     def check(self) -> None:
         """Removes what was erased from all versions, and looks for a gap in
         the packets.
@@ -434,14 +415,18 @@ class Repository:
             else:
                 model.load()
         self._failed: dict[str, str] = {}
-        self._thread = threading.Thread(
-            target=self._follow,
-            args=(poll,),
-            name="persia-versions",
-            daemon=True,
-        )
+        self._threads = [
+            threading.Thread(
+                target=self._follow,
+                args=(name, poll),
+                name="persia-versions",
+                daemon=True,
+            )
+            for name in paths
+        ]
         if poll:
-            self._thread.start()
+            for thread in self._threads:
+                thread.start()
             threading.Thread(
                 target=self._compare,
                 args=(poll,),
@@ -474,24 +459,22 @@ class Repository:
         """Whether all models answer."""
         return all(model.is_ready for model in self.models.values())
 
-    def _follow(self, poll: float) -> None:
-        """New versions every ``poll`` seconds; packets as they appear."""
-        due, wait = time.monotonic() + poll, _PACKETS_S
-        while not self._ends.wait(wait):
-            applied = 0
-            for name, model in self.models.items():
-                if not self._ends.is_set() and name not in self._failed:
-                    applied += self._done(name, model.catch_up) or 0
-            follows = any(m.follows for m in self.models.values())
-            # Soon after a packet; a bucket is asked once a second then.
-            wait = _PACKETS_S if applied else min(wait * 1.2, _PACKETS_MAX_S)
-            wait = wait if follows else poll
-            if time.monotonic() < due:
-                continue
-            due = time.monotonic() + poll
-            for name, model in self.models.items():
-                if self._ends.is_set():
-                    return
+    def _follow(self, name: str, poll: float) -> None:
+        """New versions of a model every ``poll`` seconds; packets as they
+        appear."""
+        model, due, wait = self.models[name], time.monotonic() + poll, 0.0
+        while True:
+            follows = model.follows and name not in self._failed
+            left = max(due - time.monotonic(), 0.0)
+            model.wait(min(wait, left) if follows else left, self._ends)
+            if self._ends.is_set():
+                return
+            applied = follows and self._done(name, model.catch_up)
+            # Soon after a packet; a bucket is asked four times a second then.
+            wait = wait * 1.2 if not applied else _PACKETS_S
+            wait = min(max(wait, _PACKETS_S), _PACKETS_MAX_S)
+            if time.monotonic() >= due:
+                due = time.monotonic() + poll
                 if self._look(name, model):
                     self._failed.pop(name, None)
 
@@ -536,5 +519,6 @@ class Repository:
         once its files are there: the interpreter's end would abort a thread
         that is within torch."""
         self.end()
-        if self._thread.is_alive():
-            self._thread.join()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()

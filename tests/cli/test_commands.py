@@ -96,6 +96,7 @@ NEEDED: dict[str, list[str]] = {
     "serve ps": ["--token-file", "/none/token"],
     "serve worker": ["--token-file", "/none/token", "--servers", "a:1"],
     "serve model": ["/none/root"],
+    "serve export": ["s3://bucket/out"],
     "feed": ["/none/a.csv", "--workers", "127.0.0.1:1"],
     "status": ["127.0.0.1:1"],
     "gate": ["--api", "http://127.0.0.1:1", "--namespace", "n"],
@@ -362,7 +363,10 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-NO_RESULT = {"serve ps", "serve worker", "serve model", "gate", "launch"}
+NO_RESULT = {
+    *("serve ps", "serve worker", "serve model", "serve export"),
+    *("gate", "launch"),
+}
 
 
 def test_results_are_json(folder: Path, tmp_path: Path) -> None:
@@ -462,6 +466,7 @@ def test_a_dry_run_changes_nothing(folder: Path, tmp_path: Path) -> None:
             ("serve", "worker", "--servers", "127.0.0.1:1"),
             ("--token-file", tmp_path / "none"),
         ),
+        (("serve", "export", tmp_path / "e"), ("s3://bucket/out",)),
     ):
         done = call(*words, "--dry-run")
         assert done.status == 0, done

@@ -26,8 +26,9 @@ from persia.checkpoint.remote import RemoteFolder
 from persia.serving import Publisher, exporting
 from persia.serving import bucket as buckets
 from persia.serving.bucket import BucketVersions
+from persia.serving.config import named_paths
 from persia.serving.folder import find_version, versions_of
-from persia.serving.repository import Model, Repository, named_paths
+from persia.serving.repository import Model, Repository
 from tests.remote import Servers
 from tests.serving import models
 from tests.serving.conftest import call, until

@@ -107,7 +107,7 @@ def stats(address: str) -> dict[str, Any]:
     return found
 
 
-def started(out: Path) -> tuple[Ready, str]:
+def started(out: Path | str) -> tuple[Ready, str]:
     """A process that serves, and its address."""
     pytest.importorskip("uvicorn", reason="persia[serve] is not installed")
     process = Ready(

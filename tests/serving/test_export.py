@@ -21,7 +21,7 @@ from persia import _core, errors
 from persia.serving import Publish, exporting
 from persia.serving.folder import MANIFEST, LocalVersions, versions_of
 from tests.remote import Servers
-from tests.serving import models
+from tests.serving import conftest, models
 
 pytestmark = pytest.mark.slow
 
@@ -444,3 +444,19 @@ def test_rows_of_servers_are_exported(tmp_path: Path) -> None:
     torch.testing.assert_close(
         persia.load_model(tmp_path / "out")(*call), want
     )
+
+
+def test_a_root_of_checkpoints_is_no_place(place: Path) -> None:
+    """Neither for an export nor for a training that is published."""
+    root = place / "ck"
+    before = sorted(root.rglob("*"))
+    data = (place / "clicks.csv", "--schema", place / "schema.yaml")
+    for words in (
+        ("export", root, root),
+        ("train", *data, "--publish-to", root),
+        ("train", *data, "--publish-to", root, "--dry-run"),
+        ("train", *data, "--export-to", root),
+    ):
+        with pytest.raises(errors.InvalidArgument):
+            conftest.call(*words)
+    assert sorted(root.rglob("*")) == before
