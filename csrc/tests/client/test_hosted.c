@@ -24,7 +24,7 @@ typedef struct process {
     uint32_t from, n;
     tables *tables[SHARDS];
     ps_service *services[SHARDS];
-    _Atomic(ps_host *) host; /* calls may come meanwhile */
+    _Atomic(ps_host *) host; /* calls may arrive meanwhile */
     rpc_server *server;
     char address[32];
     _Atomic(uint32_t) calls; /* requests */
