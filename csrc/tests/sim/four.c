@@ -474,7 +474,8 @@ static int train_one(trainer *t)
                          .owner = places, .release = free_places};
     TRAIN(t, "a gradient", persia_loop_add_grad(t->s, &g));
     /* One that begins after it waits in the next epoch, for which it gets
-     * what is sent again of this one; it must not wait for more. */
+     * what is sent again of this one; it must not wait for more, nor for
+     * other ranks, which wait there as well. */
     if (++t->pending == (t->late ? 1 : four.group))
         update(t);
     persia_taken_put(taken);
@@ -483,7 +484,7 @@ static int train_one(trainer *t)
         t->batch[i - 1] = t->batch[i];
     }
     t->n--;
-    if (w.saves && ++t->trained % four.every == 0)
+    if (w.saves && !t->late && ++t->trained % four.every == 0)
         (void)agree(t);
     return 1;
 }
