@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
@@ -33,6 +34,7 @@ _POOLING = {
     _core.POOL_SQRTN: "sqrtn",
     _core.POOL_NONE: "none",
 }
+_EXPORTS = threading.Lock()
 
 
 class _Entry(pydantic.BaseModel):
@@ -188,7 +190,7 @@ class Graph:
 
     def write(self, file: BinaryIO) -> None:
         """Writes it as ``torch.export.save`` does."""
-        with _quiet():
+        with _alone():
             torch.export.save(self.program, file)
 
 
@@ -213,11 +215,11 @@ def trace(
     flat = _Flat(model, form, output)
     try:
         with (
+            _alone(),
             _evaluating(model),
             standing_in(lookups),
             torch.no_grad(),
             torch.random.fork_rng(devices=[]),  # training draws as before
-            _quiet(),
         ):
             program = torch.export.export(
                 flat,
@@ -264,17 +266,19 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Within, torch says nothing of its own internals."""
+def _alone() -> Iterator[None]:
+    """Within, no other thread makes or reads a graph: torch.export keeps its
+    state once for a process. torch says nothing of its own internals."""
     logger = logging.getLogger("torch._export")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            yield
-    finally:
-        logger.setLevel(before)
+    with _EXPORTS:
+        before = logger.level
+        logger.setLevel(logging.ERROR)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)
+                yield
+        finally:
+            logger.setLevel(before)
 
 
 def _first_lines(error: Exception, n: int = 3) -> str:
@@ -290,7 +294,7 @@ def read_graph(file: BinaryIO) -> torch.export.ExportedProgram:
         SchemaMismatch: this torch cannot read it.
     """
     try:
-        with _quiet():
+        with _alone():
             return torch.export.load(file)
     except Exception as error:
         raise errors.SchemaMismatch(
@@ -310,7 +314,8 @@ def bind(
         make: gives the module of a lookup's name; it is called with values,
             offsets and weights.
     """
-    module: Any = program.module(check_guards=False)
+    with _alone():
+        module: Any = program.module(check_guards=False)
     graph = module.graph
     made: dict[str, str] = {}
     for node in list(graph.nodes):

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import json
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +275,25 @@ def test_versions_follow_each_other(tmp_path: Path) -> None:
     torch.testing.assert_close(persia.load_model(tmp_path)(*call), outs[-1])
     with pytest.raises(errors.StorageError):
         persia.load_model(tmp_path, "v-000001")
+
+
+def test_threads_export_and_load_at_once(tmp_path: Path) -> None:
+    model = models.CLICKS["widedeep"](models.bags())
+    call = models.batch(5)
+    persia.export(model, tmp_path / "first", example=models.batch(3))
+    want = persia.load_model(tmp_path / "first")(*call)
+
+    def load(_: int) -> bool:
+        got = persia.load_model(tmp_path / "first")(*call)
+        return torch.equal(got, want)
+
+    with ThreadPoolExecutor(5) as pool:
+        loads = pool.map(load, range(12))
+        for i in range(2):
+            out = tmp_path / f"out{i}"
+            persia.export(model, out, example=models.batch(3))
+            assert torch.equal(persia.load_model(out)(*call), want)
+        assert all(loads)
 
 
 def test_damage_is_refused(tmp_path: Path) -> None:
