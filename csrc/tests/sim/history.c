@@ -421,6 +421,16 @@ static void heal(void)
 
 /* ---- the verdict ---- */
 
+/* Whether an update of an earlier process had its number: a checkpoint that
+ * has that one counts for both. */
+static int is_numbered_again(const rank_role *r, const attempt *a)
+{
+    int k = 0;
+    while (r->attempts[k].number != a->number)
+        k++;
+    return r->attempts[k].life != a->life;
+}
+
 /* What a rank must know as lost at a server, and what it may: an update of
  * this process, or one that another server still has; not what it has itself
  * given up, by a load. */
@@ -434,6 +444,7 @@ static void count_lost(const rank_role *r, const update_bits has, uint32_t s,
             continue;
         *may += 1;
         *must += a->acked && (there || a->life == r->life->number) &&
+                 !is_numbered_again(r, a) &&
                  (r->index || !(a->gone >> s & 1));
     }
 }
@@ -447,7 +458,7 @@ static uint64_t count_own(const rank_role *r, const update_bits has)
         for (int k = 0; k < r->attempts_n; k++) {
             const attempt *a = &r->attempts[k];
             one += a->life == r->life->number && a->acked &&
-                   s < a->servers_n && !(has[r->index][k] >> s & 1);
+                   !is_numbered_again(r, a) && s < a->servers_n && !(has[r->index][k] >> s & 1);
         }
         most = one > most ? one : most;
     }
