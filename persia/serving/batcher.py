@@ -133,10 +133,12 @@ class Batcher:
         self, model: ExportedModel, requests: list[_core.InferRequest]
     ) -> None:
         phases = self._measures.phases
+        waits = {one: one.waited for one in requests}
         at = [time.monotonic_ns()]
         alive = [p for one in requests if (p := self._bound(model, one))]
         if not alive:
             return
+        waited = sum(waits[one.request] for one in alive)
         sizes = [one.samples for one in alive]
         try:
             tensors = _joined(model, alive)
@@ -146,7 +148,7 @@ class Batcher:
             at.append(time.monotonic_ns())
         except Exception as error:  # one must not end the executor
             if len(alive) == 1:
-                self._fail(alive[0].request, error)
+                self._fail(alive[0].request, error, model=model)
             else:  # of whom is it?
                 for one in alive:
                     self._compute(model, [one.request])
@@ -154,6 +156,13 @@ class Batcher:
         phases["decode"].observe((at[1] - at[0]) / 1e9)
         phases["compute"].observe((at[2] - at[1]) / 1e9)
         self._measures.batches.observe(sum(sizes))
+        n = len(alive)
+        model.statistics.computed(
+            n,
+            queue=int(waited * 1e9),
+            compute_input=n * (at[1] - at[0]),
+            compute_infer=n * (at[2] - at[1]),
+        )
         for one, found in zip(alive, outputs, strict=True):
             trace = self._traces.get(one.request)
             if trace is not None:
@@ -161,8 +170,10 @@ class Batcher:
                 trace.about(version=model.version, packets=model.packets)
                 trace.part("decode", (at[0], at[1]))
                 trace.part("compute", (at[1], at[2]), lookups)
-            self._answer(one.request, model.version, found)
-        phases["encode"].observe((time.monotonic_ns() - at[2]) / 1e9)
+            self._answer(one.request, model, found)
+        took = time.monotonic_ns() - at[2]
+        phases["encode"].observe(took / 1e9)
+        model.statistics.add("compute_output", n * took, n)
 
     def _bound(
         self, model: ExportedModel, request: _core.InferRequest
@@ -176,7 +187,7 @@ class Batcher:
             tensors = tensors_of(model, arrays, self._limit)
             return _Bound(request, model.form.samples(tensors), tensors)
         except Exception as error:
-            self._fail(request, error)
+            self._fail(request, error, model=model)
             return None
 
     # ---- answers
@@ -197,7 +208,7 @@ class Batcher:
     def _answer(
         self,
         one: _core.InferRequest,
-        version: str,
+        model: ExportedModel,
         found: dict[str, Array],
     ) -> None:
         owner: Owner | None = one.owner
@@ -208,22 +219,26 @@ class Batcher:
             # Before the client can ask how many there were.
             self._measures.count(one.model, "ok")
             self._measures.phases["request"].observe(one.waited)
+            model.statistics.add("success", int(one.waited * 1e9))
             if owner is not None:
-                owner((version, found))
+                owner((model.version, found))
             elif outputs is not None:
-                one.reply(version, outputs)
+                one.reply(model.version, outputs)
                 if trace is not None:
                     trace.part("reply", (at, time.monotonic_ns()))
                     trace.end()
         except Exception as error:
-            self._fail(one, error, trace)
+            self._fail(one, error, trace, model)
 
     def _fail(
         self,
         one: _core.InferRequest,
         error: Exception,
         trace: RequestTrace | None = None,
+        model: ExportedModel | None = None,
     ) -> None:
+        if model is not None:
+            model.statistics.add("fail", int(one.waited * 1e9))
         ours = error if isinstance(error, PersiaError) else _as_ours(error)
         owner: Owner | None = one.owner
         trace = self._traces.pop(one, trace)

@@ -13,6 +13,15 @@ from persia.errors import InternalError, PersiaError, ProtocolError
 from persia.serving.service import Service
 
 _THREADS = 4  # a load may take long, and the others are asked meanwhile
+#: Of Triton's configurations, by their numbers.
+_TYPES = [
+    f"TYPE_{kind}"
+    for kind in (
+        *("INVALID", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64"),
+        *("INT8", "INT16", "INT32", "INT64"),
+        *("FP16", "FP32", "FP64", "STRING", "BF16"),
+    )
+]
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
@@ -62,9 +71,9 @@ def answer(service: Service, call: _core.InferRequest) -> bytes:
     asked = read(call.message())
     method = call.method
     if method == "ServerLive":
-        return flag(1, True)
+        return number(1, True)
     if method == "ServerReady":
-        return flag(1, service.is_ready)
+        return number(1, service.is_ready)
     if method == "ServerMetadata":
         about = service.about()
         return (
@@ -74,10 +83,16 @@ def answer(service: Service, call: _core.InferRequest) -> bytes:
         )
     if method == "ModelReady":
         name, version = text_of(asked, 1), text_of(asked, 2)
-        return flag(1, service.model_is_ready(name, version))
+        return number(1, service.model_is_ready(name, version))
     if method == "ModelMetadata":
         about = service.model_about(text_of(asked, 1), text_of(asked, 2))
         return _metadata(about)
+    if method == "ModelConfig":
+        config = service.config(text_of(asked, 1), text_of(asked, 2))
+        return part(1, _config(config))
+    if method == "ModelStatistics":
+        one = service.statistics(text_of(asked, 1), text_of(asked, 2))
+        return part(1, _statistics(one))
     if method == "RepositoryIndex":
         every = service.index(asked.get(2, [0])[-1] == 1)
         return b"".join(
@@ -106,6 +121,28 @@ def _metadata(about: dict[str, Any]) -> bytes:
             tensor = text(1, one["name"]) + text(2, one["datatype"])
             out.append(part(no, tensor + part(3, sizes)))
     return b"".join(out)
+
+
+def _config(config: dict[str, Any]) -> bytes:
+    out = [text(1, config["name"]), text(2, config["platform"])]
+    for no, key, sizes in (5, "input", 4), (6, "output", 3):
+        for one in config[key]:
+            dims = b"".join(varint(n) for n in one["dims"])
+            kind = number(2, _TYPES.index(one["data_type"]))
+            tensor = text(1, one["name"]) + kind + part(sizes, dims)
+            out.append(part(no, tensor))
+    return b"".join(out)
+
+
+def _statistics(one: dict[str, Any]) -> bytes:
+    out = [text(1, one["name"]), text(2, one["version"])]
+    names = "last_inference", "inference_count", "execution_count"
+    out += [number(i, one[name]) for i, name in enumerate(names, 3)]
+    kinds = [
+        part(i, number(1, found["count"]) + number(2, found["ns"]))
+        for i, found in enumerate(one["inference_stats"].values(), 1)
+    ]
+    return b"".join([*out, part(6, b"".join(kinds))])
 
 
 def _parameters(asked: Fields) -> dict[str, str]:
@@ -202,6 +239,6 @@ def text(number: int, value: str) -> bytes:
     return part(number, value.encode())
 
 
-def flag(number: int, value: bool) -> bytes:
-    """A field that is true or false."""
-    return varint(number << 3 | _VARINT) + varint(value)
+def number(field: int, value: int) -> bytes:
+    """A field that is a number, or true or false."""
+    return varint(field << 3 | _VARINT) + varint(value)

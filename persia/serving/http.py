@@ -19,11 +19,9 @@ from starlette.routing import Route
 from persia import _core, errors
 from persia.base.traces import tracing
 from persia.serving.batcher import Answer, Batcher
-from persia.serving.form import TensorForm
-from persia.serving.inputs import inputs_of, outputs_of
 from persia.serving.measures import Measures
 from persia.serving.protocol import decode, encode
-from persia.serving.service import PLATFORM, Service
+from persia.serving.service import Service
 from persia.serving.traces import RequestTrace, trace_of
 
 _HEADER = "Inference-Header-Content-Length"
@@ -150,40 +148,15 @@ class Server:
 
     async def config(self, request: HttpRequest) -> Response:
         """The same, as Triton's clients that measure ask for it."""
-        name, version = _names(request)
-        found = await run_in_threadpool(
-            self._service.repository.find, name, version
-        )
         return _json(
-            {
-                "name": name,
-                "platform": PLATFORM,
-                "max_batch_size": 0,
-                "input": [
-                    _configured(one)
-                    for one in inputs_of(found.schema, found.form)
-                ],
-                "output": [
-                    _configured(one) for one in outputs_of(found.manifest)
-                ],
-            }
+            await run_in_threadpool(self._service.config, *_names(request))
         )
 
     async def stats(self, request: HttpRequest) -> Response:
-        """Ids that were looked up, and those of them without a row."""
-        name, version = _names(request)
-        found = await run_in_threadpool(
-            self._service.repository.find, name, version
+        """What a version has answered."""
+        one = await run_in_threadpool(
+            self._service.statistics, *_names(request)
         )
-        ids, unknown = found.unknown()
-        one = {
-            "name": name,
-            "version": found.version,
-            "ids": ids,
-            "unknown_ids": unknown,
-            "lag": found.lag,
-            "packets": found.packets,
-        }
         return _json({"model_stats": [one]})
 
     # ---- the repository
@@ -314,15 +287,6 @@ def _header_of(request: HttpRequest) -> int | None:
     return int(text)
 
 
-def _configured(one: TensorForm) -> dict[str, Any]:
-    kind = "STRING" if one.datatype == "BYTES" else one.datatype
-    return {
-        "name": one.name,
-        "data_type": f"TYPE_{kind}",
-        "dims": one.shape,
-    }
-
-
 def _json(value: Any, status: int = 200) -> Response:
     return Response(json.dumps(value), status, media_type="application/json")
 
@@ -381,7 +345,7 @@ def make_app(server: Server) -> Starlette:
     for base in model, f"{model}/versions/{{version}}":
         route("GET", base, server.model_about, "ModelMetadata")
         route("GET", f"{base}/ready", server.model_ready, "ModelReady")
-        route("GET", f"{base}/config", server.config, "ModelMetadata")
-        route("GET", f"{base}/stats", server.stats, "ModelMetadata")
+        route("GET", f"{base}/config", server.config, "ModelConfig")
+        route("GET", f"{base}/stats", server.stats, "ModelStatistics")
         route("POST", f"{base}/infer", server.infer, "ModelInfer")
     return Starlette(routes=routes, exception_handlers={404: no, 405: no})

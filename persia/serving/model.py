@@ -26,6 +26,7 @@ from persia.serving.folder import Version, check_file, find_version
 from persia.serving.graph import Lookup, bind, read_graph
 from persia.serving.plan import plan_of
 from persia.serving.rows import open_rows
+from persia.serving.statistics import Statistics
 from persia.serving.traces import note_lookup
 
 _POOLING = {
@@ -104,6 +105,7 @@ class ExportedModel(nn.Module):
         form: of its inputs and outputs, as tensors with names.
         plan: how requests are copied into its inputs; None: each input
             becomes a tensor of its own.
+        statistics: of the requests that it answered.
     """
 
     def __init__(
@@ -140,6 +142,7 @@ class ExportedModel(nn.Module):
         graph.requires_grad_(False)
         self._dense = DenseParts(graph, program.state_dict)
         self.training = False
+        self.statistics = Statistics()
         self.follower: Follower | None = None
         if manifest.chain is not None:
             self.follower = Follower(

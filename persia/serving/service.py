@@ -12,7 +12,10 @@ from persia.serving.form import TensorForm
 from persia.serving.inputs import inputs_of, outputs_of
 from persia.serving.repository import Repository
 
-_EXTENSIONS = ["binary_tensor_data", "model_repository"]
+_EXTENSIONS = [
+    *("binary_tensor_data", "model_configuration"),
+    *("model_repository", "statistics"),
+]
 PLATFORM = "persia_export"
 
 
@@ -64,6 +67,34 @@ class Service:
             "inputs": [_about(one) for one in inputs],
             "outputs": [_about(one) for one in outputs_of(found.manifest)],
             "parameters": {"version": found.version},
+        }
+
+    def config(self, name: str, version: str) -> dict[str, Any]:
+        """Inputs and outputs, as Triton's clients that measure ask for
+        them."""
+        found = self.repository.find(name, version)
+        inputs = inputs_of(found.schema, found.form)
+        return {
+            "name": name,
+            "platform": PLATFORM,
+            "max_batch_size": 0,
+            "input": [_configured(one) for one in inputs],
+            "output": [_configured(one) for one in outputs_of(found.manifest)],
+        }
+
+    def statistics(self, name: str, version: str) -> dict[str, Any]:
+        """Requests of a version and their time, ids that were looked up, and
+        those of them without a row."""
+        found = self.repository.find(name, version)
+        ids, unknown = found.unknown()
+        return {
+            "name": name,
+            "version": found.version,
+            **found.statistics.document(),
+            "ids": ids,
+            "unknown_ids": unknown,
+            "lag": found.lag,
+            "packets": found.packets,
         }
 
     def index(self, ready: bool = False) -> list[dict[str, str]]:
@@ -119,6 +150,11 @@ class Service:
                 "several processes serve this port, and a request reaches one "
                 "of them: choose a version for all by `persia model use`"
             )
+
+
+def _configured(one: TensorForm) -> dict[str, Any]:
+    kind = "STRING" if one.datatype == "BYTES" else one.datatype
+    return {"name": one.name, "data_type": f"TYPE_{kind}", "dims": one.shape}
 
 
 def _about(one: TensorForm) -> dict[str, Any]:

@@ -183,7 +183,7 @@ def test_bad_requests_are_named_errors(
         ),
         (lambda: client.get_model_metadata("none"), "NOT_FOUND"),
         (lambda: client.load_model("none"), "NOT_FOUND"),
-        (lambda: client.get_model_config("clicks"), "UNIMPLEMENTED"),
+        (lambda: client.get_trace_settings("clicks"), "UNIMPLEMENTED"),
     ):
         assert code_of(call) == code
     with grpc.insecure_channel(server.grpc_address) as to:

@@ -24,6 +24,7 @@ from tests.serving.test_server import KINDS, body_of, raw
 
 pytest.importorskip("uvicorn", reason="persia[serve] is not installed")
 pytest.importorskip("tritonclient", reason="tritonclient is not installed")
+to_dict = pytest.importorskip("google.protobuf.json_format").MessageToDict
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(_core.GRPC == "none", reason="built without gRPC"),
@@ -96,6 +97,66 @@ def test_shared_memory_and_classes_are_refused(
         assert refused(functools.partial(call, "clicks", inputs)) in INVALID
     found = client.infer("clicks", good).as_numpy("score")
     assert np.array_equal(found, want)
+
+
+def document(answer: Any) -> dict[str, Any]:
+    """As HTTP answers it; gRPC writes large numbers as texts."""
+    found: dict[str, Any] = answer
+    if not isinstance(answer, dict):
+        found = to_dict(answer, preserving_proto_field_name=True)
+    return found
+
+
+def test_programs_that_measure_learn_inputs_and_times(
+    kind: Any, client: Any, place: Path
+) -> None:
+    """Triton's perf_analyzer asks for both."""
+    config = document(client.get_model_config("clicks"))
+    config = config.get("config", config)
+    about = document(client.get_model_metadata("clicks"))
+    for ours, theirs in ("input", "inputs"), ("output", "outputs"):
+        want = [
+            (
+                one["name"],
+                "TYPE_" + one["datatype"].replace("BYTES", "STRING"),
+                [int(n) for n in one["shape"]],
+            )
+            for one in about[theirs]
+        ]
+        assert want == [
+            (one["name"], one["data_type"], [int(n) for n in one["dims"]])
+            for one in config[ours]
+        ]
+
+    def statistics() -> dict[str, tuple[int, int]]:
+        answer = client.get_inference_statistics("clicks")
+        (one,) = document(answer)["model_stats"]
+        assert one["version"] == "v-000002"
+        found = {
+            name: (int(of.get("count", 0)), int(of.get("ns", 0)))
+            for name, of in one["inference_stats"].items()
+        }
+        assert found["success"][0] == int(one.get("inference_count", 0))
+        assert int(one.get("execution_count", 0)) <= found["success"][0]
+        return found
+
+    before = statistics()
+    for _ in range(3):
+        client.infer("clicks", inputs_of(kind, place))
+    assert (
+        refused(lambda: client.infer("clicks", inputs_of(kind, place)[:-1]))
+        in INVALID
+    )
+    after = statistics()
+    for name in after:
+        pairs = zip(after[name], before[name], strict=True)
+        count, ns = (x - y for x, y in pairs)
+        assert count == (1 if name == "fail" else 3), name
+        assert ns > 0
+    total = sum(after[k][1] for k in ("queue", "compute_input"))
+    assert total <= after["success"][1]
+    none = functools.partial(client.get_inference_statistics, "none")
+    assert refused(none) in ("404", "NOT_FOUND")
 
 
 def test_a_timeout_is_the_same_over_both(
