@@ -453,7 +453,6 @@ def test_a_version_that_begins_too_late_is_given_up(
 ) -> None:
     """The training continues meanwhile: its rows are of another moment."""
     store, model = trained(4)
-    monkeypatch.setattr(publishers, "_MOMENT_S", 0.1)
     goes_on, saves = threading.Event(), saving.save_into
 
     def late(*args: Any) -> Any:
@@ -464,6 +463,7 @@ def test_a_version_that_begins_too_late_is_given_up(
     with start(model, root, rebase=0.5) as publisher:
         loaded = persia.load_model(root)
         with monkeypatch.context() as slow:
+            slow.setattr(publishers, "_MOMENT_S", 0.1)
             slow.setattr(saving, "save_into", late)
             train(model, 8)
             publisher.flush()
