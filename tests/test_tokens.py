@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import hashlib
 import os
 import threading
@@ -63,6 +64,8 @@ TABLE = {
     f"{INFER}/ModelReady": ALL,
     f"{INFER}/ServerMetadata": "serve",
     f"{INFER}/ModelMetadata": "serve",
+    f"{INFER}/ModelConfig": "serve",
+    f"{INFER}/ModelStatistics": "serve",
     f"{INFER}/ModelInfer": "serve",
     f"{INFER}/RepositoryIndex": "serve",
     f"{INFER}/RepositoryModelLoad": "",
@@ -477,9 +480,9 @@ def test_a_token_is_made_and_rotated(
         "--for-tables",
         "ads_*",
         "--out",
-        to,
+        tmp_path / "ads.token",
     )
-    assert to.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "ads.token").stat().st_mode & 0o777 == 0o600
     run("rotate", path, "trainer", "--days", 2, "--out", to)
     lines = tokens.read_lines(path)
     assert [one.name for one in lines] == ["trainer", "ads", "trainer"]
@@ -537,7 +540,7 @@ def test_changes_at_once_are_all_kept(
     tokens.add(path, "first", ["read"])
     write, both = tokens._write, threading.Barrier(2)
 
-    def slow(path: Path, lines: list[tokens.Line]) -> None:
+    def slow(path: Path, lines: list[str | tokens.Line]) -> None:
         with contextlib.suppress(threading.BrokenBarrierError):
             both.wait(0.5)  # the other one has read the file, too
         write(path, lines)
@@ -557,8 +560,10 @@ def test_changes_at_once_are_all_kept(
 
 def test_what_is_over_goes_with_the_next_rotation(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
-    tokens.add(path, "a", ["train"], "2020-01-31")
-    tokens.add(path, "b", ["read"], "2020-01-31")
+    path.write_text(
+        f"train a {digest_of('a')} 2020-01-31\n"
+        f"read b {digest_of('b')} 2020-01-31\n"
+    )
     tokens.rotate(path, "a", 1, "2090-12-31")
     found = [(one.name, one.last_day) for one in tokens.read_lines(path)]
     assert found == [("b", "2020-01-31"), ("a", "2090-12-31")]
@@ -569,6 +574,79 @@ def test_what_is_over_goes_with_the_next_rotation(tmp_path: Path) -> None:
         with pytest.raises(errors.InvalidArgument):
             tokens.add(path, name, roles)
     assert path.read_text() == before
+
+
+def test_an_old_token_is_valid_for_whole_days(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    tokens.add(path, "a", ["train"], "2090-12-31", ["rate=5"])
+    now = datetime.datetime.now(datetime.UTC)
+    tokens.rotate(path, "a", 1, None)
+    old, new = tokens.read_lines(path)
+    assert old.last_day is not None
+    end = datetime.datetime.fromisoformat(old.last_day)
+    day = datetime.timedelta(days=1)
+    assert abs(end - (now + day)) < datetime.timedelta(minutes=5)
+    assert new.options == ("2090-12-31", "rate=5")  # as before
+    tokens.rotate(path, "a", 40_000, tokens.NEVER)
+    _, old, new = tokens.read_lines(path)
+    assert (old.last_day, new.last_day) == ("2090-12-31", None)
+    soon = datetime.date.today() + day  # its end is later than in 24 h
+    tokens.add(path, "b", ["read"], str(soon))
+    tokens.rotate(path, "b", 1, tokens.NEVER)
+    old = next(one for one in tokens.read_lines(path) if one.name == "b")
+    assert old.last_day is not None and "T" in old.last_day
+
+
+@pytest.mark.parametrize(
+    "last", ["2020-01-31", "2020-01-31T18:00:00Z", "soon", "2027-13-01"]
+)
+def test_a_token_that_has_ended_is_not_made(last: str, tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    tokens.add(path, "a", ["train"])
+    before = path.read_text()
+    with pytest.raises(errors.InvalidArgument):
+        tokens.add(path, "b", ["train"], last)
+    with pytest.raises(errors.InvalidArgument):
+        tokens.rotate(path, "a", 1, last)
+    assert path.read_text() == before
+    ended = f"train c {digest_of('c')} 2020-01-31\n"
+    path.write_text(ended)
+    with pytest.raises(errors.InvalidArgument):
+        tokens.rotate(path, "c", 1, None)
+    assert path.read_text() == ended
+
+
+def test_the_file_of_another_name_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "TAKEN_S", 0.0)
+    path, to = tmp_path / "tokens", tmp_path / "a.token"
+    tokens.add(path, "a", ["train"], to=to)
+    before = path.read_text(), to.read_text()
+    with pytest.raises(errors.InvalidArgument):
+        tokens.add(path, "b", ["read"], to=to)
+    tokens.add(path, "b", ["read"])
+    second = path.read_text()
+    with pytest.raises(errors.InvalidArgument):
+        tokens.rotate(path, "b", 1, None, to)
+    assert (path.read_text(), to.read_text()) == (second, before[1])
+    tokens.rotate(path, "a", 1, None, to)
+    assert to.read_text() != before[1]
+
+
+def test_a_name_is_removed_and_comments_stay(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    words = f"# the team of ads\nread  ads {digest_of('ads')}\n\n# others\n"
+    path.write_text(words)
+    tokens.add(path, "trainer", ["train"])
+    tokens.rotate(path, "trainer", 1, None)
+    assert path.read_text().startswith(words)
+    assert run("rm", path, "trainer").startswith("removed 2 tokens")
+    assert path.read_text() == words
+    for name in "trainer", "ads":  # not there; the last one
+        with pytest.raises(errors.InvalidArgument):
+            tokens.remove(path, name)
+    assert path.read_text() == words
 
 
 @given(st.text(max_size=200))

@@ -23,7 +23,8 @@ _Until = Annotated[
     typer.Option(
         "--until",
         help="Its last day, such as 2027-01-31, or a time, such as "
-        "2027-01-31T18:00:00Z (default: no end).",
+        "2027-01-31T18:00:00Z, or never (default: that of the token before; "
+        "the first one has no end).",
     ),
 ]
 _To = Annotated[
@@ -38,7 +39,7 @@ _To = Annotated[
 
 @commands.callback()
 def _tokens() -> None:
-    """Make, rotate and list the tokens of servers."""
+    """Make, rotate, remove and list the tokens of servers."""
 
 
 @commands.command()
@@ -106,6 +107,24 @@ def rotate(
     from persia.distributed import tokens
 
     _give(tokens.rotate(file, name, days, until, to), to, json)
+
+
+@commands.command()
+def rm(file: _File, name: _Name, json: Json = False) -> None:
+    """Remove all tokens of a name.
+
+    Servers see their file within ten seconds, or at SIGHUP, and refuse them
+    then.
+
+    persia tokens rm tokens trainer
+    """
+    from persia.distributed import tokens
+
+    n = tokens.remove(file, name)
+    if json:
+        print_json({"name": name, "removed": n})
+        return
+    console.print(f"removed {n} token{'s' * (n != 1)} of {name}")
 
 
 @commands.command()

@@ -5,7 +5,7 @@
 
 A server needs the digest alone, so a file that is read by others gives no
 token away. All lines of a name are valid at once: a new token is given out
-while the old one still is.
+while the old one still is. What else the file has, such as comments, stays.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from persia.errors import InvalidArgument, StorageError
 
 #: Seconds until servers have looked at a file that has changed.
 TAKEN_S = 15.0
+#: In place of a last day: the token has no end.
+NEVER = "never"
 _HEAD = "# ROLES NAME TOKEN [LAST DAY] [tables=] [rate=] [calls=]"
 
 
@@ -89,21 +91,26 @@ def lines_of(text: str) -> list[Line]:
         InvalidArgument: one of them is malformed; the text says which.
     """
     check(text)
-    found = []
-    for line in text.split("\n"):
-        fields = line.split()
-        if fields and not fields[0].startswith("#"):
-            roles, name, secret, *options = fields
-            found.append(
-                Line(tuple(roles.split(",")), name, secret, tuple(options))
-            )
-    return found
+    return [one for line in text.split("\n") if (one := _line_of(line))]
+
+
+def _line_of(text: str) -> Line | None:
+    """None: it is empty, or a comment. It was checked."""
+    fields = text.split()
+    if not fields or fields[0].startswith("#"):
+        return None
+    roles, name, secret, *options = fields
+    return Line(tuple(roles.split(",")), name, secret, tuple(options))
 
 
 def read_lines(path: Path) -> list[Line]:
     """Those of a file."""
+    return lines_of(_read(path))
+
+
+def _read(path: Path) -> str:
     try:
-        return lines_of(path.read_text(encoding="ascii"))
+        return path.read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError) as error:
         raise StorageError(f"tokens: {path}: {error}") from None
 
@@ -130,14 +137,17 @@ def add(
         The token.
 
     Raises:
-        InvalidArgument: a name, role or limit is malformed.
+        InvalidArgument: a name, role or limit is malformed; the last day has
+            passed; or `to` holds the token of another name.
         StorageError: a file cannot be written; then neither has changed.
     """
     token = secrets.token_hex(32)
     line = Line(tuple(roles), name, _digest(token), tuple(options))
+    line = line.until(_asked(last_day, None))
     with _client(path, to, token), _alone(path):
-        before = read_lines(path) if path.exists() else []
-        _write(path, [*before, line.until(last_day)])
+        before = _read(path) if path.exists() else f"{_HEAD}\n"
+        _check_client(before, name, to)
+        _write(path, [*before.splitlines(), line])
     return token
 
 
@@ -153,8 +163,9 @@ def rotate(
     Args:
         path: of the file.
         name: whose token.
-        days: for which the old ones are valid, today included.
-        last_day: of the new one; None: it has none.
+        days: for which the old ones are valid, of 24 hours from now.
+        last_day: of the new one; None: that of the newest one; `NEVER`: it
+            has none.
         to: a file for the new one, as of :func:`add`. It is written
             :data:`TAKEN_S` later: a client that reads it earlier would show
             a token that servers do not know yet.
@@ -163,38 +174,127 @@ def rotate(
         The token.
 
     Raises:
-        InvalidArgument: the file has no such name.
+        InvalidArgument: the file has no such name; the last day has passed;
+            or `to` holds the token of another name.
         StorageError: a file cannot be written; then neither has changed.
     """
     token = secrets.token_hex(32)
     with _client(path, to, token):
         with _alone(path):
-            _replace(path, name, days, last_day, _digest(token))
+            before = _read(path)
+            _check_client(before, name, to)
+            _write(path, _rotated(before, name, days, last_day, token, path))
         if to is not None:
             say(f"{to} changes in {TAKEN_S:g} s, after {path}", aside=True)
             time.sleep(TAKEN_S)
     return token
 
 
-def _replace(
-    path: Path, name: str, days: int, last_day: str | None, digest: str
-) -> None:
-    before = read_lines(path)
-    last = next((one for one in before[::-1] if one.name == name), None)
-    if last is None:
+def _rotated(
+    text: str,
+    name: str,
+    days: int,
+    last_day: str | None,
+    token: str,
+    path: Path,
+) -> list[str | Line]:
+    """The lines of the file, with another token of a name."""
+    now = datetime.datetime.now(datetime.UTC)
+    end = f"{now + datetime.timedelta(days=days):%Y-%m-%dT%H:%M:%SZ}"
+    last = _of_name(text, name, path)[-1]
+    new = dataclasses.replace(last, secret=_digest(token))
+    new = new.until(_asked(last_day, last.last_day))
+    kept: list[str | Line] = []
+    for line in text.splitlines():
+        one = _line_of(line)
+        if one is None or one.name != name:
+            kept.append(line)
+        elif one.last_day is None or _end_of(one.last_day) > now:
+            kept.append(one.until(min(one.last_day or end, end, key=_end_of)))
+    return [*kept, new]
+
+
+def remove(path: Path, name: str) -> int:
+    """Removes all tokens of a name; servers refuse them when they have looked
+    at the file.
+
+    Returns:
+        How many there were.
+
+    Raises:
+        InvalidArgument: the file has no such name, or no other one: servers
+            need a line.
+        StorageError: it cannot be written.
+    """
+    with _alone(path):
+        text = _read(path)
+        gone = _of_name(text, name, path)
+        kept = [
+            line
+            for line in text.splitlines()
+            if (one := _line_of(line)) is None or one.name != name
+        ]
+        _write(path, kept)
+    return len(gone)
+
+
+def _of_name(text: str, name: str, path: Path) -> list[Line]:
+    every = lines_of(text)
+    found = [one for one in every if one.name == name]
+    if not found:
         raise InvalidArgument(
             f"{path} has no token of {name!r}, but of "
-            + ", ".join(sorted({one.name for one in before}))
+            + ", ".join(sorted({one.name for one in every}))
         )
-    today = datetime.datetime.now(datetime.UTC).date()
-    end = str(today + datetime.timedelta(days=days - 1))
-    new = dataclasses.replace(last, secret=digest).until(last_day)
-    kept = [
-        one.until(min(one.last_day or end, end)) if one.name == name else one
-        for one in before
-        if one.name != name or not _is_over(one, today)
-    ]
-    _write(path, [*kept, new])
+    return found
+
+
+def _asked(last_day: str | None, before: str | None) -> str | None:
+    """The last day of a new token.
+
+    Raises:
+        InvalidArgument: it has passed.
+    """
+    found = before if last_day is None else last_day
+    if found is None or found == NEVER:
+        return None
+    if _end_of(found) <= datetime.datetime.now(datetime.UTC):
+        raise InvalidArgument(
+            f"a token until {found} would have ended: choose a later day, or "
+            f"{NEVER!r}"
+        )
+    return found
+
+
+def _end_of(last_day: str) -> datetime.datetime:
+    """When a token ends: behind its last day, or at a time."""
+    try:
+        end = datetime.datetime.fromisoformat(last_day)
+    except ValueError:
+        raise InvalidArgument(
+            f"{last_day!r}: the last day of a token is such as 2027-01-31, or "
+            "2027-01-31T18:00:00Z"
+        ) from None
+    days = 0 if "T" in last_day else 1
+    if end.year < datetime.MAXYEAR:
+        end += datetime.timedelta(days=days)
+    return end.replace(tzinfo=datetime.UTC)
+
+
+def _check_client(text: str, name: str, to: Path | None) -> None:
+    """Raises InvalidArgument if the file of a client holds the token of
+    another name: it would lose it."""
+    if to is None or not to.is_file():
+        return
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        held = to.read_text(encoding="ascii").strip()
+        either = held, _digest(held)
+        for one in lines_of(text):
+            if one.name != name and one.secret in either:
+                raise InvalidArgument(
+                    f"{to} holds the token of {one.name!r}: choose another "
+                    "file, or remove it first"
+                )
 
 
 @contextlib.contextmanager
@@ -228,12 +328,8 @@ def _digest(token: str) -> str:
     return f"sha256:{hashlib.sha256(token.encode()).hexdigest()}"
 
 
-def _is_over(line: Line, today: datetime.date) -> bool:
-    return line.last_day is not None and line.last_day[:10] < str(today)
-
-
-def _write(path: Path, lines: Sequence[Line]) -> None:
-    text = "\n".join([_HEAD, *map(str, lines), ""])
-    lines_of(text)
+def _write(path: Path, lines: Sequence[str | Line]) -> None:
+    text = "\n".join([*map(str, lines), ""])
+    check(text)
     with new_file(path, mode=None if path.exists() else 0o600) as file:
         file.write(text)

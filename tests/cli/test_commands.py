@@ -105,6 +105,7 @@ NEEDED: dict[str, list[str]] = {
     "plan": ["--rows", "1000"],
     "tokens add": ["tokens", "a", "--roles", "train"],
     "tokens rotate": ["/none/tokens", "a"],
+    "tokens rm": ["/none/tokens", "a"],
     "tokens ls": ["/none/tokens"],
     "certs": ["certs"],
     "doctor": [],
