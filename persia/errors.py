@@ -181,7 +181,13 @@ class ProtocolError(PersiaError, ValueError):
 
 
 class AccessDenied(PersiaError, PermissionError):
-    """A token or certificate is missing or wrong."""
+    """A token or certificate is missing or wrong, or is not for the call.
+
+    Attributes:
+        is_known: whether a server knows the token that it was shown.
+    """
+
+    is_known = False
 
 
 class StaleLineage(PersiaError, RuntimeError):

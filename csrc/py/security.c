@@ -187,6 +187,17 @@ static void gate_dealloc(PyObject *self)
     py_free_object(self);
 }
 
+/* Says in the exception that the caller's token is known. */
+static void gate_raise_known(void)
+{
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    if (value)
+        (void)PyObject_SetAttrString(value, "is_known", Py_True);
+    PyErr_Restore(type, value, trace);
+}
+
 static PyObject *gate_enter(PyObject *self, PyObject *args)
 {
     gate_object *g = (gate_object *)self;
@@ -208,6 +219,8 @@ static PyObject *gate_enter(PyObject *self, PyObject *args)
     if (!rc)
         return (PyObject *)p;
     py_raise(rc);
+    if (rc == PERSIA_EDENIED && p->pass.who)
+        gate_raise_known();
     py_denied(&g->lines, method < m->n ? m->paths[method] : name, peer,
               p->pass.who ? p->pass.who->name : "",
               persia_rpc_reasons[p->pass.why]);

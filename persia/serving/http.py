@@ -23,11 +23,11 @@ from persia.serving.measures import Measures
 from persia.serving.protocol import decode, encode
 from persia.serving.service import Service
 from persia.serving.traces import RequestTrace, trace_of
+from persia.serving.web import denied
 
 _HEADER = "Inference-Header-Content-Length"
 #: The status of an error; others are of the request, 400.
 _STATUS: list[tuple[type[errors.PersiaError], int]] = [
-    (errors.AccessDenied, 401),
     (errors.LimitReached, 429),
     (errors.DeadlineExceeded, 504),
     (errors.Unavailable, 503),
@@ -294,8 +294,12 @@ def _json(value: Any, status: int = 200) -> Response:
 def error_response(error: errors.PersiaError) -> Response:
     """An error in the protocol's form, with its class as a header."""
     status = next((s for kind, s in _STATUS if isinstance(error, kind)), 400)
+    headers = {"persia-error": error.code}
+    if isinstance(error, errors.AccessDenied):
+        status, more = denied(error)
+        headers |= more
     response = _json({"error": f"{error.code}: {error}"}, status)
-    response.headers["persia-error"] = error.code
+    response.headers.update(headers)
     return response
 
 

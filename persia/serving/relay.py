@@ -32,7 +32,7 @@ from persia.base.urls import Url
 from persia.distributed.renewal import renewal
 from persia.distributed.serving import page_of
 from persia.serving.config import INSECURE, RelayConfig, named_paths
-from persia.serving.web import WebServer
+from persia.serving.web import WebServer, denied
 
 _VERSION = r"v-[0-9]{6,12}"
 _FILE = re.compile(
@@ -99,7 +99,8 @@ class _Relay:
             response = await self._found(request)
             del entered
         except errors.AccessDenied as error:
-            return Response(str(error), 401)
+            status, headers = denied(error)
+            return Response(str(error), status, headers)
         except errors.LimitReached as error:
             return Response(str(error), 429)
         except OSError as error:

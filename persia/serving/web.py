@@ -11,7 +11,7 @@ from persia import _core
 from persia.base.requirements import install
 from persia.distributed.security import Security
 from persia.distributed.serving import Guarded
-from persia.errors import StorageError, Unavailable
+from persia.errors import AccessDenied, StorageError, Unavailable
 
 
 class WebServer:
@@ -95,6 +95,14 @@ class WebServer:
         if self._thread.is_alive():
             self._thread.join()
         self._socket.close()
+
+
+def denied(error: AccessDenied) -> tuple[int, dict[str, str]]:
+    """The status and the headers of a request that is not let in: 401 asks
+    for a token, 403 says that the one that was shown is not for it."""
+    if error.is_known:
+        return 403, {}
+    return 401, {"www-authenticate": "Bearer"}
 
 
 def find_uvicorn() -> Any:

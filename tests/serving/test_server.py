@@ -27,6 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import persia
 from persia import _core, errors
+from persia.distributed import tokens
 from persia.serving.batcher import Batcher
 from persia.serving.config import ModelConfig
 from persia.serving.folder import versions_of
@@ -501,11 +502,37 @@ def test_a_token_is_asked_for(place: Path) -> None:
             status, _, headers = ask(one.address, INFER, body, **given)
             assert status == 401
             assert headers["persia-error"] == "AccessDenied"
+            assert headers["www-authenticate"] == "Bearer"
         good = {"authorization": "Bearer secret"}
         assert ask(one.address, INFER, body, **good)[0] == 200
         assert ask(one.address, "/v2/health/ready")[0] == 200
     with pytest.raises(errors.InvalidArgument):
         ModelConfig(host="0.0.0.0").security()
+
+
+def test_a_token_for_something_else_is_denied(
+    place: Path, tmp_path: Path
+) -> None:
+    """With another status than one that is not known."""
+    file = tmp_path / "tokens"
+    reads, asks = (tokens.add(file, r, [r]) for r in ("read", "serve"))
+    config = ModelConfig(port=0, threads=1, tokens_file=file, poll=0)
+    load = "/v2/repository/models/clicks/load"
+    with serving(config, (f"clicks={place / 'out'}",)) as one:
+        body = body_of(raw(place, 1))
+        for path, token, want in (
+            (INFER, "x" * 64, 401),
+            (INFER, reads, 403),
+            (INFER, asks, 200),
+            (load, asks, 403),
+        ):
+            shown = {"authorization": f"Bearer {token}"}
+            sent = body if path == INFER else {}
+            status, _, headers = ask(one.address, path, sent, **shown)
+            assert status == want
+            if want != 200:
+                assert headers["persia-error"] == "AccessDenied"
+                assert ("www-authenticate" in headers) == (want == 401)
 
 
 def test_slow_and_half_bodies_end(place: Path) -> None:
