@@ -23,6 +23,7 @@ import persia
 from persia import _core, errors
 from persia.cli.app import app
 from persia.distributed import tokens
+from persia.distributed.certs import Authority
 from persia.distributed.renewal import LOOK_S, Renewal, renewal
 from persia.distributed.security import Security
 from tests.protobuf import stubs
@@ -433,6 +434,96 @@ def test_the_same_files_are_one_source(
         assert statuses(made.addresses[0], "a", "b") == [False, True]
     word = Security.load(token="word").arguments()
     assert word["source"] == 0
+
+
+def test_a_certificate_is_in_the_place_of_a_token(tmp_path: Path) -> None:
+    """For its own name alone, and where no token is shown."""
+    path = tmp_path / "tokens"
+    uri = "spiffe://cluster/trainer"
+    run("add", path, "trainer", "--roles", "train", "--peer", uri)
+    run("add", path, "host", "--roles", "read", "--peer", "dns:reader")
+    feeds = tokens.add(path, "loader", ["feed"])
+    path.write_text(f"{path.read_text()}train late peer:a://late 2020-01-31")
+    authority = Authority("test", 1)
+    cert, key = authority.issue("server", ["127.0.0.1"], server=True)
+    lines = path.read_text()
+    security = Security(
+        ca=authority.pem, cert=cert, key=key, mutual=True, tokens=lines
+    )
+    with contextlib.closing(Servers(1, security=security.arguments())) as made:
+        address = made.addresses[0]
+
+        def status(method: str, token: str | None = None, **names: Any) -> Any:
+            cert, key = authority.issue("client", server=False, **names)
+            shown = grpc.ssl_channel_credentials(
+                authority.pem.encode(), key.encode(), cert.encode()
+            )
+            with grpc.secure_channel(address, shown) as channel:
+                return ask(channel, f"{PS}/{method}", token)
+
+        denied, unknown = DENIED
+        assert status("Stats", uris=[uri]) is grpc.StatusCode.OK
+        assert status("Push", uris=[uri]) not in DENIED
+        assert status("Push", hosts=["reader"]) is denied
+        assert status("Stats", hosts=["reader", "b"]) is grpc.StatusCode.OK
+        for names in (
+            {},
+            {"uris": [f"{uri}2"]},
+            {"uris": ["a://late"]},
+            {"hosts": ["127.0.0.1"]},
+        ):
+            assert status("Stats", **names) is unknown
+        # A token that is shown decides.
+        assert status("Push", feeds, uris=[uri]) is denied
+        assert status("Stats", "x" * 32, uris=[uri]) is unknown
+        assert status("Stats", f"peer:{uri}", uris=[uri]) is unknown
+        cert, key = authority.issue("client", server=False, uris=[uri])
+        client = Security(ca=authority.pem, cert=cert, key=key)
+        store = persia.Store(
+            persia.optim.SGD(lr=1.0), servers=address, security=client
+        )
+        with contextlib.closing(store):
+            store.add_table(persia.EmbeddingBagConfig("t", 2, ["t"]))
+            store.flush()
+            with pytest.raises(errors.AccessDenied):
+                store.save(tmp_path / "out")
+
+
+def test_a_certificate_without_verification_has_no_name(
+    tmp_path: Path,
+) -> None:
+    """A server that asks for none gives it no role."""
+    authority, other = Authority("test", 1), Authority("other", 1)
+    cert, key = authority.issue("server", ["127.0.0.1"], server=True)
+    security = Security(cert=cert, key=key, tokens="admin a peer:a://b")
+    with contextlib.closing(Servers(1, security=security.arguments())) as made:
+        for of in authority, other:
+            mine, own = of.issue("client", server=False, uris=["a://b"])
+            shown = grpc.ssl_channel_credentials(
+                authority.pem.encode(), own.encode(), mine.encode()
+            )
+            with grpc.secure_channel(made.addresses[0], shown) as channel:
+                found = ask(channel, f"{PS}/Stats", None)
+            assert found is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_lines_of_certificates_are_not_rotated(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    tokens.add_peer(path, "a", ["train"], "spiffe://c/a")
+    with pytest.raises(errors.InvalidArgument):
+        tokens.rotate(path, "a", 1, None)
+    tokens.add(path, "a", ["train"])
+    tokens.rotate(path, "a", 1, None)
+    found = [
+        (one.peer, one.last_day is None) for one in tokens.read_lines(path)
+    ]
+    assert found == [("spiffe://c/a", True), (None, False), (None, True)]
+    assert "spiffe://c/a" in run("ls", path)
+    before = path.read_text()
+    for wrong in ("", "dns:", "name", "a b://c"):
+        with pytest.raises(errors.InvalidArgument):
+            tokens.add_peer(path, "b", ["train"], wrong)
+    assert path.read_text() == before
 
 
 # ---- the command -----------------------------------------------------------

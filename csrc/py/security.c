@@ -215,7 +215,7 @@ static PyObject *gate_enter(PyObject *self, PyObject *args)
         return NULL;
     p->gate = Py_NewRef(self);
     const int rc = persia_rpc_gate_enter(g->gate, method, header, (size_t)n,
-                                         &p->pass);
+                                         NULL, &p->pass);
     if (!rc)
         return (PyObject *)p;
     py_raise(rc);

@@ -31,7 +31,8 @@ typedef struct access_line {
     rpc_who who; /* first */
     access_meter *meter; /* NULL: no limit */
     int64_t until; /* seconds since 1970; 0: no end */
-    uint8_t digest[SHA256_BYTES];
+    uint8_t digest[SHA256_BYTES]; /* of the token, or of what is for `peer` */
+    char *peer;   /* name in its certificate; NULL: it has a token */
     char *tables; /* who.tables */
 } access_line;
 
@@ -271,10 +272,27 @@ static int field_name(field f, char out[RPC_NAME_MAX + 1])
 
 /* ---- lines ---- */
 
+/* A URI, or "dns:" and a host. */
+static const char *line_peer(field f, field name, access_line *out)
+{
+    field host;
+    if (name.n > TOKEN_MAX ||
+        !(field_value(name, "dns:", &host) ? host.n
+                                           : !!memmem(name.at, name.n,
+                                                      "://", 3)))
+        return "after peer: is a URI such as spiffe://cluster/trainer, or "
+               "dns: and a host";
+    sha256(f.at, f.n, out->digest);
+    out->peer = strndup(name.at, name.n);
+    return out->peer ? NULL : "no memory";
+}
+
 /* What is wrong with a line, without its words: one may be the token. */
 static const char *line_secret(field f, access_line *out)
 {
-    field digest;
+    field digest, name;
+    if (field_value(f, "peer:", &name))
+        return line_peer(f, name, out);
     if (field_value(f, "sha256:", &digest))
         return field_digest(digest, out->digest)
                    ? NULL
@@ -484,6 +502,7 @@ void access_drop(access_list *a)
         return;
     for (size_t i = 0; i < a->n; i++) {
         meter_drop(a->lines[i].meter);
+        free(a->lines[i].peer);
         free(a->lines[i].tables);
     }
     free(a->lines);
@@ -501,18 +520,38 @@ static int access_same(const uint8_t *a, const uint8_t *b)
     return differ == 0;
 }
 
-const rpc_who *access_find(const access_list *a, const char *token, size_t n,
-                           int64_t seconds, enum rpc_reason *why)
+static const access_line *access_of_token(const access_list *a,
+                                          const char *token, size_t n)
 {
     uint8_t digest[SHA256_BYTES];
     const access_line *found = NULL;
+    sha256(token, n, digest);
+    for (size_t i = a->n; i-- > 0;)
+        if (access_same(digest, a->lines[i].digest) && !a->lines[i].peer)
+            found = &a->lines[i];
+    return found;
+}
+
+static const access_line *access_of_peer(const access_list *a,
+                                         const rpc_peer *peer)
+{
+    size_t i = 0;
+    while (i < a->n && !(a->lines[i].peer &&
+                         peer->has(peer->ctx, a->lines[i].peer)))
+        i++;
+    return i < a->n ? &a->lines[i] : NULL;
+}
+
+const rpc_who *access_find(const access_list *a, const char *token, size_t n,
+                           const rpc_peer *peer, int64_t seconds,
+                           enum rpc_reason *why)
+{
+    const access_line *found = NULL;
     *why = token ? RPC_WRONG : RPC_MISSING;
-    if (token && a->n) {
-        sha256(token, n, digest);
-        for (size_t i = a->n; i-- > 0;)
-            if (access_same(digest, a->lines[i].digest))
-                found = &a->lines[i];
-    }
+    if (token && a->n)
+        found = access_of_token(a, token, n);
+    else if (!token && peer)
+        found = access_of_peer(a, peer);
     if (found && found->until && seconds >= found->until) {
         *why = RPC_EXPIRED;
         found = NULL;

@@ -19,10 +19,12 @@ int access_make(const rpc_security *s, access_list *before, access_list **out);
 access_list *access_get(access_list *a);
 void access_drop(access_list *a); /* NULL is fine */
 
-/* The caller that a token admits now; NULL: none, and *why.  token: NULL: none
- * was shown; seconds: since 1970. */
+/* The caller that a token admits now, or its certificate where it shows no
+ * token; NULL: none, and *why.  token, peer: NULL: none was shown; seconds:
+ * since 1970. */
 const rpc_who *access_find(const access_list *a, const char *token, size_t n,
-                           int64_t seconds, enum rpc_reason *why);
+                           const rpc_peer *peer, int64_t seconds,
+                           enum rpc_reason *why);
 /* NULL: the caller has no limit. */
 access_meter *access_meter_of(const rpc_who *who);
 /* Counts a call.  0: it may be; else the milliseconds after which it may be

@@ -137,11 +137,11 @@ static int gate_meter(rpc_gate *g, rpc_pass *p)
 }
 
 int persia_rpc_gate_enter(rpc_gate *g, uint32_t method, const char *header,
-                          size_t n, rpc_pass *out)
+                          size_t n, const rpc_peer *peer, rpc_pass *out)
 {
     *out = (rpc_pass){.access = identity_access(g->identity)};
     const char *token = gate_token(header, &n);
-    out->who = access_find(out->access, token, n,
+    out->who = access_find(out->access, token, n, peer,
                            (int64_t)persia_clock_seconds(), &out->why);
     int rc = out->who ? gate_check(g->methods, method, out->who, &g->denied)
                       : gate_refuse(g, out);

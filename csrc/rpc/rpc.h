@@ -199,11 +199,18 @@ typedef struct rpc_pass {
     struct access_list *access; /* private */
     struct access_meter *meter; /* private */
 } rpc_pass;
-/* header: "Bearer TOKEN", n bytes, or NULL.  PERSIA_EDENIED, PERSIA_ELIMIT.
- * The caller leaves in each case. */
+/* A caller's certificate, which was verified. */
+typedef struct rpc_peer {
+    /* Whether it is for this name: a URI, or "dns:" and a host. */
+    int (*has)(void *ctx, const char *name);
+    void *ctx;
+} rpc_peer;
+/* header: "Bearer TOKEN", n bytes, or NULL: then it is the certificate that
+ * counts; peer: NULL: there is none.  PERSIA_EDENIED, PERSIA_ELIMIT.  The
+ * caller leaves in each case. */
 PERSIA_API int persia_rpc_gate_enter(rpc_gate *g, uint32_t method,
                                      const char *header, size_t n,
-                                     rpc_pass *out);
+                                     const rpc_peer *peer, rpc_pass *out);
 PERSIA_API void persia_rpc_gate_leave(rpc_pass *p);
 
 /* ---- server ------------------------------------------------------------- */

@@ -35,6 +35,13 @@ def command(
     days: Annotated[
         int, typer.Option(min=1, max=36500, help="Days until they expire.")
     ] = 365,
+    client_uri: Annotated[
+        str | None,
+        typer.Option(
+            help="A name in the client's certificate, such as "
+            "spiffe://cluster/trainer: see persia tokens add --peer."
+        ),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace files that are there.")
     ] = False,
@@ -50,7 +57,7 @@ def command(
     from persia.distributed.certs import write_certificates
 
     names = [host.strip() for host in hosts.split(",") if host.strip()]
-    made = write_certificates(folder, names, days, force)
+    made = write_certificates(folder, names, days, force, client_uri)
     if json:
         print_json({path.name: str(path) for path in made})
         return

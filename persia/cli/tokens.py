@@ -12,6 +12,7 @@ from rich.table import Table
 
 from persia.cli.options import Json, print_json
 from persia.cli.shared import Commands
+from persia.errors import InvalidArgument
 
 commands = Commands(no_args_is_help=True)
 console = Console(emoji=False, highlight=False, markup=False)
@@ -68,19 +69,35 @@ def add(
     calls: Annotated[
         int | None, typer.Option(min=1, help="Calls at once of the name.")
     ] = None,
+    peer: Annotated[
+        str | None,
+        typer.Option(
+            help="No token, but a name in the client's certificate, for "
+            "servers with mutual TLS: a URI such as spiffe://cluster/trainer, "
+            "or dns: and a host."
+        ),
+    ] = None,
     to: _To = None,
     json: Json = False,
 ) -> None:
     """Make a token, and add its digest to a file.
 
     persia tokens add tokens trainer --roles train,admin --out trainer.token
+    persia tokens add tokens trainer --roles train --peer spiffe://c/trainer
     """
     from persia.distributed import tokens
 
     limits = {"tables": tables, "rate": rate, "calls": calls}
     options = [f"{key}={value}" for key, value in limits.items() if value]
-    token = tokens.add(file, name, roles.split(","), until, options, to)
-    _give(token, to, json)
+    if peer is None:
+        token = tokens.add(file, name, roles.split(","), until, options, to)
+        _give(token, to, json)
+        return
+    if to is not None:
+        raise InvalidArgument("--peer makes no token, so there is no --out")
+    tokens.add_peer(file, name, roles.split(","), peer, until, options)
+    if json:
+        print_json({"name": name, "peer": peer})
 
 
 @commands.command()
@@ -143,6 +160,7 @@ def ls(file: _File, json: Json = False) -> None:
                     "name": one.name,
                     "roles": one.roles,
                     "until": one.last_day,
+                    "peer": one.peer,
                     "options": one.until(None).options,
                 }
                 for one in found
@@ -150,13 +168,14 @@ def ls(file: _File, json: Json = False) -> None:
         )
         return
     table = Table(box=SIMPLE_HEAD)
-    for head in ("name", "roles", "until", "limits"):
+    for head in ("name", "roles", "until", "certificate", "limits"):
         table.add_column(head, overflow="fold")
     for one in found:
         table.add_row(
             one.name,
             ", ".join(one.roles),
             one.last_day or "",
+            one.peer or "",
             " ".join(one.until(None).options),
         )
     console.print(table)

@@ -70,7 +70,12 @@ class Authority:
         return _pem(self._certificate)
 
     def issue(
-        self, name: str, hosts: Sequence[str] = (), *, server: bool
+        self,
+        name: str,
+        hosts: Sequence[str] = (),
+        *,
+        server: bool,
+        uris: Sequence[str] = (),
     ) -> tuple[str, str]:
         """A certificate that it signs, for a key that is made here.
 
@@ -78,6 +83,7 @@ class Authority:
             name: common name, for people to read.
             hosts: names and IP addresses of a server.
             server: also for servers; a client's is for clients alone.
+            uris: names of its own, such as ``spiffe://cluster/trainer``.
 
         Returns:
             PEM of the certificate and of its key.
@@ -96,8 +102,10 @@ class Authority:
             .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
             .add_extension(issuer, critical=False)
         )
-        if hosts:
-            names = x509.SubjectAlternativeName([_host(h) for h in hosts])
+        if hosts or uris:
+            names = x509.SubjectAlternativeName(
+                [*map(_host, hosts), *map(_uri, uris)]
+            )
             builder = builder.add_extension(names, critical=False)
         text = key.private_bytes(
             serialization.Encoding.PEM,
@@ -141,14 +149,25 @@ def one_job() -> Security:
 
 
 def write_certificates(
-    folder: Path, hosts: Sequence[str], days: int = 365, force: bool = False
+    folder: Path,
+    hosts: Sequence[str],
+    days: int = 365,
+    force: bool = False,
+    client_uri: str | None = None,
 ) -> list[Path]:
     """Writes ``FILES`` into a folder: an authority's certificate, a
     server's and a client's with their keys, a token for each of the two
     rights. Keys and tokens are readable by their owner alone.
 
+    Args:
+        folder: is made if it is not there.
+        hosts: names and IP addresses of the server.
+        days: until the certificates expire.
+        force: replaces files that are there.
+        client_uri: a name of the client, for a line of ``--tokens-file``.
+
     Raises:
-        InvalidArgument: no host, or one that is none.
+        InvalidArgument: no host, or one that is none; no URI.
         StorageError: a file is there already (without ``force``), or
             writing failed.
     """
@@ -159,7 +178,9 @@ def write_certificates(
     # Two of one name cannot be trusted at the same time.
     authority = Authority(f"Persia test CA {secrets.token_hex(4)}", days)
     server, server_key = authority.issue(hosts[0], hosts, server=True)
-    client, client_key = authority.issue("persia client", server=False)
+    client, client_key = authority.issue(
+        "persia client", server=False, uris=[client_uri] if client_uri else []
+    )
     texts = (
         authority.pem,
         *(server, server_key, client, client_key),
@@ -199,6 +220,14 @@ def _host(text: str) -> x509.GeneralName:
         raise InvalidArgument(
             f"hosts: {text!r} is neither a name nor an IP address (no port)"
         ) from None
+
+
+def _uri(text: str) -> x509.GeneralName:
+    if "://" in text and text.isascii() and text.isprintable():
+        return x509.UniformResourceIdentifier(text)
+    raise InvalidArgument(
+        f"{text!r} is no URI, such as spiffe://cluster/trainer"
+    )
 
 
 def _usage(sign: bool) -> x509.KeyUsage:

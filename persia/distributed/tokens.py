@@ -6,6 +6,9 @@
 A server needs the digest alone, so a file that is read by others gives no
 token away. All lines of a name are valid at once: a new token is given out
 while the old one still is. What else the file has, such as comments, stays.
+
+In the place of a digest a line may have ``peer:`` and a name that a client's
+certificate has: a URI, or ``dns:`` and a host.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from persia.errors import InvalidArgument, StorageError
 TAKEN_S = 15.0
 #: In place of a last day: the token has no end.
 NEVER = "never"
+_PEER = "peer:"
 _HEAD = "# ROLES NAME TOKEN [LAST DAY] [tables=] [rate=] [calls=]"
 
 
@@ -40,7 +44,8 @@ class Line:
     Attributes:
         roles: of ``ROLES``.
         name: of its owner; several lines may have the same.
-        secret: "sha256:" and 64 digits, or the token itself.
+        secret: "sha256:" and 64 digits, the token itself, or "peer:" and a
+            name in a certificate.
         options: the last day, and limits.
     """
 
@@ -66,6 +71,12 @@ class Line:
     def last_day(self) -> str | None:
         """On which it is valid, or the time until which it is."""
         return next((o for o in self.options if o[0].isdigit()), None)
+
+    @property
+    def peer(self) -> str | None:
+        """The name in a certificate; None: it is a token."""
+        found = self.secret.removeprefix(_PEER)
+        return None if found == self.secret else found
 
     def until(self, last_day: str | None) -> Line:
         """The same token, valid until then."""
@@ -151,6 +162,29 @@ def add(
     return token
 
 
+def add_peer(
+    path: Path,
+    name: str,
+    roles: Sequence[str],
+    peer: str,
+    last_day: str | None = None,
+    options: Sequence[str] = (),
+) -> None:
+    """Adds a line for a certificate, as :func:`add` does for a token.
+
+    Args:
+        peer: a URI that the certificate has, or ``dns:`` and a host.
+
+    Raises:
+        InvalidArgument, StorageError: as :func:`add`.
+    """
+    line = Line(tuple(roles), name, _PEER + peer, tuple(options))
+    line = line.until(_asked(last_day, None))
+    with _alone(path):
+        before = _read(path) if path.exists() else f"{_HEAD}\n"
+        _write(path, [*before.splitlines(), line])
+
+
 def rotate(
     path: Path,
     name: str,
@@ -158,7 +192,8 @@ def rotate(
     last_day: str | None,
     to: Path | None = None,
 ) -> str:
-    """Gives a name a new token; its others are valid for some days more.
+    """Gives a name a new token; its others are valid for some days more. Its
+    lines for certificates stay.
 
     Args:
         path: of the file.
@@ -201,13 +236,19 @@ def _rotated(
     """The lines of the file, with another token of a name."""
     now = datetime.datetime.now(datetime.UTC)
     end = f"{now + datetime.timedelta(days=days):%Y-%m-%dT%H:%M:%SZ}"
-    last = _of_name(text, name, path)[-1]
+    every = [t for t in _of_name(text, name, path) if not t.peer]
+    if not every:
+        raise InvalidArgument(
+            f"{name!r} has no token, but a certificate, which is renewed by "
+            "who signed it"
+        )
+    last = every[-1]
     new = dataclasses.replace(last, secret=_digest(token))
     new = new.until(_asked(last_day, last.last_day))
     kept: list[str | Line] = []
     for line in text.splitlines():
         one = _line_of(line)
-        if one is None or one.name != name:
+        if one is None or one.name != name or one.peer:
             kept.append(line)
         elif one.last_day is None or _end_of(one.last_day) > now:
             kept.append(one.until(min(one.last_day or end, end, key=_end_of)))
@@ -215,7 +256,7 @@ def _rotated(
 
 
 def remove(path: Path, name: str) -> int:
-    """Removes all tokens of a name; servers refuse them when they have looked
+    """Removes all lines of a name; servers refuse them when they have looked
     at the file.
 
     Returns:

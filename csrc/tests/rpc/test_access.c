@@ -25,7 +25,8 @@ static access_list *made(const char *tokens)
 static const rpc_who *found(const access_list *a, const char *token,
                             int64_t seconds, enum rpc_reason *why)
 {
-    return access_find(a, token, token ? strlen(token) : 0, seconds, why);
+    return access_find(a, token, token ? strlen(token) : 0, NULL, seconds,
+                       why);
 }
 
 static void lines_say_who_has_a_token(void **state)
@@ -90,6 +91,8 @@ static void wrong_lines_are_refused_and_not_told(void **state)
         "train a " TOKEN " tables=", "train a " TOKEN " tables=a tables=b",
         "feed a " TOKEN " tables=a", "admin a " TOKEN " tables=a",
         "train a " TOKEN "\nread b " DIGEST,
+        "train a peer:", "train a peer:dns:", "train a peer:a-name",
+        "train a peer:dns:a\nread b peer:dns:a",
         "train caf\xc3\xa9 " TOKEN, "train a 0123456789\x7f" "abcdef",
         "train a " TOKEN " 1 2 3 4 5 6",
         TOKEN " a train",
@@ -107,6 +110,51 @@ static void wrong_lines_are_refused_and_not_told(void **state)
     assert_int_equal(access_make(&(rpc_security){.tokens = name}, NULL, &a),
                      PERSIA_EARG);
     free(name);
+}
+
+static int is_name(void *ctx, const char *name)
+{
+    return strcmp(ctx, name) == 0;
+}
+
+static void certificates_have_lines_too(void **state)
+{
+    (void)state;
+    static const char tokens[] = "train t peer:spiffe://c/trainer rate=9\n"
+                                 "read r peer:dns:reader 1970-01-01\n"
+                                 "feed f " TOKEN;
+    static const struct {
+        const char *token, *peer; /* NULL: none */
+        const char *name;         /* NULL: no one */
+        int64_t at;
+        enum rpc_reason why;
+    } cases[] = {
+        {NULL, "spiffe://c/trainer", "t", 0, 0},
+        {NULL, "dns:reader", "r", 86399, 0},
+        {NULL, "dns:reader", NULL, 86400, RPC_EXPIRED},
+        {NULL, "spiffe://c/trainer2", NULL, 0, RPC_MISSING},
+        {NULL, "spiffe://c/", NULL, 0, RPC_MISSING},
+        {NULL, "reader", NULL, 0, RPC_MISSING},
+        {TOKEN, "spiffe://c/trainer", "f", 0, 0}, /* the token counts */
+        {"peer:dns:reader", NULL, NULL, 0, RPC_WRONG},
+        {"peer:spiffe://c/trainer", "spiffe://c/trainer", NULL, 0, RPC_WRONG},
+        {NULL, NULL, NULL, 0, RPC_MISSING},
+    };
+    access_list *a = made(tokens);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        enum rpc_reason why;
+        const char *token = cases[i].token;
+        const rpc_peer peer = {is_name, (void *)(uintptr_t)cases[i].peer};
+        const rpc_who *who =
+            access_find(a, token, token ? strlen(token) : 0,
+                        cases[i].peer ? &peer : NULL, cases[i].at, &why);
+        assert_int_equal(who != NULL, cases[i].name != NULL);
+        if (who)
+            assert_string_equal(who->name, cases[i].name);
+        else
+            assert_int_equal(why, cases[i].why);
+    }
+    access_drop(a);
 }
 
 static void single_tokens_are_lines_too(void **state)
@@ -213,6 +261,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lines_say_who_has_a_token),
         cmocka_unit_test(wrong_lines_are_refused_and_not_told),
+        cmocka_unit_test(certificates_have_lines_too),
         cmocka_unit_test(single_tokens_are_lines_too),
         cmocka_unit_test(tables_are_patterns),
         cmocka_unit_test(limits_are_of_a_name),
