@@ -176,6 +176,23 @@ def test_texts_that_repeat_in_parquet(tmp_path: Path) -> None:
         assert same(a, b)
 
 
+def test_lists_that_repeat() -> None:
+    """Each list of a dictionary stands for itself."""
+    lists = pa.array([["1", "2"], None, ["x"], [], ["7", "1", "3"]])
+    at = pa.array([0, 4, None, 1, 2, 3, 0, 2], pa.int8())
+    column = pa.DictionaryArray.from_arrays(at, lists)
+    for options in ({}, {"max_length": 2}, {"hash": False}):
+        many = {"column": "m", **options}
+        schema = Schema(label="y", multivalued=[many])
+        found, want = (
+            Table({"m": x, "y": [0, 1] * 4}, schema, malformed_limit=1)
+            for x in (column, lists.take(at))
+        )
+        assert found.malformed == want.malformed == 2 * ("hash" in options)
+        assert found.malformed_lines == want.malformed_lines
+        assert all(map(same, found, want))
+
+
 @pytest.mark.parametrize("name", ["a.arrow", "a.arrows", "a"])
 def test_arrow_streams(tmp_path: Path, name: str) -> None:
     data = rows(40)

@@ -213,6 +213,8 @@ class IdEncoder:
             bags, fine = self._with_aligned(table, spec, ok, report)
         elif t.is_null(column.type):
             bags = Bags(np.empty(0, np.int64), running(np.zeros_like(fine)))
+        elif t.is_dictionary(column.type) and is_list(column.type.value_type):
+            return self._of_known_lists(column, spec, ok, report)
         elif is_list(column.type):
             bags, good = self._of_lists(column, spec)
             tell(ok & ~good, column, name, _need(spec), report)
@@ -233,6 +235,30 @@ class IdEncoder:
                     starts = bags.offsets[1:] - lengths
                 bags = bags.gather(starts, lengths)
         return bags, fine
+
+    def _of_known_lists(
+        self,
+        column: pa.Array,
+        spec: MultivaluedColumn,
+        ok: Mask,
+        report: Report,
+    ) -> tuple[Bags, Mask]:
+        """The bags of a dictionary's lists, each of which is read once."""
+        codes = column.indices.cast(pa.int64())
+        at = pc.fill_null(codes, len(column.dictionary)).to_numpy()
+        none = pa.nulls(1, column.type.value_type)
+        lists = pa.concat_arrays([column.dictionary, none])
+        wrong: dict[int, tuple[str, str]] = {}
+        bags, good = self.bag(
+            pa.table({spec.column: lists}),
+            spec,
+            np.ones(len(lists), bool),
+            lambda row, text, kind: wrong.update({row: (text, kind)}),
+        )
+        fine = good[at]
+        for row in np.flatnonzero(ok & ~fine):
+            report(int(row), *wrong[int(at[row])])
+        return bags.gather(bags.offsets[:-1][at], bags.lengths[at]), fine
 
     def _with_aligned(
         self, table: Any, spec: MultivaluedColumn, ok: Mask, report: Report
@@ -437,7 +463,8 @@ def is_same_in_versions(schema: Schema, table: pa.Table) -> bool:
     for name in {n for f in schema.features for n in f.columns}:
         kind, t = table.schema.field(name).type, pa.types
         if is_list(kind) or t.is_dictionary(kind):
-            kind = kind.value_type
+            while is_list(kind) or t.is_dictionary(kind):
+                kind = kind.value_type
         elif name in bags:  # lists as texts
             return False
         if not (
