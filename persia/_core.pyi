@@ -658,7 +658,7 @@ def rows_batch(
     out: Buffer,
     width: int,
     /,
-) -> int: ...
+) -> tuple[int, int]: ...
 
 @final
 class InferPlan:

@@ -397,12 +397,14 @@ static int batch_shape(rows_batch *b, const array *offsets, const array *out,
 static PyObject *run_batch(rows_batch *b, const rows_part *parts,
                            size_t parts_n)
 {
-    uint64_t absent;
+    rows_counts counts;
     int rc;
     Py_BEGIN_ALLOW_THREADS
-    rc = persia_rows_file_batch(b, parts, parts_n, &absent);
+    rc = persia_rows_file_batch(b, parts, parts_n, &counts);
     Py_END_ALLOW_THREADS
-    return rc ? py_raise(rc) : PyLong_FromUnsignedLongLong(absent);
+    return rc ? py_raise(rc)
+              : Py_BuildValue("(KK)", (unsigned long long)counts.ids,
+                              (unsigned long long)counts.absent);
 }
 
 static PyObject *rows_batch_(PyObject *module, PyObject *args)
@@ -460,7 +462,8 @@ static PyMethodDef functions[] = {
      "rows_batch(parts, features, ids, offsets, weights, out, width)\n--\n\n"
      "Looks up a batch, and pools it.  parts: [(RowsFile, feature, "
      "pooling, first column)]; offsets and weights may be None; out: float32 "
-     "[bags or ids, width]; how many of the ids have no row."},
+     "[bags or ids, width]; how many ids were looked up, each of equal bags "
+     "once, and how many of these have no row."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -194,35 +194,27 @@ static int file_absent_vector(const rows_file *f, const uint64_t *id,
     return persia_table_get(f->absent, 1, id, to, NULL, NULL);
 }
 
-/* Ids [n] that are looked up; ids[i] stands for those from first[i] up to
- * first[i + 1], which are equal.  NULL: for itself. */
-typedef struct look_up {
-    size_t n;
-    const uint64_t *ids;
-    const size_t *first;
-    const uint8_t *fresh; /* [n] of rows_fresh_find(), or NULL */
-} look_up;
-
-static int file_look_up(const rows_file *f, const look_up *l, float *out,
-                        size_t stride, uint64_t *absent)
+/* fresh: [n] of rows_fresh_find(), or NULL. */
+static int file_look_up(const rows_file *f, size_t n, const uint64_t *ids,
+                        const uint8_t *fresh, float *out, size_t stride,
+                        uint64_t *absent)
 {
     const char *rows[GROUP];
 
-    for (size_t at = 0; at < l->n; at += GROUP) {
-        const size_t some = l->n - at < GROUP ? l->n - at : GROUP;
-        file_find_group(f, some, l->ids + at, rows);
+    for (size_t at = 0; at < n; at += GROUP) {
+        const size_t some = n - at < GROUP ? n - at : GROUP;
+        file_find_group(f, some, ids + at, rows);
         for (size_t i = 0; i < some; i++) {
             const size_t k = at + i;
-            const int is = l->fresh ? l->fresh[k] : FRESH_NONE;
+            const int is = fresh ? fresh[k] : FRESH_NONE;
             if (is == FRESH_ROW)
                 continue;
             if (rows[i] && is == FRESH_NONE) {
                 persia_rows_widen(&f->config, rows[i], out + k * stride);
                 continue;
             }
-            *absent += l->first ? l->first[k + 1] - l->first[k] : 1;
-            const int code = file_absent_vector(f, l->ids + k,
-                                                out + k * stride);
+            ++*absent;
+            const int code = file_absent_vector(f, ids + k, out + k * stride);
             if (code)
                 return code;
         }
@@ -230,73 +222,18 @@ static int file_look_up(const rows_file *f, const look_up *l, float *out,
     return PERSIA_OK;
 }
 
-static int file_look_up_newest(const rows_file *f, look_up l, float *out,
-                               size_t stride, uint64_t *absent)
-{
-    if (!atomic_load_explicit(&f->fresh, memory_order_acquire))
-        return file_look_up(f, &l, out, stride, absent);
-    uint8_t *fresh = malloc(l.n + 1);
-    int code = fresh ? rows_fresh_find(f, l.n, l.ids, out, stride, fresh)
-                     : persia_err_set(PERSIA_ENOMEM, "no memory for %zu ids",
-                                      l.n);
-    l.fresh = fresh;
-    if (!code)
-        code = file_look_up(f, &l, out, stride, absent);
-    free(fresh);
-    return code;
-}
-
-/* Ids that differ from the one before. */
-static size_t file_count_runs(size_t n, const uint64_t *ids)
-{
-    size_t runs = n > 0;
-
-    for (size_t i = 1; i < n; i++)
-        runs += ids[i] != ids[i - 1];
-    return runs;
-}
-
-/* Vectors [n] of runs to all of their ids, from the last one on: none has its
- * place before its run. */
-static void file_spread(const rows_file *f, size_t n, const size_t *first,
-                        float *out, size_t stride)
-{
-    for (size_t run = n; run-- > 0;)
-        for (size_t i = first[run + 1]; i-- > first[run];)
-            if (i != run)
-                memcpy(out + i * stride, out + run * stride,
-                       f->config.dim * sizeof *out);
-}
-
-/* Equal ids that follow one another, as a user's beside candidates, are
- * searched for once. */
 int persia_rows_file_look_up(const rows_file *f, size_t n, const uint64_t *ids,
                              float *out, size_t stride, uint64_t *absent)
 {
-    const size_t runs = file_count_runs(n, ids);
-
-    if (2 * runs >= n)
-        return file_look_up_newest(f, (look_up){ .n = n, .ids = ids }, out,
-                                   stride, absent);
-    uint64_t *once = malloc((runs + 1) * sizeof *once);
-    size_t *first = malloc((runs + 1) * sizeof *first), k = 0;
-    int code = once && first ? PERSIA_OK
-                             : persia_err_set(PERSIA_ENOMEM,
-                                              "no memory for %zu ids", n);
-    for (size_t i = 0; i < n && !code; i++)
-        if (!i || ids[i] != ids[i - 1]) {
-            first[k] = i;
-            once[k++] = ids[i];
-        }
-    if (!code) {
-        first[runs] = n;
-        const look_up l = { .n = runs, .ids = once, .first = first };
-        code = file_look_up_newest(f, l, out, stride, absent);
-    }
+    if (!atomic_load_explicit(&f->fresh, memory_order_acquire))
+        return file_look_up(f, n, ids, NULL, out, stride, absent);
+    uint8_t *fresh = malloc(n + 1);
+    int code = fresh ? rows_fresh_find(f, n, ids, out, stride, fresh)
+                     : persia_err_set(PERSIA_ENOMEM, "no memory for %zu ids",
+                                      n);
     if (!code)
-        file_spread(f, runs, first, out, stride);
-    free(once);
-    free(first);
+        code = file_look_up(f, n, ids, fresh, out, stride, absent);
+    free(fresh);
     return code;
 }
 

@@ -124,11 +124,16 @@ typedef struct rows_batch {
                                 that do not pool, one an id */
     size_t width;
 } rows_batch;
+typedef struct rows_counts {
+    uint64_t ids, absent; /* looked up, and those of them without a row */
+} rows_counts;
 /* Looks up and pools: bits are those of a lookup in a table of the same rows.
- * Columns of no part stay.  PERSIA_EOFFSETS for impossible offsets. */
+ * Equal bags that follow one another are looked up once, and so is an id that
+ * is not pooled.  Columns of no part stay.  PERSIA_EOFFSETS for impossible
+ * offsets, PERSIA_ELIMIT for 2^32 - 1 ids. */
 PERSIA_API int persia_rows_file_batch(const rows_batch *b,
                                       const rows_part *parts, size_t parts_n,
-                                      uint64_t *absent);
+                                      rows_counts *counts);
 
 #ifdef __cplusplus
 }

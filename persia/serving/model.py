@@ -71,7 +71,7 @@ class _Rows(nn.Module):
         make = torch.empty if self._pooled else torch.zeros
         out = make((height, self._width), dtype=torch.float32)
         began = time.monotonic_ns()
-        absent = _core.rows_batch(
+        ids, absent = _core.rows_batch(
             self._parts,
             self._features,
             values.detach().contiguous().numpy(),
@@ -82,7 +82,7 @@ class _Rows(nn.Module):
         )
         note_lookup(began)
         with self._lock:
-            self._counts[0] += n
+            self._counts[0] += ids
             self._counts[1] += absent
         return out
 

@@ -241,43 +241,105 @@ static void test_newer_rows(void **state)
     }
 }
 
-/* Equal ids in a row have what each has alone, newer or absent ones, too. */
-static void test_equal_ids_are_searched_once(void **state)
+/* A batch of one feature: bags repeat those before them. */
+typedef struct repeated {
+    uint64_t ids[2000];
+    float weights[2000];
+    int64_t offsets[101];
+    size_t once; /* ids of bags that differ from the one before */
+} repeated;
+
+static void make_repeated(repeated *x, size_t bags, int one_each,
+                          const uint64_t *ids, size_t ids_n)
 {
-    enum { ROWS = 60, N = 400, DIM = 3 };
+    size_t n = 0, before = 0;
+    x->once = 0;
+    x->offsets[0] = 0;
+    for (size_t i = 0; i < bags; i++) {
+        const int same = i && random_u32() % 6;
+        const size_t some = same ? n - before
+                            : one_each ? 1 : random_u32() % 20;
+        for (size_t k = 0; k < some; k++) {
+            const size_t at = n + k;
+            x->ids[at] = same                   ? x->ids[before + k]
+                         : at && random_u32() % 5 ? ids[random_u32() % ids_n]
+                                                : id_hash(5000 + at);
+            x->weights[at] = same ? x->weights[before + k] : random_value();
+        }
+        x->once += same ? 0 : some;
+        before = n;
+        n += some;
+        x->offsets[i + 1] = (int64_t)n;
+    }
+}
+
+/* Each bag of a batch has what it has alone. */
+static void check_repeated(const rows_file *f, const rows_batch *b,
+                           const rows_part *part, const repeated *x)
+{
+    const size_t dim = persia_rows_file_dim(f), width = b->width;
+    const int rows = part->kind == POOL_NONE;
+    float alone[20 * 8];
+    rows_counts all, one;
+    for (size_t i = 0; i < 2000 * width; i++)
+        b->out[i] = -7;
+    assert_int_equal(persia_rows_file_batch(b, part, 1, &all), PERSIA_OK);
+    if (!rows && 2 * x->once < b->n)
+        assert_true(all.ids <= x->once);
+    for (size_t i = 0; i < b->bags; i++) {
+        const size_t first = (size_t)x->offsets[i];
+        const size_t n = (size_t)x->offsets[i + 1] - first;
+        const int64_t offsets[] = {0, (int64_t)n};
+        const rows_part own = {f, 0, part->kind, 0};
+        const rows_batch bag = {
+            .features = 1, .n = n, .ids = x->ids + first,
+            .offsets = b->offsets ? offsets : NULL, .bags = 1,
+            .weights = b->weights ? x->weights + first : NULL, .out = alone,
+            .width = dim};
+        assert_int_equal(persia_rows_file_batch(&bag, &own, 1, &one),
+                         PERSIA_OK);
+        for (size_t k = 0; k < (rows ? n : 1); k++) {
+            const float *row = b->out + (rows ? first + k : i) * width;
+            assert_memory_equal(row + part->column, alone + k * dim,
+                                dim * sizeof *alone);
+            for (size_t j = 0; j < part->column; j++)
+                assert_true(row[j] == -7);
+        }
+    }
+}
+
+/* Equal bags in a row have what each has alone, of newer or absent ids, too;
+ * they are looked up once. */
+static void test_equal_bags_are_looked_up_once(void **state)
+{
+    enum { ROWS = 60, BAGS = 100, DIM = 3 };
     const rows_config c = {ROWS_FP32, DIM, KEY};
-    uint64_t ids[ROWS], asked[N], one, all;
-    float vectors[ROWS * DIM], found[N * (DIM + 2)], alone[DIM];
+    static repeated x;
+    static float out[2000 * (DIM + 2)];
+    uint64_t ids[ROWS];
+    float vectors[ROWS * DIM];
     char rows[10 * (8 + 4 * DIM + 4)];
     (void)state;
     make_file(&c, ROWS, 1, ids, vectors);
     rows_file *f = open_file(&c);
-    for (uint32_t turn = 0; turn < 60; turn++) {
-        const size_t n = 1 + random_u32() % N;
-        for (size_t i = 0; i < n; i++)
-            asked[i] = i && random_u32() % 5 ? asked[i - 1]
-                       : random_u32() % 4    ? ids[random_u32() % ROWS]
-                                             : id_hash(5000 + i);
-        for (size_t stride = DIM; stride <= DIM + 2; stride += 2) {
-            one = all = 0;
-            for (size_t i = 0; i < n * stride; i++)
-                found[i] = -7;
-            assert_int_equal(persia_rows_file_look_up(f, n, asked, found,
-                                                      stride, &all),
-                             PERSIA_OK);
-            for (size_t i = 0; i < n; i++) {
-                assert_int_equal(persia_rows_file_look_up(
-                                     f, 1, asked + i, alone, DIM, &one),
-                                 PERSIA_OK);
-                assert_memory_equal(found + i * stride, alone, sizeof alone);
-                for (size_t j = DIM; j < stride; j++)
-                    assert_true(found[i * stride + j] == -7);
-            }
-            assert_int_equal(all, one);
-        }
-        if (turn % 20)
+    for (uint32_t turn = 0; turn < 400; turn++) {
+        const size_t column = turn % 2 * 2;
+        const int one_each = turn / 2 % 2;
+        const rows_part part = {f, 0, turn / 4 % POOL_KINDS, column};
+        const size_t bags = 1 + random_u32() % BAGS;
+        make_repeated(&x, bags, one_each, ids, ROWS);
+        const rows_batch b = {.features = 1,
+                              .n = (size_t)x.offsets[bags],
+                              .ids = x.ids,
+                              .offsets = one_each ? NULL : x.offsets,
+                              .bags = bags,
+                              .weights = turn % 3 ? NULL : x.weights,
+                              .out = out,
+                              .width = DIM + column};
+        check_repeated(f, &b, &part, &x);
+        if (turn % 100)
             continue; /* now and then some are newer, and some are gone */
-        assert_int_equal(persia_rows_narrow(&c, 10, ids + turn % 50,
+        assert_int_equal(persia_rows_narrow(&c, 10, ids + turn / 100 * 10,
                                             vectors, rows),
                          PERSIA_OK);
         assert_int_equal(persia_rows_file_apply(f, 5, ids + 50, 10, rows),
@@ -286,11 +348,43 @@ static void test_equal_ids_are_searched_once(void **state)
     persia_rows_file_close(f);
 }
 
+/* A user with a history beside candidates, in two requests. */
+static void test_a_history_is_looked_up_once_a_request(void **state)
+{
+    enum { ROWS = 60, N = 40, DIM = 8 };
+    const rows_config c = {ROWS_INT8, DIM, KEY};
+    uint64_t ids[ROWS], asked[4 * N];
+    float vectors[ROWS * DIM], out[4 * N * DIM];
+    int64_t offsets[N + 1];
+    rows_counts counts;
+    (void)state;
+    make_file(&c, ROWS, 0, ids, vectors);
+    rows_file *f = open_file(&c);
+    for (size_t i = 0; i <= N; i++)
+        offsets[i] = (int64_t)(4 * i);
+    for (size_t i = 0; i < 4 * N; i++)
+        asked[i] = i < 2 * N ? i % 4 : i % 4 == 3 ? ROWS : i % 4 + 2;
+    rows_batch b = {.features = 1, .n = 4 * N, .ids = asked,
+                    .offsets = offsets, .bags = N, .out = out, .width = DIM};
+    rows_part part = {f, 0, POOL_MEAN, 0};
+    assert_int_equal(persia_rows_file_batch(&b, &part, 1, &counts),
+                     PERSIA_OK);
+    assert_int_equal(counts.ids, 8);
+    assert_int_equal(counts.absent, 1);
+    part.kind = POOL_NONE; /* two ids are in both */
+    assert_int_equal(persia_rows_file_batch(&b, &part, 1, &counts),
+                     PERSIA_OK);
+    assert_int_equal(counts.ids, 6);
+    assert_int_equal(counts.absent, 1);
+    persia_rows_file_close(f);
+}
+
 static void test_batches_pool(void **state)
 {
     enum { BAGS = 50, N = 400, DIM = 12 };
     const rows_config c = {ROWS_FP16, DIM, KEY};
-    uint64_t ids[1000], batch[N], absent;
+    uint64_t ids[1000], batch[N], absent = 0;
+    rows_counts counts;
     float vectors[1000 * DIM], rows[N * DIM], weights[N];
     float wanted[BAGS * DIM], out[BAGS * 2 * DIM];
     int64_t offsets[2 * BAGS + 1] = {0};
@@ -312,9 +406,8 @@ static void test_batches_pool(void **state)
     const rows_batch b = {.features = 2, .n = used, .ids = batch,
                           .offsets = offsets, .bags = BAGS,
                           .weights = weights, .out = out, .width = 2 * DIM};
-    assert_int_equal(persia_rows_file_batch(&b, parts, 2, &absent),
+    assert_int_equal(persia_rows_file_batch(&b, parts, 2, &counts),
                      PERSIA_OK);
-    absent = 0;
     assert_int_equal(
         persia_rows_file_look_up(f, used, batch, rows, DIM, &absent),
         PERSIA_OK);
@@ -327,7 +420,7 @@ static void test_batches_pool(void **state)
                                 DIM * sizeof(float));
     }
     offsets[3] = offsets[5] + 1; /* it falls after that */
-    assert_int_equal(persia_rows_file_batch(&b, parts, 2, &absent),
+    assert_int_equal(persia_rows_file_batch(&b, parts, 2, &counts),
                      PERSIA_EOFFSETS);
     persia_rows_file_close(f);
 }
@@ -426,7 +519,8 @@ int main(void)
         cmocka_unit_test(test_every_row_is_found),
         cmocka_unit_test(test_absent_ids_have_initial_vectors),
         cmocka_unit_test(test_newer_rows),
-        cmocka_unit_test(test_equal_ids_are_searched_once),
+        cmocka_unit_test(test_equal_bags_are_looked_up_once),
+        cmocka_unit_test(test_a_history_is_looked_up_once_a_request),
         cmocka_unit_test(test_batches_pool),
         cmocka_unit_test(test_values_that_do_not_fit_are_refused),
         cmocka_unit_test(test_writer_takes_as_many_rows_as_it_was_made_for),
