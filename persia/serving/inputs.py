@@ -189,9 +189,16 @@ def _of_columns(
             columns[name] = _lists(name, columns[name], lengths)
     sizes = {name: len(column) for name, column in columns.items()}
     n = _samples(sizes, limit)
+    alone = {c.column for c in model.schema.bags if not c.aligned}
     for name, column in columns.items():
-        if len(column) != n:
-            columns[name] = column.take(pa.array(np.zeros(n, np.int64)))
+        if len(column) == n:
+            continue
+        same = pa.array(np.zeros(n, np.int64))
+        if name in alone and pa.types.is_large_list(column.type):
+            # A history: its ids are made once.
+            columns[name] = pa.DictionaryArray.from_arrays(same, column)
+        else:
+            columns[name] = column.take(same)
     return pa.table(columns)
 
 
