@@ -6,6 +6,7 @@ A file of 10^7 rows (int8, dim 16) is written once. One thread:
   of 100 candidates.
 - ``batch``: the same as a request has it: 26 features of 100 samples, pooled
   into the input of the dense part.
+- ``history``: a feature of 200 ids of the user, the same for each candidate.
 - ``open``: mapping a file of 10 GB, with holes in the place of its rows: it
   needs no such disk, and no page of it was read before.
 - ``bytes``: of a vector with its scale, and of the whole file, beside fp32.
@@ -33,7 +34,7 @@ from persia.serving.rows import FORMAT, TYPES, open_rows
 
 BENCH = "rows_file"
 DIM, KEY = 16, 0x9E3779B97F4A7C15
-CANDIDATES, USER, FEATURES = 100, 13, 26
+CANDIDATES, USER, FEATURES, HISTORY = 100, 13, 26, 200
 PIECE = 1 << 16
 
 
@@ -145,6 +146,17 @@ def look_ups(file: Any, rows: int, rng: np.random.Generator) -> None:
         requests // 20,
     )
     report(BENCH, "batch", took, "us")
+    history = rng.integers(0, rows, (requests // 20, 1, HISTORY))
+    each = history.repeat(CANDIDATES, 1).reshape(len(history), -1)
+    offsets = np.arange(CANDIDATES + 1) * HISTORY
+    took = microseconds(
+        lambda i: _core.rows_batch(
+            *(parts[:1], 1, each[i % len(each)], offsets, None),
+            *(pooled, FEATURES * DIM),
+        ),
+        requests // 200,
+    )
+    report(BENCH, "history", took, "us")
 
 
 def main() -> None:
