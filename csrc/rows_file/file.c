@@ -14,7 +14,7 @@
 #include "ckpt/safetensors.h"
 
 /* Ids whose cache lines are fetched together. */
-enum { GROUP = 32 };
+enum { GROUP = 128 };
 
 /* Finds index and rows in the header. */
 static int file_place_tensors(rows_file *f, const st_header *h)
@@ -173,14 +173,15 @@ static void file_find_group(const rows_file *f, size_t n, const uint64_t *ids,
     for (size_t i = 0; i < n; i++) {
         const bucket *b = &f->index[place_home(place[i], f->buckets)];
         const uint32_t m = bucket_match(b, hash_tag(place[i]));
-        const char *row = m ? row_at(f, b->slot[__builtin_ctz(m)]) : NULL;
-        if (row) {
-            __builtin_prefetch(row);
-            __builtin_prefetch(row + f->stride - 1);
+        rows[i] = m ? row_at(f, b->slot[__builtin_ctz(m)]) : NULL;
+        if (rows[i]) {
+            __builtin_prefetch(rows[i]);
+            __builtin_prefetch(rows[i] + f->stride - 1);
         }
     }
     for (size_t i = 0; i < n; i++)
-        rows[i] = file_find(f, ids[i], place[i]);
+        if (!rows[i] || rows_id(rows[i]) != ids[i])
+            rows[i] = file_find(f, ids[i], place[i]);
 }
 
 /* As a lookup in the table has it. */

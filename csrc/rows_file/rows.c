@@ -92,6 +92,14 @@ int rows_narrow(const rows_config *c, uint32_t stride, uint64_t id,
     return 1;
 }
 
+/* Widths that are common are constants: no loop is left. */
+INLINE_HOT void rows_widen_int8(const signed char *q, float scale,
+                                uint32_t dim, float *restrict out)
+{
+    for (uint32_t j = 0; j < dim; j++)
+        out[j] = scale * (float)q[j];
+}
+
 HOT void persia_rows_widen(const rows_config *c, const char *row,
                            float *restrict out)
 {
@@ -113,8 +121,19 @@ HOT void persia_rows_widen(const rows_config *c, const char *row,
     memcpy(&scale, from, sizeof scale);
     const signed char *q = (const signed char *)from + sizeof scale;
     if (c->type == ROWS_INT8) {
-        for (uint32_t j = 0; j < c->dim; j++)
-            out[j] = scale * (float)q[j];
+#define FIXED(d)                                                              \
+    case d:                                                                   \
+        rows_widen_int8(q, scale, d, out);                                    \
+        return;
+        switch (c->dim) {
+            FIXED(8)
+            FIXED(16)
+            FIXED(32)
+            FIXED(64)
+        default:
+            rows_widen_int8(q, scale, c->dim, out);
+        }
+#undef FIXED
         return;
     }
     for (uint32_t j = 0; j < c->dim; j++) {
