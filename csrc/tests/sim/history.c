@@ -282,6 +282,7 @@ static void fault_replace(void)
     sim_say("%s is replaced, and stopped for %.3f s", sim_node_name(l->node),
             (double)ns / 1e9);
     sim_pause(l->node, sim_now() + ns);
+    w.ranks[i].replaced++;
     rank_start(i);
 }
 
@@ -565,7 +566,7 @@ static void await_end(void)
     for (;;) {
         const rank_role *late = NULL;
         for (uint32_t i = 0; i < w.ranks_n; i++)
-            if (!w.ranks[i].done)
+            if (!w.ranks[i].done || w.ranks[i].replaced)
                 late = &w.ranks[i];
         if (!late)
             return;

@@ -556,13 +556,21 @@ static void save_or_load(rank_life *l)
     }
 }
 
+/* A process that another one follows has ended. */
+static void *rank_end_replaced(rank_role *r)
+{
+    r->replaced--;
+    sim_wake(&w);
+    return NULL;
+}
+
 static void *rank_main(void *arg)
 {
     rank_life *l = arg;
     rank_role *r = l->of;
     while (connect_rank(l)) {
         if (r->life != l)
-            return NULL;
+            return rank_end_replaced(r);
         sim_sleep(SIM_S);
     }
     if (w.newest && !r->index && sim_chance(600))
@@ -581,8 +589,9 @@ static void *rank_main(void *arg)
         return NULL;
     }
     leave(l);
-    if (r->life == l) /* else it was replaced */
-        rank_start(r->index);
+    if (r->life != l)
+        return rank_end_replaced(r);
+    rank_start(r->index);
     return NULL;
 }
 

@@ -121,6 +121,7 @@ typedef struct rank_role {
     uint64_t told;       /* lost updates that earlier lives counted */
     uint64_t hidden;     /* ... and those that one had begun to complete when
                             it ended: what follows takes them for applied */
+    int replaced;        /* processes that live yet, though one follows them */
     int done;
 } rank_role;
 
