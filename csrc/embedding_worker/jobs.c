@@ -374,6 +374,17 @@ int rank_is_replaced(const embedding_worker *s, uint64_t client)
     return r != NULL;
 }
 
+int rank_check(const embedding_worker *s, uint64_t client)
+{
+    if (rank_find(s, client))
+        return PERSIA_OK;
+    if (rank_is_replaced(s, client))
+        return persia_err_set(PERSIA_ECLOSED,
+                              "another process takes the batches of this rank "
+                              "now; give jobs at once a name each (job=)");
+    return persia_err_set(PERSIA_ESTALE, "a rank has not said Hello");
+}
+
 /* What an earlier process of a rank had is offered again. */
 static void jobs_give_back(embedding_worker *s, uint64_t client)
 {
@@ -410,8 +421,12 @@ int rank_hello(embedding_worker *s, const wire_hello *m)
     worker_rank *r = s->ranks;
     while (r && (r->named != m->job || r->rank != m->rank))
         r = r->next;
-    if (r && (r->client == m->caller.client || m->stays))
+    if (r && r->client == m->caller.client)
         return PERSIA_OK;
+    if (r && m->stays) {
+        r->former = m->caller.client;
+        return PERSIA_OK;
+    }
     jobs_drop_beyond(s, m);
     if (r) {
         jobs_give_back(s, r->client);
@@ -551,7 +566,7 @@ int rank_declare(embedding_worker *s, const wire_plan *m, uint32_t *created)
     worker_rank *r = rank_find(s, m->caller.client);
     const worker_rank *other = r ? jobs_fellow(s, r) : NULL;
     if (!r)
-        return persia_err_set(PERSIA_ESTALE, "a rank has not said Hello");
+        return rank_check(s, m->caller.client);
     if (other && !same_plan(&other->plan->plan, m))
         return persia_err_set(PERSIA_EMISMATCH,
                               "rank %u looks up other features or tables; "

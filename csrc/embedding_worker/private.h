@@ -231,7 +231,8 @@ typedef struct worker_rank {
     struct worker_rank *next;
     uint64_t named;  /* the job that it named, or 0 */
     uint32_t rank, world;
-    uint64_t client, former; /* its process, and the one before */
+    uint64_t client, former; /* its process; another that was its own, or
+                                says so */
     const worker_plan *plan; /* what it looks up; NULL: it has not said */
     worker_job *job; /* that it takes batches of; NULL: of none yet */
     uint32_t generation; /* of the job, when it took the first one */
@@ -419,6 +420,8 @@ void rank_asks(embedding_worker *s, worker_rank *r, const wire_take *m);
 worker_rank *rank_find(const embedding_worker *s, uint64_t client);
 /* Whether a later process has its place. */
 int rank_is_replaced(const embedding_worker *s, uint64_t client);
+/* An error if it is of none. */
+int rank_check(const embedding_worker *s, uint64_t client);
 /* Whether it held the batch at its last Take. */
 int rank_has(const worker_rank *r, const offer *o);
 /* Whether a rank of the job has it, by what the ranks said after it arrived:

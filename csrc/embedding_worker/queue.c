@@ -507,8 +507,7 @@ static int take_job(asking *a, worker_rank **r, worker_job **j, int *rc)
     *r = rank_find(a->s, m->caller.client);
     *j = NULL;
     *rc = *r ? job_of_rank(a->s, *r, m->job, (int)m->begun, j)
-             : persia_err_set(PERSIA_ESTALE, "rank %u has not said Hello",
-                              m->rank);
+             : rank_check(a->s, m->caller.client);
     if (!*j)
         return 0;
     const uint64_t epoch =
@@ -535,26 +534,12 @@ static int queue_take_enter(asking *a)
     return a->m.take.place ? take_place(a, r, j) : queue_take_any(a, r, j);
 }
 
-/* Whether the process is that of its rank. */
-static int queue_check_rank(const embedding_worker *s, uint64_t client,
-                            uint32_t rank)
-{
-    if (rank_find(s, client))
-        return PERSIA_OK;
-    if (rank_is_replaced(s, client))
-        return persia_err_set(PERSIA_ECLOSED,
-                              "another process takes the batches of rank %u "
-                              "now; give jobs at once a name each (job=)",
-                              rank);
-    return persia_err_set(PERSIA_ESTALE, "rank %u has not said Hello", rank);
-}
-
 void service_take(asking *a)
 {
     embedding_worker *s = a->s;
     const wire_take *m = &a->m.take;
     worker_rank *r = rank_find(s, m->caller.client);
-    int rc = queue_check_rank(s, m->caller.client, m->rank);
+    int rc = rank_check(s, m->caller.client);
     if (!rc && m->place)
         rc = queue_check_loaders(s);
     offer *o = s->leased;
@@ -682,9 +667,7 @@ void service_return(asking *a)
         o = queue_returned(s, m);
     if (!o && m->stream && m->reason == RETURN_TRAINED &&
         !queue_is_of_rank(s, m) && !rank_is_replaced(s, m->caller.client))
-        queue_ready_error(a, persia_err_set(PERSIA_ESTALE,
-                                            "rank %u has not said Hello",
-                                            m->rank));
+        queue_ready_error(a, rank_check(s, m->caller.client));
     else if (!o)
         returned_late(a);
     else

@@ -171,10 +171,10 @@ wire_caller link_caller(const worker_client *c, const worker_link *l)
                          .lineage = atomic_load(&l->lineage)};
 }
 
-/* again: a rank of which the worker may know another process.  *out: for
- * link_hello_end(), if there is no error. */
+/* A rank that the worker has met says that it stays: its place may be another
+ * process's now.  *out: for link_hello_end(), if there is no error. */
 static int link_hello_begin(const worker_client *c, worker_link *l,
-                            uint64_t stream, int again, uint64_t timeout_ns,
+                            uint64_t stream, uint64_t timeout_ns,
                             calling **out)
 {
     wire_hello m = {.caller = {.client = c->client},
@@ -184,7 +184,7 @@ static int link_hello_begin(const worker_client *c, worker_link *l,
                     .world = c->world,
                     .stream = stream,
                     .job = c->job,
-                    .stays = (uint32_t)again};
+                    .stays = atomic_load(&l->boot) != 0};
     wire_out o;
     memcpy(m.name_space, c->name_space, sizeof m.name_space);
     persia_wire_out_init(&o);
@@ -229,21 +229,11 @@ static int link_greet_end(const worker_client *c, worker_link *l, calling *k)
     return rc;
 }
 
-static int greet_link(const worker_client *c, worker_link *l, int again)
-{
-    calling *k;
-    int rc = link_hello_begin(c, l, 0, again, HELLO_NS, &k);
-    return rc ? rc : link_greet_end(c, l, k);
-}
-
 int link_hello(const worker_client *c, worker_link *l)
 {
-    return greet_link(c, l, 0);
-}
-
-int link_hello_again(const worker_client *c, worker_link *l)
-{
-    return greet_link(c, l, 1);
+    calling *k;
+    int rc = link_hello_begin(c, l, 0, HELLO_NS, &k);
+    return rc ? rc : link_greet_end(c, l, k);
 }
 
 int link_ask(const worker_client *c, worker_link *l, uint64_t stream,
@@ -251,7 +241,7 @@ int link_ask(const worker_client *c, worker_link *l, uint64_t stream,
 {
     link_answer answer;
     calling *k;
-    int rc = link_hello_begin(c, l, stream, 0, timeout_ns, &k);
+    int rc = link_hello_begin(c, l, stream, timeout_ns, &k);
     if (rc)
         return rc;
     rc = link_hello_end(k, &answer, out);
@@ -356,7 +346,7 @@ static int link_greet(worker_client *c, size_t *left, err_kept *away)
         worker_link *l = &c->links[i];
         int rc = PERSIA_OK;
         if (link_is_away(l) && !atomic_load(&l->unlisted))
-            rc = link_hello_begin(c, l, 0, 0, HELLO_NS, &asked[i]);
+            rc = link_hello_begin(c, l, 0, HELLO_NS, &asked[i]);
         link_greet_judge(rc, left, away, &fatal);
     }
     for (size_t i = 0; i < n; i++) {

@@ -136,8 +136,6 @@ int link_call(const worker_client *c, worker_link *l, uint32_t method,
               wire_out *o, int copies, uint64_t timeout_ns, link_answer *out);
 /* Says Hello (again), for 5 s at most; then it is not away. */
 int link_hello(const worker_client *c, worker_link *l);
-/* Says it once more: what it holds. */
-int link_hello_again(const worker_client *c, worker_link *l);
 /* What its Hello says of a stream of batches; 0: of none.  Waits at most
  * `timeout_ns`.  Only numbers and the ledger are kept. */
 int link_ask(const worker_client *c, worker_link *l, uint64_t stream,

@@ -83,7 +83,7 @@ static void rank_tick(void *owner)
     pthread_mutex_unlock(&r->lock);
     for (size_t i = 0; i < r->c.links_n && !takes; i++)
         if (!link_is_away(&r->c.links[i]))
-            (void)link_hello_again(&r->c, &r->c.links[i]);
+            (void)link_hello(&r->c, &r->c.links[i]);
 }
 
 int persia_rank_open(const worker_client_config *config, rank_taker **out)

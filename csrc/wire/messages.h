@@ -231,7 +231,8 @@ typedef struct wire_hello {
     /* By this rank, as in Take: it says so also while it takes none. */
     wire_batch_name *held;
     size_t held_n;
-    /* a rank that continues: it takes no other process's place */
+    /* A rank that the worker has met: it takes no other process's place. Where
+     * another one has its own, its next Take fails (persia-error: Closed). */
     uint32_t stays;
     /* Of the next batch that a rank takes, as in Take: of those before it
      * takes none but what it holds. */

@@ -82,10 +82,14 @@ class Gate:
         with contextlib.suppress(OSError):  # ends a wait for a connection
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self.drop()
+        self._open.set()
+
+    def drop(self) -> None:
+        """Ends the connections there are, as a network does."""
         for one in self._sockets:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
-        self._open.set()
 
     def close(self) -> None:
         """No more connections."""

@@ -450,6 +450,30 @@ static void ranks_that_no_job_has_are_refused(void **state)
     assert_int_equal(stats_of(w).ranks, 1);
 }
 
+/* A later process has the rank's place, and keeps it: the earlier one may have
+ * waited for a batch, or have lost its connection. */
+static void a_rank_is_of_its_last_process(void **state)
+{
+    world *w = *state;
+    wire_hello m = {.version = WIRE_VERSION, .name_space = "test",
+                    .world = 1, .stays = 1};
+    hello(w, 1);
+    declare(w, "b");
+    pending *c = ask(w, 1, 1, 1);
+    hello(w, 2);
+    assert_int_equal(wait_for(c), PERSIA_ECLOSED);
+    end_call(c);
+    for (m.caller.client = 1; m.caller.client <= 3; m.caller.client += 2) {
+        hello_as(w, &m);
+        c = ask(w, m.caller.client, 1, 2);
+        assert_int_equal(wait_for(c), PERSIA_ECLOSED);
+        end_call(c);
+    }
+    send_batch(w, 1);
+    assert_int_equal(take(w, 2, 1, &c).status, TAKE_BATCH);
+    end_call(c);
+}
+
 static void what_servers_have_is_not_offered(void **state)
 {
     world *w = *state;
@@ -517,6 +541,7 @@ int main(void)
         TEST(a_pass_ends_with_its_loaders),
         TEST(what_is_wrong_is_refused),
         TEST(ranks_that_no_job_has_are_refused),
+        TEST(a_rank_is_of_its_last_process),
         TEST(what_servers_have_is_not_offered),
         TEST(the_end_fails_what_waits),
     };
