@@ -118,6 +118,7 @@ static _Noreturn void die(process *p, const char *what, int rc)
     if (rc != PERSIA_EUNAVAILABLE && rc != PERSIA_ETIMEOUT &&
         rc != PERSIA_EINCOMPLETE && !(rc == PERSIA_ECLOSED && p->lives > 1) &&
         !client_is_loss(rc) && !(w.saves && rc == PERSIA_EIO) &&
+        !(four.step && w.emptied && rc == PERSIA_EARG) &&
         !(w.moves && !w.finish && rc == PERSIA_EMISMATCH))
         sim_fail("%s: %s, which no fault explains", what,
                  persia_err_name(rc));
