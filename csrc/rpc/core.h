@@ -126,6 +126,12 @@ void args_messages(rpc_args *a, uint64_t limit);
 /* What servers say of the core's own limits; of versions.c. */
 void core_server_args(rpc_args *a);
 
+/* ---- certificates ------------------------------------------------------- */
+
+/* Whether the certificate of a call's client has this name: see rpc_peer; ctx
+ * is its grpc_call.  gRPC has no name of one that it did not verify. */
+int core_has_name(void *ctx, const char *name);
+
 /* ---- errors ------------------------------------------------------------- */
 
 /* Trailing metadata with the name of a code of base.h. */

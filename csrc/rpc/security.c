@@ -194,3 +194,24 @@ int status_to_code(grpc_status_code status,
     }
     return code_of_status(status);
 }
+
+int core_has_name(void *ctx, const char *name)
+{
+    const int host = strncmp(name, "dns:", 4) == 0;
+    const char *want = host ? name + 4 : name;
+    const size_t n = strlen(want);
+    grpc_auth_context *a = grpc_call_auth_context(ctx);
+    const grpc_auth_property *p = NULL;
+    if (a && grpc_auth_context_peer_is_authenticated(a)) {
+        grpc_auth_property_iterator i =
+            grpc_auth_context_find_properties_by_name(
+                a, host ? GRPC_PEER_DNS_PROPERTY_NAME
+                        : GRPC_PEER_URI_PROPERTY_NAME);
+        do
+            p = grpc_auth_property_iterator_next(&i);
+        while (p && (p->value_length != n || memcmp(p->value, want, n) != 0));
+    }
+    const int has = p != NULL;
+    grpc_auth_context_release(a);
+    return has;
+}

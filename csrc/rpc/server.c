@@ -337,33 +337,10 @@ static void slot_deny(slot *l, int rc)
                 persia_err_name(rc), text);
 }
 
-/* Whether the certificate of the client has this name: see rpc_peer.  gRPC
- * has no name of one that it did not verify. */
-static int slot_has_name(void *ctx, const char *name)
-{
-    const int host = strncmp(name, "dns:", 4) == 0;
-    const char *want = host ? name + 4 : name;
-    const size_t n = strlen(want);
-    grpc_auth_context *a = grpc_call_auth_context(((slot *)ctx)->grpc);
-    const grpc_auth_property *p = NULL;
-    if (a && grpc_auth_context_peer_is_authenticated(a)) {
-        grpc_auth_property_iterator i =
-            grpc_auth_context_find_properties_by_name(
-                a, host ? GRPC_PEER_DNS_PROPERTY_NAME
-                        : GRPC_PEER_URI_PROPERTY_NAME);
-        do
-            p = grpc_auth_property_iterator_next(&i);
-        while (p && (p->value_length != n || memcmp(p->value, want, n) != 0));
-    }
-    const int has = p != NULL;
-    grpc_auth_context_release(a);
-    return has;
-}
-
 /* Whether a call is let in. */
 static int slot_enter(slot *l)
 {
-    const rpc_peer peer = {slot_has_name, l};
+    const rpc_peer peer = {core_has_name, l->grpc};
     const grpc_slice *value = slot_metadata(l, "authorization");
     int rc = persia_rpc_gate_enter(
         l->server->gate, l->call.method,

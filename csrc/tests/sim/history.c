@@ -459,7 +459,8 @@ static uint64_t count_own(const rank_role *r, const update_bits has)
         for (int k = 0; k < r->attempts_n; k++) {
             const attempt *a = &r->attempts[k];
             one += a->life == r->life->number && a->acked &&
-                   !is_numbered_again(r, a) && s < a->servers_n && !(has[r->index][k] >> s & 1);
+                   !is_numbered_again(r, a) && s < a->servers_n &&
+                   !(has[r->index][k] >> s & 1);
         }
         most = one > most ? one : most;
     }
