@@ -80,6 +80,7 @@ def command(
 
     torchrun --nproc-per-node 2 -m persia train clicks.parquet
     """
+    from persia.distributed.ranks import lost_rank
     from persia.train.roots import newest
     from persia.train.run import Run
     from persia.train.saved import saved_options
@@ -116,8 +117,13 @@ def command(
     keep_memory()
     with Ending(settings.grace, patient=(signal.SIGINT,)) as ending:
         ending.what = "it had not begun to train"
-        run = Run(settings, resume, overwrite)
-        _train(run, named, ending, lines, auto and resume is None, json)
+        try:
+            run = Run(settings, resume, overwrite)
+            _train(run, named, ending, lines, auto and resume is None, json)
+        except RuntimeError as error:
+            if (lost := lost_rank(error)) is not None:
+                raise lost from error
+            raise
 
 
 def _printed(

@@ -45,6 +45,7 @@ from persia.distributed.ranks import (
     all_max,
     group_here,
     need_group,
+    notice_lost_machines,
 )
 from persia.distributed.security import Security
 
@@ -282,6 +283,8 @@ class Settings:
 
     def open(self, threads: int, memory_limit: int) -> Connection:
         """Connects."""
+        if group_here() is not None:
+            notice_lost_machines()
         where = self.where()
         if self.log is not None:
             return self._open_logged(where, threads, memory_limit)

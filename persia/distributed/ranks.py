@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
+import socket
+import stat
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -20,6 +24,15 @@ _POLL = 0.05  # seconds
 _FIRST_PAUSE = 5e-5
 _PATIENCE = 600.0  # seconds for other ranks to arrive
 _MEETING = 1800.0  # the same in a pass, as long as torch's collectives wait
+_SILENT = (  # a minute in which the other machine's kernel answers nothing
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 60_000),  # ms
+)
+# What gloo says behind the place in its source.
+_BROKEN = re.compile(r"gloo/transport/\S+\] (.*?)(?:\. |$)")
 
 
 def group_here() -> Any:
@@ -37,6 +50,34 @@ def need_group(why: str) -> Any:
             "torch.distributed.init_process_group() first"
         )
     return group
+
+
+def notice_lost_machines() -> None:
+    """A machine that loses its power says nothing, and torch waits half an
+    hour for it. The TCP connections that this process has now, those of its
+    process group among them, fail after a minute in which the other machine
+    answers nothing.
+    """
+    for file in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # it is closed, or not of TCP
+            if not stat.S_ISSOCK(os.stat(file).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(file)) as one:
+                one.getpeername()  # one that listens has none
+                for level, option, value in _SILENT:
+                    one.setsockopt(level, option, value)
+
+
+def lost_rank(error: RuntimeError) -> errors.Unavailable | None:
+    """What to say where a collective of torch failed by this error because
+    the connection to another rank broke; None: it is another error."""
+    found = _BROKEN.search(" ".join(str(error).split()))
+    if found is None:
+        return None
+    return errors.Unavailable(
+        "another rank has ended, or its machine is lost; the first rank that "
+        f"failed says why ({found[1]})"
+    )
 
 
 def backends(group: Any) -> dict[str, str]:

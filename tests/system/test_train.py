@@ -154,6 +154,17 @@ def test_an_error_of_one_rank_ends_all() -> None:
     assert lines and all(re.match(told, line) for line in lines), lines
 
 
+def test_a_lost_machine_ends_the_other_ranks() -> None:
+    """It answers nothing more, nor says that it has ended."""
+    job = str(Path(__file__).with_name("lost_job.py"))
+    with contextlib.closing(Servers(2)) as servers:
+        words = (job, *TRAIN, "--servers", servers.text)
+        status, text = ranks(WORLD, *words)
+    assert status == 1, text
+    assert "persia: error[Unavailable]: " in text
+    assert "Traceback" not in text
+
+
 @pytest.mark.long
 def test_ranks_do_not_begin_in_an_older_root(
     mark: str, tmp_path: Path
