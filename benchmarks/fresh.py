@@ -15,6 +15,7 @@ follows them as ``persia serve model`` does.
   processors.
 - ``s3``: the same through an S3 server on this machine, which takes its share
   of the processors, too (needs ``moto``).
+- ``relay``: as ``lag``, through ``persia serve export`` over TLS.
 - ``reads``: rows are read in threads while packets change them; how many of
   them were torn.
 """
@@ -30,7 +31,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,9 @@ from pyarrow import fs
 import persia
 from benchmarks.common import FEATURES, arguments, print_machine, report
 from persia import models
+from persia.distributed.certs import write_certificates
 from persia.serving import Publisher
+from persia.serving.repository import Model
 
 BENCH = "fresh"
 DENSE, DIM, BATCH = 13, 16, 1024
@@ -162,19 +165,61 @@ def cost(sizes: Sizes, seed: int, case: str, hot: float) -> None:
     )
 
 
-def lag(sizes: Sizes, seed: int, case: str, to: str, target: float) -> None:
-    """Seconds until another process answers with a row; ``to``: the root of
-    the versions, if not a folder."""
+@contextlib.contextmanager
+def relayed(place: Path) -> Iterator[str]:
+    """The URL at which a process hands out the exports of ``out``."""
+    write_certificates(place / "certs", ["localhost"])
+    os.environ["PERSIA_TLS_CA"] = str(place / "certs/ca.pem")
+    with subprocess.Popen(
+        [
+            *(sys.executable, "-m", "persia", "serve", "export"),
+            *(str(place / "out"), "--port", "0"),
+            *("--tls-cert", str(place / "certs/server.pem")),
+            *("--tls-key", str(place / "certs/server-key.pem")),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            while not line.startswith("serving "):
+                line = process.stdout.readline()
+            yield f"https://localhost:{line.rpartition(':')[2].strip()}/out"
+        finally:
+            process.terminate()
+
+
+def lag(
+    sizes: Sizes,
+    seed: int,
+    case: str,
+    target: float,
+    to: str = "",
+    relay: bool = False,
+) -> None:
+    """Seconds until another process answers with a row.
+
+    Args:
+        sizes: of the benchmark.
+        seed: of the training.
+        case: its name.
+        target: seconds.
+        to: the root of the versions, if not a folder.
+        relay: whether the folder is read through a relay.
+    """
     training = Training(sizes, seed, sizes.hot)
-    with tempfile.TemporaryDirectory() as folder:
-        out, seen = to or str(Path(folder) / "out"), Path(folder) / "seen"
+    with contextlib.ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        out, seen = to or str(place / "out"), place / "seen"
+        read = stack.enter_context(relayed(place)) if relay else out
         begin = time.time()
         probe = torch.tensor([PROBE])
         training.store.set_rows(KEYS[0], probe, torch.zeros(1, DIM))
         with training.publisher(out, sizes.lag_every) as publisher:
             command = [sys.executable, "-m", "benchmarks.fresh"]
             with subprocess.Popen(
-                [*command, "--follow", out, "--seen", str(seen)]
+                [*command, "--follow", read, "--seen", str(seen)]
             ) as follower:
                 while not seen.exists():
                     time.sleep(0.05)
@@ -239,7 +284,7 @@ def lag_of_bucket(sizes: Sizes, seed: int) -> None:
                 allow_bucket_creation=True,
             ).create_dir("bucket")
             options = f"scheme=http&endpoint_override={endpoint}"
-            lag(sizes, seed, "s3", f"s3://bucket/out?{options}", 2.0)
+            lag(sizes, seed, "s3", 2.0, f"s3://bucket/out?{options}")
         finally:
             server.terminate()
 
@@ -301,19 +346,21 @@ def reads(sizes: Sizes, seed: int) -> None:
 
 
 def follow(root: str, seen: str) -> None:
-    """Applies packets as they appear; writes when it sees which value."""
+    """Applies packets as they appear, as ``persia serve model`` does; writes
+    when it sees which value."""
     torch.set_num_threads(1)
-    loaded = persia.load_model(root)
+    model, ends = Model("followed", root, 2), threading.Event()
+    model.load()
     probe, last = torch.tensor([PROBE]), -1.0
     with open(seen, "w", encoding="ascii") as file:
         while os.getppid() != 1:
-            loaded.catch_up()
-            value = float(loaded.vectors(KEYS[0], probe)[0, 0])
+            model.catch_up()
+            value = float(model.current.vectors(KEYS[0], probe)[0, 0])
             if value != last:
                 file.write(f"{time.time()} {value}\n")
                 file.flush()
                 last = value
-            time.sleep(0.02)
+            model.wait(0.02, ends)
 
 
 def main() -> None:
@@ -330,8 +377,9 @@ def main() -> None:
     parts: dict[str, Callable[[], None]] = {
         "cost": lambda: cost(sizes, seed, "cost", sizes.hot),
         "most": lambda: cost(sizes, seed, "most", 0.0),
-        "lag": lambda: lag(sizes, seed, "lag", "", 0.2),
+        "lag": lambda: lag(sizes, seed, "lag", 0.2),
         "s3": lambda: lag_of_bucket(sizes, seed),
+        "relay": lambda: lag(sizes, seed, "relay", 0.2, relay=True),
         "reads": lambda: reads(sizes, seed),
     }
     for name, part in parts.items():
