@@ -92,8 +92,9 @@ def command(
     from persia.distributed.addresses import DNS, resolve, texts_of
     from persia.distributed.security import Security
 
-    texts = addresses or [variable("PERSIA_SERVERS") or ""]
-    given = [a for text in texts for a in text.split(",")]
+    given = [a for text in addresses or [] for a in text.split(",")]
+    if all("://" in a for a in given):
+        given += (variable("PERSIA_SERVERS") or "").split(",")
     between = [a for a in texts_of(workers or "") if a]
     if any(a.startswith(DNS) for a in between):
         between, _ = resolve(between, Security.from_environment())

@@ -208,6 +208,11 @@ def test_the_staleness_of_trainers() -> None:
         assert {int(k): n for k, n in shown.items()} == found
         words = run(server.address, url, "--interval", "0")
         assert "staleness of lookups" in words.stdout
+        done = run(
+            url, "--interval", "0", "--json", PERSIA_SERVERS=server.address
+        )
+        (one,) = json.loads(done.stdout)["servers"]
+        assert one["address"] == server.address
     store.close()
     (trainer,) = looking.ask_trainers([url])
     assert not trainer.staleness and "store was closed" in trainer.error
