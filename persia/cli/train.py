@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from persia.base.environment import variable
-from persia.base.logs import say
+from persia.base.logs import describe, say
 from persia.base.memory import keep_memory
 from persia.base.signals import Ended, Ending
 from persia.cli.bars import progress
@@ -115,10 +115,12 @@ def command(
         would(f"train {check_run(settings, resume, overwrite)}", json)
         return
     keep_memory()
+    describe(role="trainer")
     with Ending(settings.grace, patient=(signal.SIGINT,)) as ending:
         ending.what = "it had not begun to train"
         try:
             run = Run(settings, resume, overwrite)
+            describe(rank=run.rank)
             _train(run, named, ending, lines, auto and resume is None, json)
         except RuntimeError as error:
             if (lost := lost_rank(error)) is not None:

@@ -413,6 +413,7 @@ def test_lines_are_json(folder: Path, tmp_path: Path) -> None:
     for line in lines:
         pd.Timestamp(line["time"])
         assert line["message"]
+    assert lines[-1]["role"] == "trainer"
     assert json.loads(done.stdout)["scores"]["samples"] > 0
     quiet = call(*words, "--log-level", "error", "--json")
     assert quiet.status == 0 and not quiet.stderr
