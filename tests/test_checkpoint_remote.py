@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from pyarrow import fs
 import persia
 from persia import _core, checkpoint, errors
 from persia.checkpoint import files, remote
+from persia.distributed.server import ServeConfig, Server
+from persia.serving.folder import versions_of
 from persia.train.roots import best_root
 from tests.checkpoints import (
     Trained,
@@ -222,6 +225,15 @@ def test_storage_that_is_not_there(
     assert SECRET not in str(e.value)
     with pytest.raises(errors.StorageError, match="s3://other/out"):
         store.load(elsewhere)
+    # Before hours of training, or a server without its rows.
+    for make in (files.root_of, versions_of):
+        with pytest.raises(errors.StorageError, match="s3://other/out"):
+            files.check(make(elsewhere))
+    server = Server(
+        ServeConfig(checkpoints=elsewhere, restore="job", or_empty=True)
+    )
+    with contextlib.closing(server), pytest.raises(errors.StorageError):
+        server.restore()
     for bad in ("s3://bucket", "s3://bucket/"):
         with pytest.raises(errors.InvalidArgument, match="no folder"):
             store.save(f"{bad}?scheme=http&endpoint_override={endpoint}")

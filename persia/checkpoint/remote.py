@@ -118,6 +118,17 @@ class RemoteFolder:
     def check_place(self) -> None:
         with self._calls("read"):
             refuse_inside(self, self._path, self._is_file)
+            bucket = self._path.partition("/")[0]
+            if not has_folders(self._fs) and self._lacks(bucket):
+                raise FileNotFoundError(f"there is no bucket {bucket}")
+
+    def _lacks(self, bucket: str) -> bool:
+        """What is in no bucket looks as what is not in one. Keys of a folder
+        alone may not ask."""
+        with contextlib.suppress(OSError):
+            found = infos_of(self._fs, bucket)
+            return bool(found.type == fs.FileType.NotFound)
+        return False
 
     def read(self, name: str) -> bytes | None:
         path = f"{self._path}/{name}"

@@ -602,6 +602,7 @@ class Server:
         if own is not None:
             return self._restore_own(name, own)
         if config.or_empty:
+            config.root(name).check_place()  # else its name is wrong
             return None
         raise StorageError(
             f"{config.checkpoints} has no checkpoint {config.restore}, and "

@@ -219,8 +219,8 @@ class Shards:
             if self.config.restore is None or self._join or recovered:
                 continue
             rows = server.restore()
-            what = "none" if rows is None else f"{rows:,}"
-            say(f"restored {self.config.restore}: {what} rows")
+            what = "no checkpoint" if rows is None else f"{rows:,} rows"
+            say(f"restored {self.config.restore}: {what}")
 
     def stats(self) -> dict[int, dict[str, Any]]:
         """Those of each shard that is here."""

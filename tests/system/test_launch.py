@@ -577,7 +577,7 @@ def test_servers_that_restore_are_waited_for_at_their_host(
     output, messages = finish(process, mark)
     assert process.returncode == 0, (output, messages)
     assert "job | all there" in output
-    assert output.count("restored out: none rows") == 2
+    assert output.count("restored out: no checkpoint") == 2
 
 
 @pytest.mark.parametrize("option", ["--grace", "--start-timeout"])

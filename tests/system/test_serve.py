@@ -377,7 +377,7 @@ def test_rows_and_ledger_outlive_a_restart(tmp_path: Path) -> None:
     flags = ["--checkpoints", str(tmp_path), "--shard", "0/1"]
     flags += ["--restore", "job", "--or-empty", "--save-on-exit", "job"]
     with serving(*flags) as server:
-        assert server.said[0] == "restored job: none rows"
+        assert server.said[0] == "restored job: no checkpoint"
         client = Client(server.address)
         first = client.hello(stream=77)
         client.declare()
