@@ -10,6 +10,7 @@ import pytest
 from persia import _core
 from persia.base import patience
 from persia.data import Sender
+from persia.distributed import Security, addresses
 from tests.remote import Servers
 from tests.roles import Workers
 from tests.roles_told import job
@@ -47,7 +48,16 @@ def test_a_trainer_that_waits_says_why(
             sender.flush(30)
             wait_for(lambda: said("batches arrive again"))
             caplog.clear()
-            wait_for(lambda: said("0 batches, and 0 are at trainers"))
+            wait_for(lambda: said("0 batches, 0 are at trainers"))
             job.send(sender, 2, 4)
             one()
         trainer.close()
+
+
+def test_batches_that_wait_for_servers_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server is away: loaders and jobs are as they should be."""
+    stats = {"streams": 1, "queued": 480, "looking": 2, "returning": 1}
+    monkeypatch.setattr(addresses, "_ask_worker", lambda *_: stats)
+    assert "3 wait" in addresses.why_no_batch(["w:1"], "default", Security())

@@ -195,8 +195,10 @@ def why_no_batch(
     if loaders <= 0:
         return "embedding workers know of no data loader: start persia feed"
     return (
-        f"embedding workers have {found['queued']:,} batches, and "
-        f"{found['leased']:,} are at trainers; data loaders send as many "
+        f"embedding workers have {found['queued']:,} batches, "
+        f"{found['leased']:,} are at trainers, and "
+        f"{found['looking'] + found['returning']:,} wait for parameter "
+        "servers; data loaders send as many "
         "epochs as they were given, and nothing that servers have under the "
         "name of their job; a trainer takes the batches of one job: see "
         "`epochs` and `job`"
