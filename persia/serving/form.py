@@ -206,8 +206,9 @@ class Form(pydantic.BaseModel):
                     f"has {samples[1]}"
                 )
         for tree in (*self.args, *self.kwargs.values()):
-            for feature in tree.get("batch", ()):
-                _check_feature(_Feature(*feature), tensors)
+            for feature in (_Feature(*f) for f in tree.get("batch", ())):
+                single = self.inputs[feature.values].samples
+                _check_feature(feature, tensors, single)
 
     def dynamic_shapes(self, example: Sequence[Tensor]) -> tuple[Any, ...]:
         """For torch.export: the sizes that may change."""
@@ -351,7 +352,9 @@ def _take_features(part: Any, x: Any, found: dict[int, Tensor]) -> None:
             )
 
 
-def _check_feature(feature: _Feature, tensors: Sequence[Tensor]) -> None:
+def _check_feature(
+    feature: _Feature, tensors: Sequence[Tensor], single: bool
+) -> None:
     values = tensors[feature.values]
     if feature.lengths is not None:
         lengths = tensors[feature.lengths].long()
@@ -364,6 +367,10 @@ def _check_feature(feature: _Feature, tensors: Sequence[Tensor]) -> None:
             raise errors.OffsetsError(
                 f"{feature.name}.lengths add up to {int(lengths.sum())}, but "
                 f"there are {len(values)} ids"
+            )
+        if single and not bool((lengths == 1).all()):
+            raise errors.ShapeError(
+                f"the model needs one {feature.name!r} a sample"
             )
     if feature.weights is not None and tensors[feature.weights].shape != (
         values.shape

@@ -446,6 +446,20 @@ def test_calls_of_another_form_are_refused(tmp_path: Path) -> None:
     loaded(dense, ids)
 
 
+def test_a_feature_that_needs_one_id_a_sample_has_one(tmp_path: Path) -> None:
+    model = models.din()
+    persia.export(model, tmp_path, example=models.history(3))
+    loaded = persia.load_model(tmp_path)
+    dense, ids = models.history(2)
+    loaded(dense, ids)
+    items, history = ids["item"][0], ids["history"]
+    for lengths in [2, 0], [0, 2]:
+        two = {"item": (items, torch.tensor(lengths)), "history": history[:2]}
+        for call in model, loaded:
+            with pytest.raises(errors.ShapeError):
+                call(dense, persia.JaggedBatch.from_dict(two))
+
+
 @pytest.mark.skipif(not _core.GRPC[0].isdigit(), reason="without gRPC")
 def test_rows_of_servers_are_exported(tmp_path: Path) -> None:
     """They pass through a checkpoint that servers and this process see."""
