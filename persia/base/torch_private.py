@@ -263,6 +263,11 @@ def checks_metadata(node: torch.fx.Node) -> bool:
     return str(node.target) == "aten._assert_tensor_metadata.default"
 
 
+def shape_guards(program: torch.export.ExportedProgram) -> list[str]:
+    """What a graph takes for true of the sizes of its inputs."""
+    return list(getattr(program, "_guards_code", ()))
+
+
 def onednn_linear() -> Any:
     """The operator of oneDNN for a linear layer on the CPU, called with
     (x, weight, bias, "relu" or "none", [], ""); None: this torch has none.

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from persia import _core, errors
+from persia.base.torch_private import shape_guards
 from persia.data.batches.batch import Batch
 from persia.data.schema.schema import Schema
 from persia.data.table import Table
@@ -133,6 +134,7 @@ class ExportedModel(nn.Module):
         check_file(self.folder, manifest.dense)
         with (self.folder / manifest.dense.name).open("rb") as file:
             program = read_graph(file)
+        self.form.guard(shape_guards(program))
         self._root = version.above
         self._tables = tables
         self._lookups = {

@@ -460,6 +460,38 @@ def test_a_feature_that_needs_one_id_a_sample_has_one(tmp_path: Path) -> None:
                 call(dense, persia.JaggedBatch.from_dict(two))
 
 
+class Cuts(nn.Module):
+    """Keeps the end of a history that is too long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 4)
+
+    def forward(self, words: Any) -> Any:
+        if words.shape[1] > 10:
+            words = words[:, -10:]
+        return self.words(words).sum((1, 2))
+
+
+@pytest.mark.parametrize(("width", "other"), [(5, 15), (15, 5)])
+def test_sizes_of_another_branch_are_refused(
+    width: int, other: int, tmp_path: Path
+) -> None:
+    model = persia.convert(Cuts(), store=models.store())
+
+    def words(samples: int, columns: int) -> Any:
+        return torch.randint(0, 20, (samples, columns))
+
+    models.train(model, lambda: (words(9, 7),))
+    persia.export(model, tmp_path, example=words(3, width))
+    loaded, near = persia.load_model(tmp_path), (10 if width < 10 else 11)
+    for call in words(4, width), words(1, width), words(2, near):
+        torch.testing.assert_close(loaded(call), model(call).detach())
+    for samples in 1, 4:
+        with pytest.raises(errors.ShapeError):
+            loaded(words(samples, other))
+
+
 @pytest.mark.skipif(not _core.GRPC[0].isdigit(), reason="without gRPC")
 def test_rows_of_servers_are_exported(tmp_path: Path) -> None:
     """They pass through a checkpoint that servers and this process see."""
