@@ -125,7 +125,8 @@ class Batcher:
                 else:
                     models.setdefault(model, []).append(one)
             for model, some in models.items():
-                self._compute(model, some)
+                for part in [some] if model.joins else [[one] for one in some]:
+                    self._compute(model, part)
 
     # ---- a batch
 

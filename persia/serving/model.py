@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import os
 import threading
 import time
@@ -25,6 +26,7 @@ from persia.serving.deltas.following import DenseParts, Follower
 from persia.serving.deltas.packet import PacketTable
 from persia.serving.folder import Version, check_file, find_version
 from persia.serving.graph import Lookup, bind, read_graph
+from persia.serving.mixing import mixes_samples
 from persia.serving.plan import plan_of
 from persia.serving.rows import open_rows
 from persia.serving.statistics import Statistics
@@ -45,9 +47,7 @@ class _Rows(nn.Module):
         self, lookup: Lookup, tables: Mapping[str, _core.RowsFile]
     ) -> None:
         super().__init__()
-        self._features = lookup.features
-        self._width = lookup.width
-        self._pooled = lookup.pooled
+        self.lookup = lookup
         self._parts = [
             (tables[p.table], p.feature, _POOLING[p.pooling], p.column)
             for p in lookup.parts
@@ -65,21 +65,22 @@ class _Rows(nn.Module):
         self, values: Tensor, offsets: Tensor | None, weights: Tensor | None
     ) -> Tensor:
         """float32 [bags, width], or, not pooled, [n, width]."""
+        one = self.lookup
         height = n = values.shape[0]
-        if self._pooled:
+        if one.pooled:
             bags = n if offsets is None else offsets.shape[0] - 1
-            height = bags // self._features
-        make = torch.empty if self._pooled else torch.zeros
-        out = make((height, self._width), dtype=torch.float32)
+            height = bags // one.features
+        make = torch.empty if one.pooled else torch.zeros
+        out = make((height, one.width), dtype=torch.float32)
         began = time.monotonic_ns()
         ids, absent = _core.rows_batch(
             self._parts,
-            self._features,
+            one.features,
             values.detach().contiguous().numpy(),
             None if offsets is None else offsets.contiguous().numpy(),
             None if weights is None else weights.contiguous().numpy(),
             out.numpy(),
-            self._width,
+            one.width,
         )
         note_lookup(began)
         with self._lock:
@@ -177,6 +178,12 @@ class ExportedModel(nn.Module):
         with self._dense.used() as graph:
             found: tuple[Tensor, ...] = graph(*tensors)
         return found
+
+    @functools.cached_property
+    def joins(self) -> bool:
+        """Whether samples of several requests are computed together: what is
+        said of one depends on no other."""
+        return not mixes_samples(self._dense.graph, self.form)
 
     def scores(self, outputs: Sequence[Tensor]) -> dict[str, Tensor]:
         """The outputs by name; of a model of clicks its probabilities, as

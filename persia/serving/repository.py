@@ -382,6 +382,11 @@ def _warm_up(model: ExportedModel) -> None:
             f"{type(error).__name__}: {error}",
             "warning",
         )
+    if not model.joins:
+        say(
+            f"version {model.version}: scores depend on all samples of a "
+            "request, so each request is computed alone"
+        )
 
 
 class Repository:

@@ -180,3 +180,29 @@ OWN: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "rows": (Rows, rows),
     "weighted": (Weighted, weighted),
 }
+
+
+class Ranks(nn.Module):
+    """Candidates share what a request has to give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items = nn.Embedding(50, 4)
+        self.last = nn.Linear(4, 1)
+        nn.init.zeros_(self.last.weight)
+
+    def forward(self, items: Tensor) -> Tensor:
+        found: Tensor = self.last(self.items(items)).squeeze(1).softmax(0)
+        return found
+
+
+class Centred(nn.Module):
+    """Vectors around the mean of their batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items = nn.Embedding(50, 4)
+
+    def forward(self, items: Tensor) -> Tensor:
+        found = self.items(items)
+        return found - found.mean(0)

@@ -68,6 +68,7 @@ def test_an_export_gives_what_the_model_gives(
         with torch.no_grad():
             want = model(*call)
         torch.testing.assert_close(loaded(*call), want, rtol=1e-6, atol=1e-6)
+    assert loaded.joins
     models.train(model, lambda: batch(16))  # it trains on as before
     call = batch(9)
     twin = pickle.loads(pickle.dumps(loaded))

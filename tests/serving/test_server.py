@@ -580,7 +580,7 @@ def test_requests_that_wait_are_computed_together(
     models.train(made, lambda: models.batch(16, several))
     persia.export(made, tmp_path, example=models.batch(3, several))
     model = persia.load_model(tmp_path)
-    assert (model.plan is None) == several
+    assert (model.plan is None) == several and model.joins
     measures = Measures(["m"])
     calls = [models.batch(n % 5 + 1, several) for n in range(40)]
     inputs = [model.form.flatten(call, {}) for call in calls]
@@ -637,6 +637,37 @@ def test_requests_that_wait_are_computed_together(
     assert count < 30 - 5  # of more requests
     with pytest.raises(errors.Closed):
         submit(inputs[0], 60)
+
+
+@pytest.mark.parametrize("kind", [models.Ranks, models.Centred])
+def test_requests_of_a_model_that_mixes_samples_are_computed_alone(
+    kind: Any, tmp_path: Path
+) -> None:
+    torch.manual_seed(2)
+    made = persia.convert(kind(), store=models.store())
+    persia.export(made, tmp_path, example=torch.zeros(2).long())
+    models.train(made, lambda: (torch.randint(0, 50, (16,)),))
+    persia.export(made, tmp_path, example=torch.zeros(2).long())
+    for name in "v-000001", "v-000002":
+        model = persia.load_model(tmp_path, name)
+        inputs = [[torch.randint(0, 50, (n % 5 + 1,))] for n in range(40)]
+        want = [model.run(tensors)[0].numpy() for tensors in inputs]
+        assert not model.joins
+        batcher = Batcher(
+            lambda name, version, found=model: found,
+            Measures(["m"]),
+            threads=1,
+            batch=32,
+            queue=300,
+            limit=1000,
+            timeout=60.0,
+        )
+        answers: list[Future[Any]] = [Future() for _ in inputs]
+        for tensors, answer in zip(inputs, answers, strict=True):
+            batcher.queue.put(request_of(model, tensors, answer), 60)
+        batcher.close()
+        for answer, expected in zip(answers, want, strict=True):
+            assert np.allclose(answer.result(60)["output"], expected)
 
 
 def test_a_request_that_fails_fails_alone(
