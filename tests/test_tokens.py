@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
+import json
 import os
 import threading
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from typer.testing import CliRunner
 
 import persia
 from persia import _core, errors
+from persia.base.logs import said
 from persia.cli.app import app
 from persia.distributed import tokens
 from persia.distributed.certs import Authority
@@ -738,6 +740,33 @@ def test_a_name_is_removed_and_comments_stay(tmp_path: Path) -> None:
         with pytest.raises(errors.InvalidArgument):
             tokens.remove(path, name)
     assert path.read_text() == words
+
+
+def test_changes_of_tokens_are_audited(tmp_path: Path) -> None:
+    path, audits = tmp_path / "tokens", tmp_path / "audits"
+    with said(audits=audits):
+        secrets = [tokens.add(path, "a", ["train"], "2090-12-31", ["rate=5"])]
+        tokens.add_peer(path, "b", ["read"], "spiffe://c/b")
+        with pytest.raises(errors.InvalidArgument):
+            tokens.add(path, "c", ["boss"])
+        secrets.append(tokens.rotate(path, "a", 1, None))
+        tokens.remove(path, "a")
+    text = audits.read_text()
+    found = [json.loads(line) for line in text.splitlines()]
+    a = {"file": str(path), "name": "a"}
+    right = {"roles": ["train"], "until": "2090-12-31", "options": ["rate=5"]}
+    of_b = {"roles": ["read"], "until": None, "peer": "spiffe://c/b"}
+    assert [
+        {k: v for k, v in one.items() if k not in ("time", "level")}
+        for one in found
+    ] == [
+        {"event": "token added", "peer": None} | a | right,
+        {"event": "token added", "options": []} | a | {"name": "b"} | of_b,
+        {"event": "token rotated", "peer": None, "days": 1} | a | right,
+        {"event": "token removed", "lines": 2} | a,
+    ]
+    assert "sha256:" not in text
+    assert not any(secret in text for secret in secrets)
 
 
 @given(st.text(max_size=200))

@@ -94,7 +94,7 @@ _Audits = Annotated[
         metavar="<file>",
         rich_help_panel=PANEL,
         help="Append who changed what to this file, as JSON: administration, "
-        "denied calls, erased rows, decisions of scaling.",
+        "denied calls, erased rows, tokens, decisions of scaling.",
     ),
 ]
 

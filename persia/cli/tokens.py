@@ -154,18 +154,7 @@ def ls(file: _File, json: Json = False) -> None:
 
     found = tokens.read_lines(file)
     if json:
-        print_json(
-            [
-                {
-                    "name": one.name,
-                    "roles": one.roles,
-                    "until": one.last_day,
-                    "peer": one.peer,
-                    "options": one.until(None).options,
-                }
-                for one in found
-            ]
-        )
+        print_json([one.told for one in found])
         return
     table = Table(box=SIMPLE_HEAD)
     for head in ("name", "roles", "until", "certificate", "limits"):

@@ -23,9 +23,10 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from persia import _core
-from persia.base.logs import say
+from persia.base.logs import audit, say
 from persia.base.output import new_file
 from persia.errors import InvalidArgument, StorageError
 
@@ -77,6 +78,17 @@ class Line:
         """The name in a certificate; None: it is a token."""
         found = self.secret.removeprefix(_PEER)
         return None if found == self.secret else found
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What may be shown of it, as JSON has it."""
+        return {
+            "name": self.name,
+            "roles": self.roles,
+            "until": self.last_day,
+            "peer": self.peer,
+            "options": self.until(None).options,
+        }
 
     def until(self, last_day: str | None) -> Line:
         """The same token, valid until then."""
@@ -159,6 +171,7 @@ def add(
         before = _read(path) if path.exists() else f"{_HEAD}\n"
         _check_client(before, name, to)
         _write(path, [*before.splitlines(), line])
+        audit("token added", file=path, **line.told)
     return token
 
 
@@ -183,6 +196,7 @@ def add_peer(
     with _alone(path):
         before = _read(path) if path.exists() else f"{_HEAD}\n"
         _write(path, [*before.splitlines(), line])
+        audit("token added", file=path, **line.told)
 
 
 def rotate(
@@ -218,7 +232,9 @@ def rotate(
         with _alone(path):
             before = _read(path)
             _check_client(before, name, to)
-            _write(path, _rotated(before, name, days, last_day, token, path))
+            kept, new = _rotated(before, name, days, last_day, token, path)
+            _write(path, [*kept, new])
+            audit("token rotated", file=path, days=days, **new.told)
         if to is not None:
             say(f"{to} changes in {TAKEN_S:g} s, after {path}", aside=True)
             time.sleep(TAKEN_S)
@@ -232,8 +248,8 @@ def _rotated(
     last_day: str | None,
     token: str,
     path: Path,
-) -> list[str | Line]:
-    """The lines of the file, with another token of a name."""
+) -> tuple[list[str | Line], Line]:
+    """The lines of the file, and that of another token of a name."""
     now = datetime.datetime.now(datetime.UTC)
     end = f"{now + datetime.timedelta(days=days):%Y-%m-%dT%H:%M:%SZ}"
     every = [t for t in _of_name(text, name, path) if not t.peer]
@@ -252,7 +268,7 @@ def _rotated(
             kept.append(line)
         elif one.last_day is None or _end_of(one.last_day) > now:
             kept.append(one.until(min(one.last_day or end, end, key=_end_of)))
-    return [*kept, new]
+    return kept, new
 
 
 def remove(path: Path, name: str) -> int:
@@ -276,6 +292,7 @@ def remove(path: Path, name: str) -> int:
             if (one := _line_of(line)) is None or one.name != name
         ]
         _write(path, kept)
+        audit("token removed", file=path, name=name, lines=len(gone))
     return len(gone)
 
 
