@@ -117,6 +117,15 @@ static void worker_replace(world *w, uint64_t silence_ns)
                      PERSIA_OK);
 }
 
+/* A loader's: it takes the place of no rank. */
+static void hello_of_loader(world *w)
+{
+    const wire_hello m = {.caller = {.client = 77},
+                          .version = WIRE_VERSION,
+                          .name_space = "test"};
+    hello_as(w, &m);
+}
+
 /* The worker ends, and another one begins. */
 static void worker_restart(world *w)
 {
@@ -126,7 +135,7 @@ static void worker_restart(world *w)
         pthread_cond_wait(&way.moved, &way.lock);
     pthread_mutex_unlock(&way.lock);
     worker_replace(w, 60 * SECOND);
-    hello(w, 77);
+    hello_of_loader(w);
     pthread_mutex_lock(&way.lock);
     way.w = w;
     pthread_mutex_unlock(&way.lock);
@@ -223,7 +232,7 @@ static void a_take_that_reports_a_loss_is_made_again(void **state)
     way.w = w;
     assert_int_equal(persia_client_create(&w->servers, &c), PERSIA_OK);
     rank_taker *r = rank_begin();
-    hello(w, 77);
+    hello_of_loader(w);
     send_again(w);
     for (uint64_t i = 0; i < TAKES; i++) {
         assert_int_equal(persia_rank_next(r, &t[i]), PERSIA_OK);
@@ -278,7 +287,7 @@ static void an_end_of_other_rows_is_none(void **state)
     w->s->looks = 1;   /* it is stopped while it would ask */
     pthread_mutex_unlock(&w->s->lock);
     rank_taker *r = rank_begin();
-    hello(w, 77);
+    hello_of_loader(w);
     beat(w, 2, 0);
     assert_int_equal(persia_rank_next(r, &t), PERSIA_OK);
     assert_int_equal(persia_taken_lookup(t, NULL, c, 0), PERSIA_OK);
@@ -293,7 +302,7 @@ static void an_end_of_other_rows_is_none(void **state)
         pthread_mutex_unlock(&w->s->lock);
         sched_yield();
     }
-    hello(w, 77);
+    hello_of_loader(w);
     send_batch(w, 1);
     assert_int_equal(lookup_result(thread), PERSIA_OK);
     assert_int_equal(persia_taken_reply(t)->status, TAKE_BATCH);

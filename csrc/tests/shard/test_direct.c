@@ -322,6 +322,7 @@ static void on_leave(void *ctx, int rc, shard_reply *reply)
 {
     assert_int_equal(rc, PERSIA_OK);
     *(uint64_t *)ctx = ((const wire_leave_reply *)reply->message)->step;
+    reply->release(reply);
 }
 
 /* With the gate held. */
