@@ -135,6 +135,7 @@ static void export_stream(const stream *s, wire_ledger *out)
 {
     out->stream = s->name;
     out->incarnation = s->owner.incarnation;
+    out->client = s->owner.client;
     numbers_to_wire(&s->set, out);
     memcpy(out->gaps, s->gaps, sizeof out->gaps);
 }
@@ -142,7 +143,7 @@ static void export_stream(const stream *s, wire_ledger *out)
 static void import_stream(stream *s, const wire_ledger *from)
 {
     s->name = from->stream;
-    s->owner = (ledger_owner){from->incarnation, 0};
+    s->owner = (ledger_owner){from->incarnation, from->client};
     numbers_from_wire(&s->set, from);
 }
 

@@ -90,10 +90,11 @@ static const wire_field ledger_fields[] = {
     [4] = F(wire_ledger, skipped, U64, "skipped"),
     [5] = F(wire_ledger, incarnation, U64, "incarnation"),
     [6] = F(wire_ledger, gaps, WORDS, "gaps", .limit = 32),
+    [7] = F(wire_ledger, client, FIXED64, "client"),
 };
 static const wire_type ledger_type = {
     .name = "Ledger", .size = sizeof(wire_ledger), .fields = ledger_fields,
-    .fields_n = 6
+    .fields_n = 7
 };
 
 static const wire_field table_spec_fields[] = {

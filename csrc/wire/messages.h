@@ -257,6 +257,8 @@ typedef struct wire_ledger {
     /* The last of the skipped numbers, as ranges: first, last, first, last. Of
      * a server that was started again only those skipped since. */
     uint64_t gaps[32];
+    /* Of the owner; of two of one incarnation the greater has the stream. */
+    uint64_t client;
 } wire_ledger;
 
 /* Slots that follow one another; of one version, which only the owner of a

@@ -331,6 +331,27 @@ static void owners_outlive_a_restore(void **state)
     ledger_destroy(l);
 }
 
+/* Of two processes of one incarnation, which is the later one is known where
+ * the shard has moved, too. */
+static void owners_move_with_their_shard(void **state)
+{
+    (void)state;
+    ledger *l = make(4), *moved = make(4);
+    wire_ledger e, *all = NULL;
+    size_t room = 0, n;
+    assert_int_equal(open_of(l, NEXT, &e), 0);
+    assert_int_equal(open_of(l, THIRD, &e), 1);
+    assert_int_equal(apply_of(l, THIRD, 1), LEDGER_NEW);
+    assert_int_equal(ledger_copy(l, &all, &room, &n), PERSIA_OK);
+    assert_int_equal(ledger_fill(moved, all, n), PERSIA_OK);
+    assert_int_equal(open_of(moved, NEXT, &e), -PERSIA_ECLOSED);
+    assert_int_equal(open_of(moved, THIRD, &e), 0);
+    assert_int_equal(e.watermark, 1);
+    free(all);
+    ledger_destroy(moved);
+    ledger_destroy(l);
+}
+
 /* What was applied in a stream that expired is unknown: its owner does not
  * open it again, so that nothing is applied twice. */
 static void an_expired_stream_is_not_opened_again(void **state)
@@ -557,6 +578,7 @@ int main(void)
         cmocka_unit_test(a_stream_has_one_owner),
         cmocka_unit_test(a_zombie_never_takes_a_stream_back),
         cmocka_unit_test(owners_outlive_a_restore),
+        cmocka_unit_test(owners_move_with_their_shard),
         cmocka_unit_test(an_expired_stream_is_not_opened_again),
         cmocka_unit_test(copies_wait_for_the_first),
         cmocka_unit_test(streams_expire_the_oldest_first),

@@ -129,6 +129,8 @@ static void kill_server(uint32_t no, uint64_t most)
 {
     if (no >= processes_n() || !sim_node_alive(w.processes[no].node))
         return;
+    if (w.moves && w.replaces && !w.four && !w.durable)
+        return; /* see fault_forget() */
     host_kill(no);
     sim_at(sim_now() + sim_between(SIM_MS, most), restart_server,
            (void *)(uintptr_t)no);

@@ -27,7 +27,8 @@
 #define LEDGER(n)                                                             \
     {                                                                         \
         .stream = 77 + (n), .watermark = 300 + (n), .window = { [n] = 5 },    \
-        .skipped = 200 + (n), .gaps = { 1, 2, [31] = UINT64_MAX }             \
+        .skipped = 200 + (n), .client = 9 + (n),                              \
+        .gaps = { 1, 2, [31] = UINT64_MAX }                                   \
     }
 
 enum { N = 300, DIM = 5 };
