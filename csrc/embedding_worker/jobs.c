@@ -423,7 +423,7 @@ int rank_hello(embedding_worker *s, const wire_hello *m)
         r = r->next;
     if (r && r->client == m->caller.client)
         return PERSIA_OK;
-    if (r && m->stays) {
+    if (r && m->stays && m->caller.incarnation <= r->opened) {
         r->former = m->caller.client;
         return PERSIA_OK;
     }
@@ -442,6 +442,7 @@ int rank_hello(embedding_worker *s, const wire_hello *m)
     r->rank = m->rank;
     r->world = m->world;
     r->client = m->caller.client;
+    r->opened = m->caller.incarnation;
     r->plan = NULL;
     r->seen = persia_clock_ns();
     r->heard = r->held_n = r->epoch = r->next_epoch = r->next_place = 0;

@@ -233,6 +233,7 @@ typedef struct worker_rank {
     uint32_t rank, world;
     uint64_t client, former; /* its process; another that was its own, or
                                 says so */
+    uint64_t opened;         /* in seconds since 1970, as it says */
     const worker_plan *plan; /* what it looks up; NULL: it has not said */
     worker_job *job; /* that it takes batches of; NULL: of none yet */
     uint32_t generation; /* of the job, when it took the first one */

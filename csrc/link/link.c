@@ -177,7 +177,8 @@ static int link_hello_begin(const worker_client *c, worker_link *l,
                             uint64_t stream, uint64_t timeout_ns,
                             calling **out)
 {
-    wire_hello m = {.caller = {.client = c->client},
+    wire_hello m = {.caller = {.client = c->client,
+                               .incarnation = c->opened},
                     .version = WIRE_VERSION,
                     .version_min = WIRE_VERSION_MIN,
                     .rank = c->rank,
@@ -489,6 +490,7 @@ int worker_client_open(const worker_client_config *config, worker_client *out)
     int rc = persia_fork_check("a connection to an embedding worker");
     *out = (worker_client){.rank = config->rank, .world = config->world,
                            .job = config->job,
+                           .opened = persia_clock_seconds(),
                            .timeout_ns = config->timeout_ns,
                            .move_ns = config->move_ns};
     persia_timer_init(&out->timer);

@@ -88,6 +88,7 @@ typedef struct worker_client {
     char name_space[WIRE_NAME];
     uint32_t rank, world;
     uint64_t client; /* random */
+    uint64_t opened; /* in seconds since 1970 */
     uint64_t job;    /* see HelloRequest */
     uint64_t timeout_ns, move_ns;
     /* Called by the thread, about once a second, or 20 times if `hurry`. */

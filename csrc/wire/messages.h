@@ -231,8 +231,10 @@ typedef struct wire_hello {
     /* By this rank, as in Take: it says so also while it takes none. */
     wire_batch_name *held;
     size_t held_n;
-    /* A rank that the worker has met: it takes no other process's place. Where
-     * another one has its own, its next Take fails (persia-error: Closed). */
+    /* A rank that the worker has met, or an earlier process of the worker: it
+     * takes the place of no process but an earlier one. The later one has the
+     * greater caller.incarnation: when it began, in seconds since 1970. The
+     * next Take of the other one fails (persia-error: Closed). */
     uint32_t stays;
     /* Of the next batch that a rank takes, as in Take: of those before it
      * takes none but what it holds. */

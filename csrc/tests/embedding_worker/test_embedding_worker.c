@@ -451,7 +451,8 @@ static void ranks_that_no_job_has_are_refused(void **state)
 }
 
 /* A later process has the rank's place, and keeps it: the earlier one may have
- * waited for a batch, or have lost its connection. */
+ * waited for a batch, or have lost its connection.  A worker that was started
+ * again may get the Hello of the earlier one first. */
 static void a_rank_is_of_its_last_process(void **state)
 {
     world *w = *state;
@@ -471,6 +472,14 @@ static void a_rank_is_of_its_last_process(void **state)
     }
     send_batch(w, 1);
     assert_int_equal(take(w, 2, 1, &c).status, TAKE_BATCH);
+    end_call(c);
+    m.caller.client = 4;
+    m.caller.incarnation = 1;
+    hello_as(w, &m);
+    assert_int_equal(take(w, 4, 1, &c).status, TAKE_BATCH);
+    end_call(c);
+    c = ask(w, 2, 1, 3);
+    assert_int_equal(wait_for(c), PERSIA_ECLOSED);
     end_call(c);
 }
 
