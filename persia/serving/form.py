@@ -17,7 +17,6 @@ from persia import errors
 from persia.base.torch_private import constant_sizes
 from persia.data.batches.ids import unpack
 from persia.data.batches.jagged import PADDING, JaggedBatch
-from persia.serving.sizes import Sizes
 
 #: Types of elements, by the names that the inference protocol has.
 DATATYPES = {
@@ -86,7 +85,6 @@ class Form(pydantic.BaseModel):
     kwargs: dict[str, dict[str, Any]] = {}
     outputs: list[TensorForm] = []
     result: dict[str, Any] = {}
-    _guards: Sizes | None = pydantic.PrivateAttr(None)
 
     @classmethod
     def of(
@@ -181,8 +179,7 @@ class Form(pydantic.BaseModel):
         """Checks tensors from outside.
 
         Raises:
-            DtypeError, ShapeError: they are not of this form, or of sizes
-                that the graph is not made for.
+            DtypeError, ShapeError: they are not of this form.
             OffsetsError: lengths that do not add up.
         """
         samples = None
@@ -212,12 +209,6 @@ class Form(pydantic.BaseModel):
             for feature in (_Feature(*f) for f in tree.get("batch", ())):
                 single = self.inputs[feature.values].samples
                 _check_feature(feature, tensors, single)
-        if self._guards is not None:
-            self._guards.check(tensors)
-
-    def guard(self, guards: Iterable[str]) -> None:
-        """Has :meth:`check` compare sizes with the guards of the graph."""
-        self._guards = Sizes(guards, [one.name for one in self.inputs])
 
     def dynamic_shapes(self, example: Sequence[Tensor]) -> tuple[Any, ...]:
         """For torch.export: the sizes that may change."""

@@ -29,6 +29,7 @@ from persia.serving.graph import Lookup, bind, read_graph
 from persia.serving.mixing import mixes_samples
 from persia.serving.plan import plan_of
 from persia.serving.rows import open_rows
+from persia.serving.sizes import Sizes
 from persia.serving.statistics import Statistics
 from persia.serving.traces import note_lookup
 
@@ -135,7 +136,8 @@ class ExportedModel(nn.Module):
         check_file(self.folder, manifest.dense)
         with (self.folder / manifest.dense.name).open("rb") as file:
             program = read_graph(file)
-        self.form.guard(shape_guards(program))
+        names = [one.name for one in self.form.inputs]
+        self._sizes = Sizes(shape_guards(program), names)
         self._root = version.above
         self._tables = tables
         self._lookups = {
@@ -174,7 +176,12 @@ class ExportedModel(nn.Module):
     @torch.no_grad()
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The outputs, in the order of ``form.outputs``, of inputs in the
-        order of ``form.inputs``, which :meth:`Form.check` has checked."""
+        order of ``form.inputs``, which :meth:`Form.check` has checked.
+
+        Raises:
+            ShapeError: the graph is not made for their sizes.
+        """
+        self._sizes.check(tensors)
         with self._dense.used() as graph:
             found: tuple[Tensor, ...] = graph(*tensors)
         return found
