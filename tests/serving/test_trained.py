@@ -126,7 +126,8 @@ def test_commands_take_an_export(place: Path, tmp_path: Path) -> None:
         json.loads(call("evaluate", root, data, "--json"))
         for root in (place / "ck", place / "out" / "v-000001", place / "out")
     ]
-    assert found[0] == pytest.approx(found[1])
+    # Scores that differ in the last bit may change the order of two samples.
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
     assert found[0]["auc"] == pytest.approx(found[2]["auc"], abs=5e-4)
     scores = [
         [float(line) for line in call("predict", root, data).split()]

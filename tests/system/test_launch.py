@@ -295,7 +295,7 @@ signal.signal(signal.SIGTERM, stop)
 
 def test_nobody_reads_the_end(mark: str, tmp_path: Path) -> None:
     server, saved = BEGIN + SAVING + READY, str(tmp_path / "saved")
-    process = start(mark, "print('done')", server, SAVED=saved)
+    process = start(mark, "print('done')", server, wait=True, SAVED=saved)
     assert process.stdout is not None
     while "done" not in process.stdout.readline():
         pass
