@@ -134,12 +134,12 @@ class Batcher:
         self, model: ExportedModel, requests: list[_core.InferRequest]
     ) -> None:
         phases = self._measures.phases
-        waits = {one: one.waited for one in requests}
+        waits = [one.waited for one in requests]
         at = [time.monotonic_ns()]
-        alive = [p for one in requests if (p := self._bound(model, one))]
+        bound = [self._bound(model, one) for one in requests]
+        alive = [one for one in bound if one is not None]
         if not alive:
             return
-        waited = sum(waits[one.request] for one in alive)
         sizes = [one.samples for one in alive]
         try:
             tensors = _joined(model, alive)
@@ -158,9 +158,13 @@ class Batcher:
         phases["compute"].observe((at[2] - at[1]) / 1e9)
         self._measures.batches.observe(sum(sizes))
         n = len(alive)
+        queued = sum(x for x, one in zip(waits, bound, strict=True) if one)
+        took = at[2] - at[0]
+        # Before a client can ask for them.
         model.statistics.computed(
             n,
-            queue=int(waited * 1e9),
+            success=int(queued * 1e9) + n * took,
+            queue=int(queued * 1e9),
             compute_input=n * (at[1] - at[0]),
             compute_infer=n * (at[2] - at[1]),
         )
@@ -220,7 +224,6 @@ class Batcher:
             # Before the client can ask how many there were.
             self._measures.count(one.model, "ok")
             self._measures.phases["request"].observe(one.waited)
-            model.statistics.add("success", int(one.waited * 1e9))
             if owner is not None:
                 owner((model.version, found))
             elif outputs is not None:
@@ -229,6 +232,7 @@ class Batcher:
                     trace.part("reply", (at, time.monotonic_ns()))
                     trace.end()
         except Exception as error:
+            model.statistics.add("success", 0, -1)
             self._fail(one, error, trace, model)
 
     def _fail(

@@ -39,8 +39,10 @@ class Statistics:
         with self._lock:
             self._batches += 1
             self._last = time.time_ns() // 1_000_000
-        for kind, one in ns.items():
-            self.add(kind, one, n)
+            for kind, took in ns.items():
+                one = self._found[kind]
+                one[0] += n
+                one[1] += took
 
     def document(self) -> dict[str, Any]:
         """As Triton answers it; `last_inference` is in milliseconds since
