@@ -230,9 +230,10 @@ int hello_answer(shard *s, const wire_hello *m, wire_memory *memory,
                               .message_limit = s->message_limit,
                               .tables_n = persia_tables_tables(s->p)};
     memcpy(out->name_space, s->name_space, sizeof out->name_space);
-    if (m->stream && !m->caller.incarnation)
+    if (m->stream && !m->caller.incarnation) {
         ledger_read(s->ledger, m->stream, &out->ledger);
-    else if (m->stream)
+        rc = logged_wait(s); /* what is there lasts */
+    } else if (m->stream)
         rc = wait_open(s, m, out);
     if (!rc)
         rc = hello_list_slots(s, memory, out);

@@ -413,12 +413,30 @@ static void a_full_disk_refuses_and_changes_nothing(void **state)
     world_free(&w);
 }
 
-/* What was not synced is not acknowledged, and sent again it waits, too. */
+/* What the server says that it has of a stream. */
+static int list_stream(server *v, wire_ledger *out)
+{
+    const wire_hello m = {.version = WIRE_VERSION, .name_space = "test",
+                          .stream = STREAM};
+    wire_hello_reply reply;
+    result r = CALL(v, HELLO, hello, &m);
+    const int code = r.code;
+    if (!code) {
+        DECODE(&r, hello_reply, &reply);
+        *out = reply.ledger;
+    }
+    result_free(&r);
+    return code;
+}
+
+/* What was not synced is not acknowledged, nor listed, and sent again it
+ * waits, too. */
 static void a_failed_sync_acknowledges_nothing(void **state)
 {
     (void)state;
     world w;
     batch b;
+    wire_ledger ledger;
     world_make(&w, LOG_DISK, 5);
     push_alone(&w);
     w.disk->sync_fails = EIO;
@@ -428,8 +446,11 @@ static void a_failed_sync_acknowledges_nothing(void **state)
     assert_int_equal(push_code(&w.v, &m), PERSIA_EUNAVAILABLE);
     w.disk->sync_fails = 0;
     assert_int_equal(push_code(&w.v, &m), PERSIA_EUNAVAILABLE);
+    assert_int_equal(list_stream(&w.v, &ledger), PERSIA_EUNAVAILABLE);
     /* A cut of the rows is on disk: it has the update. */
     assert_int_equal(persia_log_release(w.v.log, persia_log_end(w.v.log)), 0);
+    assert_int_equal(list_stream(&w.v, &ledger), PERSIA_OK);
+    assert_int_equal(ledger.watermark, w.number[0]);
     assert_int_equal(push(&w.v, &m).status, PUSH_DUPLICATE);
     push_alone(&w);
     world_free(&w);
