@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from persia.base.logs import say
 from persia.errors import (
@@ -27,6 +29,7 @@ from persia.serving.folder import (
     versions_of,
 )
 from persia.serving.form import DATATYPES
+from persia.serving.inputs import inputs_of, tensors_of
 from persia.serving.model import ExportedModel
 
 _PACKETS_S, _PACKETS_MAX_S = 0.02, 0.25  # between looks for packets
@@ -369,13 +372,8 @@ def _nothing() -> None:
 
 def _warm_up(model: ExportedModel) -> None:
     """Calls it once, so that the first request takes no longer."""
-    tensors = []
-    for one in model.form.inputs:
-        shape = [2 if size == -1 else size for size in one.shape]
-        tensors.append(torch.ones(shape).to(DATATYPES[one.datatype]))
     try:
-        model.form.check(tensors)
-        model.run(tensors)
+        model.run(_made_up(model))
     except Exception as error:  # it may take no such values
         say(
             f"version {model.version} was not warmed up: "
@@ -387,6 +385,23 @@ def _warm_up(model: ExportedModel) -> None:
             f"version {model.version}: scores depend on all samples of a "
             "request, so each request is computed alone"
         )
+
+
+def _made_up(model: ExportedModel) -> list[Tensor]:
+    """Inputs of its graph, as from a request of two samples."""
+    inputs: dict[str, Any] = {}
+    for one in inputs_of(model.schema, model.form):
+        if one.datatype == "BYTES":
+            inputs[one.name] = np.full(2, b"1", object)
+            continue
+        shape = [2 if size == -1 else size for size in one.shape]
+        inputs[one.name] = torch.ones(shape).to(DATATYPES[one.datatype])
+    if model.schema is None:
+        tensors = [inputs[one.name] for one in model.form.inputs]
+        model.form.check(tensors)
+        return tensors
+    columns = {name: np.asarray(x) for name, x in inputs.items()}
+    return tensors_of(model, columns, 2)
 
 
 class Repository:
