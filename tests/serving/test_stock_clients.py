@@ -137,21 +137,28 @@ def test_programs_that_measure_learn_inputs_and_times(
             for name, of in one["inference_stats"].items()
         }
         assert found["success"][0] == int(one.get("inference_count", 0))
-        assert int(one.get("execution_count", 0)) <= found["success"][0]
+        batches = int(one.get("execution_count", 0))
+        assert batches <= found["success"][0] + found["fail"][0]
         return found
 
-    before = statistics()
+    before, fails = statistics(), 1 + kind.__name__.endswith("grpc")
     for _ in range(3):
         client.infer("clicks", inputs_of(kind, place))
     assert (
         refused(lambda: client.infer("clicks", inputs_of(kind, place)[:-1]))
         in INVALID
     )
+    if kind.__name__.endswith("grpc"):  # it fails after it was computed
+        ask = functools.partial(client.infer, "clicks", inputs_of(kind, place))
+        wrong = [kind.InferRequestedOutput("none")]
+        assert refused(functools.partial(ask, outputs=wrong)) in INVALID
     after = statistics()
+    assert after["success"][0] == before["success"][0] + 3
+    assert after["fail"][0] == before["fail"][0] + fails
     for name in after:
         pairs = zip(after[name], before[name], strict=True)
         count, ns = (x - y for x, y in pairs)
-        assert count == (1 if name == "fail" else 3), name
+        assert count >= (1 if name == "fail" else 3), name
         assert ns > 0
     total = sum(after[k][1] for k in ("queue", "compute_input"))
     assert total <= after["success"][1]
