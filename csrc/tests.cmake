@@ -55,6 +55,7 @@ if(PERSIA_TESTS)
     foreach(call persia_rpc_start persia_client_look persia_loop_batch_lookup)
         target_link_options(test_embedding_worker_again PRIVATE -Wl,--wrap=${call})
     endforeach()
+    target_link_options(test_mem PRIVATE -Wl,--wrap=madvise)
     # Memory runs out: tests/fault.h.
     foreach(test shard_oom loop_oom embedding_worker_oom)
         foreach(call malloc calloc realloc aligned_alloc mmap mremap)

@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include <inttypes.h>
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -16,6 +16,10 @@
 
 #include "mem/huge.h"
 #include "mem/mem.h"
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25 /* Linux 6.1 */
+#endif
 
 static const size_t MIB = (size_t)1 << 20;
 
@@ -162,33 +166,32 @@ static void test_small_arenas_stay_small(void **state)
     persia_mem_arena_free(&a);
 }
 
-/* Bytes of a mapping that are in 2 MiB pages. */
-static size_t huge_bytes(const char *at)
+/* Ranges that the kernel was asked to make huge, and whether it says that no
+ * huge page is left.  Whether it has one depends on the machine, so what it
+ * answers is not tested. */
+static atomic_size_t ranges_asked;
+static atomic_int huge_pages_are_out;
+
+int __real_madvise(void *at, size_t bytes, int advice);
+int __wrap_madvise(void *at, size_t bytes, int advice);
+int __wrap_madvise(void *at, size_t bytes, int advice)
 {
-    char line[256];
-    size_t found = 0, kib;
-    int inside = 0;
-    FILE *f = fopen("/proc/self/smaps", "r");
-    assert_non_null(f);
-    while (fgets(line, sizeof line, f)) {
-        uintptr_t from, to;
-        if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR " ", &from, &to) == 2)
-            inside = (uintptr_t)at >= from && (uintptr_t)at < to;
-        else if (inside && sscanf(line, "AnonHugePages: %zu", &kib) == 1)
-            found += kib * 1024;
+    if (advice != MADV_COLLAPSE || !bytes)
+        return __real_madvise(at, bytes, advice);
+    atomic_fetch_add(&ranges_asked, bytes == HUGE && !((uintptr_t)at % HUGE));
+    if (atomic_load(&huge_pages_are_out)) {
+        errno = ENOMEM;
+        return -1;
     }
-    fclose(f);
-    return found;
+    __real_madvise(at, bytes, advice);
+    return 0;
 }
 
-/* A growing arena waits for no huge page: it is touched in small ones, which
- * are joined behind it, and at most a sixteenth of it ahead. */
-static void test_full_ranges_become_huge_behind(void **state)
+/* An arena of 33 MiB that grew by pages and has what was written there.  It is
+ * touched in small pages, and at most a sixteenth of it ahead. */
+static void grow_by_pages(void)
 {
-    (void)state;
     mem_arena a;
-    if (!huge_can())
-        skip();
     persia_mem_arena_init(&a, NULL, MIB);
     for (size_t bytes = 0; bytes < 33 * MIB; bytes += 4096) {
         assert_int_equal(arena_grow(&a, bytes + 4096), PERSIA_OK);
@@ -199,10 +202,32 @@ static void test_full_ranges_become_huge_behind(void **state)
         }
     }
     huge_wait();
-    assert_true(huge_bytes(a.base) >= 30 * MIB);
     for (size_t bytes = 0; bytes < 33 * MIB; bytes += 4096)
         assert_int_equal(a.base[bytes], (char)(bytes / 4096));
     persia_mem_arena_free(&a);
+}
+
+/* A growing arena waits for no huge page: its pages are joined behind it. */
+static void test_full_ranges_become_huge_behind(void **state)
+{
+    (void)state;
+    if (!huge_can())
+        skip();
+    atomic_store(&ranges_asked, 0);
+    grow_by_pages();
+    assert_true(atomic_load(&ranges_asked) >= 15);
+}
+
+static void test_ranges_stay_small_where_no_huge_page_is_left(void **state)
+{
+    (void)state;
+    if (!huge_can())
+        skip();
+    atomic_store(&ranges_asked, 0);
+    atomic_store(&huge_pages_are_out, 1);
+    grow_by_pages();
+    atomic_store(&huge_pages_are_out, 0);
+    assert_true(atomic_load(&ranges_asked) >= 1);
 }
 
 /* Arenas that grow, move and go away while their ranges are worked on. */
@@ -459,6 +484,7 @@ int main(void)
         cmocka_unit_test(test_arena_in_small_steps),
         cmocka_unit_test(test_small_arenas_stay_small),
         cmocka_unit_test(test_full_ranges_become_huge_behind),
+        cmocka_unit_test(test_ranges_stay_small_where_no_huge_page_is_left),
         cmocka_unit_test(test_arenas_move_and_go_while_pages_are_made),
         cmocka_unit_test(test_blocks_replace_each_other),
         cmocka_unit_test(test_blocks_are_trimmed),
