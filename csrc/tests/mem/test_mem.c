@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -140,6 +141,19 @@ static void test_arena_in_small_steps(void **state)
         assert_int_equal((unsigned char)a.base[bytes],
                          bytes / (MIB / 4) & 0xff);
     persia_mem_arena_free(&a);
+}
+
+/* Tests that count pages: some systems make any page huge, unasked. */
+static int small_pages(void **state)
+{
+    (void)state;
+    return prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);
+}
+
+static int any_pages(void **state)
+{
+    (void)state;
+    return prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0);
 }
 
 static size_t resident_pages(const mem_arena *a)
@@ -474,6 +488,9 @@ static void test_blocks_are_used_again(void **state)
     persia_mem_pool_give(two);
 }
 
+#define counts_pages(test)                                                    \
+    cmocka_unit_test_setup_teardown(test, small_pages, any_pages)
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -482,12 +499,12 @@ int main(void)
         cmocka_unit_test(test_limit_holds_among_threads),
         cmocka_unit_test(test_arena_keeps_bytes_and_grows_zeroed),
         cmocka_unit_test(test_arena_in_small_steps),
-        cmocka_unit_test(test_small_arenas_stay_small),
-        cmocka_unit_test(test_full_ranges_become_huge_behind),
-        cmocka_unit_test(test_ranges_stay_small_where_no_huge_page_is_left),
+        counts_pages(test_small_arenas_stay_small),
+        counts_pages(test_full_ranges_become_huge_behind),
+        counts_pages(test_ranges_stay_small_where_no_huge_page_is_left),
         cmocka_unit_test(test_arenas_move_and_go_while_pages_are_made),
         cmocka_unit_test(test_blocks_replace_each_other),
-        cmocka_unit_test(test_blocks_are_trimmed),
+        counts_pages(test_blocks_are_trimmed),
         cmocka_unit_test(test_arena_without_address_space_is_unchanged),
         cmocka_unit_test(test_forked_child_neither_copies_nor_crashes),
         cmocka_unit_test(test_buffer),
