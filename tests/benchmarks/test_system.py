@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.system.processes import ROOT, Processes, program
+from tests.system.processes import is_there, wait_until
 
 
 class Answering:
@@ -96,17 +97,7 @@ def test_processes_are_gone_after_the_block():
         two.popen.send_signal(signal.SIGKILL)
         assert one.cpu() >= 0
         assert one.resident() > 0
-    for pid in (one.pid, two.pid, child):
-        for _ in range(100):
-            try:
-                with open(f"/proc/{pid}/stat") as f:
-                    if f.read().rpartition(")")[2].split()[0] == "Z":
-                        break
-            except FileNotFoundError:
-                break
-            time.sleep(0.05)
-        else:
-            pytest.fail(f"process {pid} is still there")
+    wait_until(lambda: not any(map(is_there, (one.pid, two.pid, child))))
 
 
 def test_a_killed_benchmark_leaves_nothing_behind():
@@ -125,11 +116,7 @@ def test_a_killed_benchmark_leaves_nothing_behind():
     ) as benchmark:
         pid = int(benchmark.stdout.readline())
         benchmark.kill()
-    for _ in range(100):
-        if not os.path.exists(f"/proc/{pid}"):
-            return
-        time.sleep(0.05)
-    pytest.fail(f"process {pid} is still there")
+    wait_until(lambda: not is_there(pid))
 
 
 def test_a_process_that_fails_says_why():

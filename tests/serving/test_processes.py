@@ -22,6 +22,7 @@ from persia import _core, errors
 from persia.serving.processes import held
 from tests.serving.conftest import call, lines_of, until
 from tests.serving.test_server import INFER, ask, body_of, raw
+from tests.system.processes import is_there
 
 pytest.importorskip("uvicorn", reason="persia[serve] is not installed")
 pytestmark = pytest.mark.slow
@@ -141,14 +142,6 @@ def test_a_rollback_reaches_all(place: Path, tmp_path: Path) -> None:
             return {x["model_version"] for x in found} == {"v-000001"}
 
         until(all_answer)
-
-
-def is_there(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 @pytest.mark.parametrize("which", ["child", "parent"])

@@ -49,6 +49,16 @@ def marked(mark: str) -> dict[int, str]:
     return found
 
 
+def is_there(pid: int) -> bool:
+    """Whether it runs: one that has ended stays until its parent looks, and
+    the first process of a container may never do."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
 T = TypeVar("T")
 
 
