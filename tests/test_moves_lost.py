@@ -9,6 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ import torch
 
 from persia import _core, errors
 from persia.checkpoint.shards import rows_of
+from persia.distributed import moves
+from persia.distributed.moves import Moves
 from persia.distributed.scaling import Scaling
 from tests.test_moves import (
     SHARDS,
@@ -179,6 +182,69 @@ def test_one_that_cannot_begin(tmp_path: Path) -> None:
         with Scaling(addresses(servers[:1])) as scaling:
             assert scaling.revive(1) == {3: servers[0].address}
         assert sizes(servers) == [4, 0]
+
+
+def some_lost(tmp_path: Path, stack: contextlib.ExitStack) -> list[Server]:
+    """Two servers; no one has shard 3."""
+    servers: list[Server] = []
+    for place in ("0-2/4", None):
+        options = {"join": servers[0].address} if servers else {"shard": place}
+        servers.append(Server(checkpoints=tmp_path, **options))
+        stack.callback(servers[-1].close)
+    return servers
+
+
+@pytest.mark.parametrize("to", [1, 2])
+def test_two_that_let_it_begin_at_once(
+    to: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one gets the name of the first, whichever server it would
+    choose, and one server has the shard."""
+    go, told = threading.Event(), threading.Event()
+    begins = Moves._revive_one
+
+    def later(self: Moves, one: Any) -> None:
+        go.wait(60)
+        begins(self, one)
+
+    monkeypatch.setattr(Moves, "_revive_one", later)
+    with contextlib.ExitStack() as stack:
+        servers = some_lost(tmp_path, stack)
+        first, second = (
+            stack.enter_context(Scaling(addresses(servers))) for _ in range(2)
+        )
+        first._by, second._timeout = "operator 7", 1.0
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        stack.callback(go.set)
+        found = pool.submit(first.revive, 2, lambda text: told.set())
+        assert told.wait(60)
+        with pytest.raises(errors.Unavailable, match="operator 7"):
+            second.revive(to)
+        go.set()
+        assert found.result(60) == {3: servers[1].address}
+        assert second.revive(to) == {}
+        assert sizes(servers) == [3, 1]
+
+
+def test_one_that_was_killed_before_the_shard_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The servers forget it, and another one lets the shard begin."""
+    monkeypatch.setattr(moves, "_FORGET", 0.5)
+    with contextlib.ExitStack() as stack:
+        servers = some_lost(tmp_path, stack)
+        with Scaling(addresses(servers)) as killed:
+            killed.look()  # which knows the number of shards from then on
+            killed._ask(
+                servers[0].address, _core.MOVE_REVIVE, 3, 7, servers[1].address
+            )
+        until = time.monotonic() + 60
+        while True:
+            with contextlib.suppress(errors.Unavailable):
+                assert revive(servers, 2) == [3]
+                break
+            assert time.monotonic() < until
+        assert sizes(servers) == [3, 1]
 
 
 def test_a_server_that_ended_before_its_clients_heard_where_to(

@@ -114,9 +114,11 @@ enum wire_move_verb {
     MOVE_PREPARE,
     MOVE_COMMIT, /* answers for the shard from now on */
     MOVE_ABORT, /* forgets it */
-    /* Of a command, to the server that is to have a shard which was lost: no
-     * server has it. In place of PREPARE: it begins as at a server's start,
-     * with the rows of a checkpoint, or none; COMMIT follows. */
+    /* Of a command: no server has the shard. The server that is to have it,
+     * which gets no `address`, lets it begin as at a server's start, with the
+     * rows of a checkpoint, or none; COMMIT follows there. All others get its
+     * address, and ABORT in the end. A second command is refused until then
+     * (persia-error: Unavailable, with the name of the first one). */
     MOVE_REVIVE,
 };
 

@@ -77,7 +77,8 @@ def is_gone(address: str) -> bool:
 
 def _request(shard: int, number: int) -> dict[str, Any]:
     """What is left of one that an earlier life of the server was sent."""
-    return {"shard": shard, "id": number, "by": "a command"}
+    verb = _core.MOVE_COMMIT
+    return {"shard": shard, "id": number, "by": "a command", "verb": verb}
 
 
 def _unknown(number: int) -> str:
@@ -623,17 +624,32 @@ class Moves:
         return found
 
     def _revive(self, request: dict[str, Any]) -> _Arriving:
-        """A shard that no server has begins as at the start of one."""
-        number, shard = request["id"], request["shard"]
+        """A shard that no server has begins as at the start of one. All
+        servers are asked, so that it begins at one of them only."""
+        number, shard, to = request["id"], request["shard"], request["address"]
         found = self._arriving.get(number)
         if found is None:
             if not self._shards.is_ready:
                 raise errors.Unavailable("the server recovers")
+            self._check_revives(shard)
             self._check_arrives(number, shard)
             found = _Arriving(request, time.monotonic(), text="reads its rows")
             self._arriving[number] = found
-            self._start(partial(self._revive_one, found))
+            if to:
+                found.text = f"shard {shard} begins at {to}"
+                found.state = _core.MOVED_FAILED  # no COMMIT follows here
+            else:
+                self._start(partial(self._revive_one, found))
         return found
+
+    def _check_revives(self, shard: int) -> None:
+        for one in self._arriving.values():
+            asked = one.request
+            if asked["shard"] == shard and asked["verb"] == _core.MOVE_REVIVE:
+                raise errors.Unavailable(
+                    f"{asked['by']} lets shard {shard} begin again; wait for "
+                    "its end"
+                )
 
     def _revive_one(self, one: _Arriving) -> None:
         try:

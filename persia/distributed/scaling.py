@@ -305,33 +305,54 @@ class Scaling:
         Raises:
             Unavailable: see :meth:`places`; or one could not begin.
         """
+        found: dict[int, str] = {}
         places = self._places(tell)
-        found = {}
         for shard in _lost(places, self.shards):
             target = min(list(places)[:to], key=lambda a: len(places[a]))
-            self._revive(shard, target, tell)
-            places[target].append(shard)
-            found[shard] = target
+            if self._revive(shard, target, tell):
+                found[shard] = target
+            places = self._places(tell)
         return found
 
     def _revive(
         self, shard: int, target: str, tell: Callable[[str], None]
-    ) -> None:
+    ) -> bool:
+        """Whether it began: it does not if another command was faster. Each
+        server knows of this command until the shard is there."""
         name = _name()
-        while True:
-            answer = self._ask(target, _core.MOVE_REVIVE, shard, name)
-            if answer["state"] == _core.MOVED_DONE:
-                break
-            if answer["state"] == _core.MOVED_FAILED:
-                self._ask(target, _core.MOVE_ABORT, shard, name)
-                raise Unavailable(
-                    f"shard {shard} does not begin at {target}: "
-                    f"{answer['text']}"
-                )
-            tell(f"shard {shard} begins at {target}: {answer['text']}")
-            time.sleep(_ASK)
-        self._ask(target, _core.MOVE_COMMIT, shard, name)
-        self._placed(shard, name, target, target)
+        try:
+            self._revive_asked(shard, target, name)
+            if shard not in _lost(self._places(tell), self.shards):
+                return False
+            while self._revive_asked(shard, target, name) != _core.MOVED_DONE:
+                tell(f"shard {shard} begins at {target}")
+                time.sleep(_ASK)
+            self._ask(target, _core.MOVE_COMMIT, shard, name)
+            self._placed(shard, name, target, target)
+            return True
+        finally:
+            for address in self._channels:
+                with contextlib.suppress(PersiaError):
+                    self._ask(address, _core.MOVE_ABORT, shard, name)
+
+    def _revive_asked(self, shard: int, target: str, name: int) -> int:
+        """Asks all servers, in an order in which of two commands one goes
+        on; the state of the shard at its server."""
+        state = _core.MOVED_NONE
+        for address in sorted(self._channels):
+            here = address == target
+            answer = self._ask(
+                *(address, _core.MOVE_REVIVE, shard, name),
+                "" if here else target,
+            )
+            if here:
+                state = answer["state"]
+                if state == _core.MOVED_FAILED:
+                    raise Unavailable(
+                        f"shard {shard} does not begin at {target}: "
+                        f"{answer['text']}"
+                    )
+        return int(state)
 
     def _places(self, tell: Callable[[str], None]) -> dict[str, list[int]]:
         """Those that the servers have."""
