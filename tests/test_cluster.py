@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 import socket
 import threading
@@ -87,6 +88,21 @@ def test_a_bad_environment(monkeypatch: Any) -> None:
 def test_values_of_all_ranks(group: Any) -> None:
     assert all_max([3, -4, 2**62]) == [3, -4, 2**62]
     assert all_sum([0.5, 1e300]) == [0.5, 1e300]
+
+
+def test_connections_notice_lost_machines_and_block_as_before() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as one,
+    ):
+        socket.setdefaulttimeout(60.0)
+        try:
+            ranks.notice_lost_machines()
+        finally:
+            socket.setdefaulttimeout(None)
+        assert os.get_blocking(one.fileno())
+        options = socket.SOL_SOCKET, socket.SO_KEEPALIVE
+        assert one.getsockopt(*options) and not server.getsockopt(*options)
 
 
 def test_values_of_all_ranks_need_a_group() -> None:

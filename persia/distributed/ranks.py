@@ -24,12 +24,14 @@ _POLL = 0.05  # seconds
 _FIRST_PAUSE = 5e-5
 _PATIENCE = 600.0  # seconds for other ranks to arrive
 _MEETING = 1800.0  # the same in a pass, as long as torch's collectives wait
+# SOCK_NONBLOCK: else setdefaulttimeout() would make a blocking one another.
+_AS_IT_IS = socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK
 _SILENT = (  # a minute in which the other machine's kernel answers nothing
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 60_000),  # ms
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
 )
 # What gloo says behind the place in its source.
 _BROKEN = re.compile(r"gloo/transport/\S+\] (.*?)(?:\. |$)")
@@ -62,8 +64,9 @@ def notice_lost_machines() -> None:
         with contextlib.suppress(OSError):  # it is closed, or not of TCP
             if not stat.S_ISSOCK(os.stat(file).st_mode):
                 continue
-            with socket.socket(fileno=os.dup(file)) as one:
-                one.getpeername()  # one that listens has none
+            with socket.socket(*_AS_IT_IS, fileno=os.dup(file)) as one:
+                if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    continue
                 for level, option, value in _SILENT:
                     one.setsockopt(level, option, value)
 
