@@ -593,6 +593,13 @@ def test_a_token_is_made_and_rotated(
             assert status == grpc.StatusCode.OK
 
 
+def test_a_form_feed_in_a_comment_begins_no_line(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_bytes(b"# was:\x0cadmin old %s\n" % (b"a" * 64))
+    tokens.add(path, "new", ["read"])
+    assert [one.name for one in tokens.read_lines(path)] == ["new"]
+
+
 def test_a_client_gets_its_token_when_servers_know_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,7 +114,12 @@ def lines_of(text: str) -> list[Line]:
         InvalidArgument: one of them is malformed; the text says which.
     """
     check(text)
-    return [one for line in text.split("\n") if (one := _line_of(line))]
+    return [one for line in _split(text) if (one := _line_of(line))]
+
+
+def _split(text: str) -> list[str]:
+    """Its lines, as the core has them: a form feed begins no line."""
+    return text.removesuffix("\n").split("\n")
 
 
 def _line_of(text: str) -> Line | None:
@@ -170,7 +175,7 @@ def add(
     with _client(path, to, token), _alone(path):
         before = _read(path) if path.exists() else f"{_HEAD}\n"
         _check_client(before, name, to)
-        _write(path, [*before.splitlines(), line])
+        _write(path, [*_split(before), line])
         audit("token added", file=path, **line.told)
     return token
 
@@ -195,7 +200,7 @@ def add_peer(
     line = line.until(_asked(last_day, None))
     with _alone(path):
         before = _read(path) if path.exists() else f"{_HEAD}\n"
-        _write(path, [*before.splitlines(), line])
+        _write(path, [*_split(before), line])
         audit("token added", file=path, **line.told)
 
 
@@ -262,7 +267,7 @@ def _rotated(
     new = dataclasses.replace(last, secret=_digest(token))
     new = new.until(_asked(last_day, last.last_day))
     kept: list[str | Line] = []
-    for line in text.splitlines():
+    for line in _split(text):
         one = _line_of(line)
         if one is None or one.name != name or one.peer:
             kept.append(line)
@@ -288,7 +293,7 @@ def remove(path: Path, name: str) -> int:
         gone = _of_name(text, name, path)
         kept = [
             line
-            for line in text.splitlines()
+            for line in _split(text)
             if (one := _line_of(line)) is None or one.name != name
         ]
         _write(path, kept)
