@@ -135,7 +135,19 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Torch's own, without what is around it: that imports torch._dynamo,
-        in processes that compile nothing, too."""
+        in processes that compile nothing, too.
+
+        Raises:
+            InvalidArgument: it has parameters of torch.
+        """
+        params = param_group["params"]
+        if not isinstance(params, list) or not all(
+            isinstance(p, _Probe) for p in params
+        ):
+            raise errors.InvalidArgument(
+                "the optimizer of a store updates rows alone, and would never "
+                "update these parameters: give them to one of torch.optim"
+            )
         add = inspect.unwrap(torch.optim.Optimizer.add_param_group)
         add(self, param_group)
 

@@ -54,6 +54,17 @@ def test_one_group_a_table() -> None:
     assert isinstance(bags.store.optimizer, torch.optim.Optimizer)
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_dense_parameters_are_refused(several: bool) -> None:
+    optimizer = persia.optim.SGD(lr=1.0)
+    store = persia.Store(optimizer)
+    linear = torch.nn.Linear(4, 1)
+    params: Any = linear.parameters() if several else linear.weight
+    with pytest.raises(errors.InvalidArgument):
+        store.optimizer.add_param_group({"params": params})
+    assert not optimizer.param_groups
+
+
 def test_lr_of_a_table() -> None:
     bags = make(persia.optim.SGD(lr=0.1), lr=1.0)
     a, b = rows(bags), rows(bags, "b")
