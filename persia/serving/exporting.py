@@ -26,6 +26,7 @@ from persia.checkpoint.manifest import File, Table
 from persia.data.batches.batch import Batch
 from persia.data.schema.schema import Schema
 from persia.nn.lookups import stores_of
+from persia.serving.branches import check_branches
 from persia.serving.deltas.packet import ChainPlace
 from persia.serving.folder import (
     FORMAT,
@@ -95,8 +96,9 @@ def trace_model(
         output: the name of its output.
 
     Raises:
-        InvalidArgument: torch.export makes no graph of it, or the example is
-            no call of it.
+        InvalidArgument: torch.export makes no graph of it, or one that gives
+            something else where a size is 0 or 1, or the example is no call
+            of it.
     """
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = {}
@@ -118,7 +120,9 @@ def trace_model(
     names = list(bound.arguments)[: len(args)]
     names += [f"input{i}" for i in range(len(names), len(args))]
     form, tensors = Form.of(names, args, kwargs, single)
-    return trace(model, form, tensors, output)
+    graph = trace(model, form, tensors, output)
+    check_branches(model, graph, tensors)
+    return graph
 
 
 def export(

@@ -94,11 +94,23 @@ def _(
     return values.new_empty((height, width), dtype=torch.float32)
 
 
-class _Lookups:
-    """The lookups of a model that is traced."""
+#: Takes a lookup and its name, values, offsets and weights.
+Give = Callable[[str, Lookup, Tensor, Tensor | None, Tensor | None], Tensor]
 
-    def __init__(self) -> None:
+
+class Lookups:
+    """Stands in for the lookups of a model, and notes them.
+
+    Args:
+        give: what one of them gives.
+
+    Attributes:
+        found: the lookups, by name.
+    """
+
+    def __init__(self, give: Give) -> None:
         self.found: dict[str, Lookup] = {}
+        self._give = give
 
     def __call__(
         self,
@@ -137,13 +149,23 @@ class _Lookups:
         if name is None:
             name = f"lookup{len(self.found)}"
             self.found[name] = one
-        out: Tensor = torch.ops.persia.exported_look_up_v1(
-            values, offsets, weights, name, len(keys), one.width, pooled
-        )
-        return out
+        return self._give(name, one, values, offsets, weights)
 
 
-class _Flat(nn.Module):
+def _node(
+    name: str,
+    one: Lookup,
+    values: Tensor,
+    offsets: Tensor | None,
+    weights: Tensor | None,
+) -> Tensor:
+    out: Tensor = torch.ops.persia.exported_look_up_v1(
+        values, offsets, weights, name, one.features, one.width, one.pooled
+    )
+    return out
+
+
+class Flat(nn.Module):
     """A model whose inputs are a list of tensors, as are its outputs."""
 
     def __init__(self, model: nn.Module, form: Form, output: str) -> None:
@@ -211,12 +233,12 @@ def trace(
     Raises:
         InvalidArgument: torch.export cannot make a graph of it.
     """
-    lookups = _Lookups()
-    flat = _Flat(model, form, output)
+    lookups = Lookups(_node)
+    flat = Flat(model, form, output)
     try:
         with (
             _alone(),
-            _evaluating(model),
+            evaluating(model),
             standing_in(lookups),
             torch.no_grad(),
             torch.random.fork_rng(devices=[]),  # training draws as before
@@ -254,7 +276,7 @@ def trace(
 
 
 @contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Within, all of its modules are in eval mode."""
     training = [m for m in model.modules() if m.training]
     model.eval()

@@ -136,8 +136,7 @@ class ExportedModel(nn.Module):
         check_file(self.folder, manifest.dense)
         with (self.folder / manifest.dense.name).open("rb") as file:
             program = read_graph(file)
-        names = [one.name for one in self.form.inputs]
-        self._sizes = Sizes(shape_guards(program), names)
+        self._sizes = Sizes(shape_guards(program), self.form.inputs)
         self._root = version.above
         self._tables = tables
         self._lookups = {

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from persia.errors import ShapeError
+from persia.serving.form import TensorForm
 
 _SIZE = re.compile(r"L\['\w+'\](?:\[\d+\])*?\[(\d+)\]\.size\(\)\[(\d+)\]")
 _ARITHMETIC = re.compile(r"(?:[-+*/%()<>=!,\d\s]|size|and|or|not|max|min)*")
@@ -21,20 +22,25 @@ class Sizes:
     """Guards of a graph.
 
     Args:
-        guards: as torch writes them. Those of the first sizes do not count:
-            the number of samples may be any, which torch.export has checked.
-        names: of the inputs.
+        guards: as torch writes them. Those of the number of samples do not
+            count: it may be any, which torch.export has checked.
+        inputs: of the graph.
     """
 
-    def __init__(self, guards: Iterable[str], names: Sequence[str]) -> None:
+    def __init__(
+        self, guards: Iterable[str], inputs: Sequence[TensorForm]
+    ) -> None:
         self._guards = []
         for guard in guards:
             text = _SIZE.sub(r"size(\1, \2)", guard)
-            first = any(dim == "0" for _, dim in _SIZE.findall(guard))
-            if first or not _ARITHMETIC.fullmatch(text):
+            samples = any(
+                inputs[int(i)].samples and dim == "0"
+                for i, dim in _SIZE.findall(guard)
+            )
+            if samples or not _ARITHMETIC.fullmatch(text):
                 continue
             shown = _SIZE.sub(
-                lambda m: f"{names[int(m[1])]}.shape[{m[2]}]", guard
+                lambda m: f"{inputs[int(m[1])].name}.shape[{m[2]}]", guard
             )
             self._guards.append((compile(text, "<guard>", "eval"), shown))
 
