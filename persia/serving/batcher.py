@@ -21,10 +21,10 @@ from persia.errors import (
     InvalidArgument,
     PersiaError,
 )
-from persia.serving.inputs import tensors_of
+from persia.serving.inputs import outputs_of, tensors_of
 from persia.serving.measures import Measures
 from persia.serving.model import ExportedModel
-from persia.serving.protocol import Array, RawTensor, arrays_of, output_of
+from persia.serving.protocol import Array, arrays_of, output_of
 from persia.serving.traces import RequestTrace, noting, trace_of
 
 #: A version's name and its outputs, by name; or what went wrong.
@@ -37,9 +37,11 @@ class Owner(Protocol):
 
     Attributes:
         trace: of the request, which its owner ends; None: it is not sampled.
+        outputs: names of those that are asked for; None: all.
     """
 
     trace: RequestTrace | None
+    outputs: Sequence[str] | None
 
     def __call__(self, answer: Answer, /) -> None: ...
 
@@ -184,7 +186,9 @@ class Batcher:
         self, model: ExportedModel, request: _core.InferRequest
     ) -> _Bound | None:
         """None: it is no request of this model, and was answered so."""
+        owner: Owner | None = request.owner
         try:
+            _check_asked(model, (owner or request).outputs)
             if model.plan is not None:
                 size = request.bind(model.plan.inputs, self._limit)
                 return _Bound(request, size, [])
@@ -220,13 +224,14 @@ class Batcher:
         trace = self._traces.pop(one, None)
         at = time.monotonic_ns()
         try:
-            outputs = None if owner else _asked(one.outputs, found)
             # Before the client can ask how many there were.
             self._measures.count(one.model, "ok")
             self._measures.phases["request"].observe(one.waited)
             if owner is not None:
                 owner((model.version, found))
-            elif outputs is not None:
+            else:
+                names = one.outputs or found
+                outputs = [output_of(name, found[name]) for name in names]
                 one.reply(model.version, outputs)
                 if trace is not None:
                     trace.part("reply", (at, time.monotonic_ns()))
@@ -260,15 +265,15 @@ def _as_ours(error: Exception) -> PersiaError:
     return InternalError(f"the model failed: {type(error).__name__}: {error}")
 
 
-def _asked(
-    names: Sequence[str] | None, found: dict[str, Array]
-) -> list[RawTensor]:
-    for name in names or ():
-        if name not in found:
+def _check_asked(model: ExportedModel, names: Sequence[str] | None) -> None:
+    if names is None:
+        return
+    known = [one.name for one in outputs_of(model.manifest)]
+    for name in names:
+        if name not in known:
             raise InvalidArgument(
-                f"the model has no output {name!r}; it has {', '.join(found)}"
+                f"the model has no output {name!r}; it has {', '.join(known)}"
             )
-    return [output_of(name, found[name]) for name in names or found]
 
 
 def _joined(model: ExportedModel, every: Sequence[_Bound]) -> list[Tensor]:

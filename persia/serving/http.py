@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -226,9 +226,8 @@ class Server:
             asked = decode(body, _header_of(request))
             loop = asyncio.get_running_loop()
             answer: asyncio.Future[Answer] = loop.create_future()
-            waiting = _core.InferRequest(
-                name, version, asked.inputs, _Waits(loop, answer, trace)
-            )
+            waits = _Waits(loop, answer, trace, asked.outputs)
+            waiting = _core.InferRequest(name, version, asked.inputs, waits)
             left = self._timeout if asked.timeout is None else asked.timeout
             self._batcher.queue.put(waiting, left)
         except errors.PersiaError as error:
@@ -265,9 +264,11 @@ class _Waits:
         loop: asyncio.AbstractEventLoop,
         answer: asyncio.Future[Answer],
         trace: RequestTrace | None,
+        outputs: Sequence[str] | None,
     ) -> None:
         self._loop, self._answer = loop, answer
         self.trace = trace
+        self.outputs = outputs
 
     def __call__(self, found: Answer, /) -> None:
         with contextlib.suppress(RuntimeError):

@@ -567,6 +567,7 @@ def request_of(
         else:
             answer.set_result(found[1])
 
+    give.outputs = None  # type: ignore[attr-defined]
     return _core.InferRequest("m", "", inputs, give)
 
 
