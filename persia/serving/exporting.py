@@ -417,6 +417,11 @@ def store_of(model: nn.Module, store: Store | None) -> Store:
             raise errors.InvalidArgument(
                 "store= is not the one store of the model's tables"
             )
+    if not stores:
+        raise errors.InvalidArgument(
+            f"{type(model).__name__} has no table of Persia; persia.convert "
+            "leaves embeddings with max_norm or scale_grad_by_freq as they are"
+        )
     if len(stores) != 1:
         raise errors.InvalidArgument(
             f"the tables of {type(model).__name__} are in {len(stores)} "
