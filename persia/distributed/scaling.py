@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from persia import _core
 from persia.base.patience import patiently
@@ -28,6 +28,7 @@ from persia.errors import (
 Item = TypeVar("Item")
 
 _ASK = 0.1  # seconds between questions
+_QUIET = 1.0  # seconds in which a command that lives begins its next move
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,6 +200,8 @@ class Scaling:
             for address in addresses
         }
         self.shards = 0
+        self._last: dict[str, dict[str, Any]] = {}  # answers at rest
+        self._own: set[int] = set()  # moves of this command
         self._told: set[int] = set()  # moves that all servers know of
         self._all_told = False  # of the shards of all others
 
@@ -235,6 +238,7 @@ class Scaling:
         begun by a command that is dead ends by itself. An interrupt gives it
         up."""
         known: set[int] | None = None
+        until = 0.0
         while True:
             found = {
                 a: self._ask(a, _core.MOVE_STATUS) for a in self._channels
@@ -244,7 +248,7 @@ class Scaling:
                 for address, answer in found.items()
                 if answer["state"] == _core.MOVED_RUNNING
             }
-            if not moving:
+            if not moving and time.monotonic() >= until:
                 return found
             ids = {answer["id"] for answer in moving.values()}
             for address, answer in moving.items():
@@ -255,7 +259,8 @@ class Scaling:
                 if known is not None and answer["id"] not in known:
                     raise Unavailable(f"{text}; wait for its end")
                 tell(text)
-            known = ids
+            if moving:
+                known, until = ids, time.monotonic() + _QUIET
             try:
                 time.sleep(_ASK)
             except KeyboardInterrupt:
@@ -356,7 +361,7 @@ class Scaling:
 
     def _places(self, tell: Callable[[str], None]) -> dict[str, list[int]]:
         """Those that the servers have."""
-        found = self._settled(tell)
+        found = self._last = self._settled(tell)
         counts = {answer["shards"] for answer in found.values()}
         if len(counts) != 1:
             raise SchemaMismatch(
@@ -371,7 +376,8 @@ class Scaling:
             raise SchemaMismatch(
                 f"two servers have the shards {twice}: one of them was "
                 "started again with shards that it had given away. Start it "
-                "with those that only it has"
+                "with those that only it has. Or two addresses are of one "
+                "server"
             )
         return places
 
@@ -466,10 +472,15 @@ class Scaling:
             at_once: so many moves side by side at most; None: no limit.
 
         Raises:
-            Unavailable: another one moves a shard of a server, or a move
-                failed: the shard is where it was. Those beside it have ended.
+            Unavailable: another one moves a shard of a server, or has moved
+                one meanwhile; or a move failed: the shard is where it was.
+                Those beside it have ended.
         """
-        self.tell(self.places())
+        places = self.places()
+        for move in moves:
+            if move.shard not in places[move.source]:
+                self._raise_not_alone(move.source, self._last[move.source])
+        self.tell(places)
         numbers = {move: number for number, move in enumerate(moves, 1)}
         waiting, running = list(moves), list[_Run]()
         failed: list[PersiaError] = []
@@ -499,12 +510,25 @@ class Scaling:
             raise
         if failed:
             raise failed[0]
+        before = self._last
+        self.places()
+        for address, answer in self._last.items():
+            if answer["id"] not in (0, before[address]["id"], *self._own):
+                self._raise_not_alone(address, answer)
+
+    @staticmethod
+    def _raise_not_alone(address: str, answer: dict[str, Any]) -> NoReturn:
+        raise Unavailable(
+            f"{answer['by'] or 'another command'} moves shards of {address} "
+            "at the same time; look where they are, and try again"
+        )
 
     def _step(self, one: _Run) -> bool:
         """Begins a move, or looks how far it is; whether it is over."""
         move, progress = one.progress.move, one.progress
         if not one.began:
             one.began = time.monotonic()
+            self._own.add(one.name)
             self.begin(move, one.name)
         answer = self._ask(move.source, _core.MOVE_STATUS)
         if answer["id"] != one.name:
