@@ -341,8 +341,8 @@ class Scaling:
                     self._ask(address, _core.MOVE_ABORT, shard, name)
 
     def _revive_asked(self, shard: int, target: str, name: int) -> int:
-        """Asks all servers, in an order in which of two commands one goes
-        on; the state of the shard at its server."""
+        """Asks all servers, always in one order, so that one of two commands
+        continues; the state of the shard at its server."""
         state = _core.MOVED_NONE
         for address in sorted(self._channels):
             here = address == target
