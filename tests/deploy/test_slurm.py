@@ -115,12 +115,11 @@ def _job() -> int:
 
 def test_its_ports_are_not_those_that_the_system_gives() -> None:
     """A server of the job would find its own taken by a connection."""
-    given = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
-    low, high = map(int, given.split())
+    given = range(32768, 61000)  # unless who runs the machine says otherwise
     of_jobs = [_ports(job) for job in range(117)]
     every = [port for ports in of_jobs for port in ports]
     assert len(every) == len({*every})
-    assert not {*every} & {*range(low, high + 1)}
+    assert not {*every} & {*given}
     assert _ports(117) == of_jobs[0]
 
 

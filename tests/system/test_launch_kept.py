@@ -249,12 +249,18 @@ def test_what_is_kept(tmp_path: Path) -> None:
     assert Kept(tmp_path, JOB).ports() == {0: 4000}
 
 
-def test_a_kept_port_is_not_one_that_the_system_gives() -> None:
+def test_a_kept_port_is_not_one_that_the_system_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Such as to a connection, between two starts of the job."""
-    given = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
-    low, high = map(int, given.split())
+    given = tmp_path / "range"
+    monkeypatch.setattr("persia.distributed.launch._GIVEN", given)
+    given.write_text("20000\t60999\n")
     with reserve_lasting("127.0.0.1") as held:
-        assert not low <= held.getsockname()[1] <= high
+        assert held.getsockname()[1] < 20000
+    given.write_text("1024\t65535\n")
+    with reserve_lasting("127.0.0.1") as held:  # where there is no other
+        assert held.getsockname()[1] >= 1024
     with pytest.raises(errors.InvalidArgument):
         reserve_lasting("203.0.113.1")
 
