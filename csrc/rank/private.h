@@ -25,6 +25,14 @@ typedef struct at_link {
     size_t parts_n;
 } at_link;
 
+/* What a loop wants of every batch; constant.  Its Takes read it after its
+ * end, when the next one has a plan of its own. */
+typedef struct rank_plan {
+    wire_plan wire;
+    wire_memory memory;
+    _Atomic(unsigned) references; /* of the rank, Takes, requests */
+} rank_plan;
+
 /* A Take is in one state at a time: see order.c.  Its events, and the state
  * that each leads to (a blank: it cannot occur there):
  *
@@ -105,10 +113,9 @@ struct rank_taker {
     _Atomic(uint64_t) late_n, failed_n, given_up_n;
     _Atomic(uint64_t) servers; /* see TakeReply */
     _Atomic(unsigned) references; /* of the caller, batches, messages */
-    wire_plan plan;           /* constant once declared */
-    wire_memory plan_memory;
     persia_turn in_order;     /* one Take by place at a time */
     pthread_mutex_t lock;     /* guards all below */
+    rank_plan *plan;          /* of the loop that began last */
     uint64_t number;          /* of the last Take */
     uint64_t generation;      /* that are not cancelled */
     uint64_t job;             /* whose batches it takes; 0: not known yet */
@@ -138,6 +145,7 @@ struct rank_taker {
 struct rank_taken {
     batcher_source source; /* first */
     rank_taker *r;
+    rank_plan *plan;
     worker_link *from;
     uint64_t boot, lineage; /* of the worker that gave it */
     _Atomic(unsigned) references;

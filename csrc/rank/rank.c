@@ -18,6 +18,50 @@
 #define MISSING_NS ((uint64_t)50000000)
 #define RPC_NS ((uint64_t)30 * 1000000000)
 
+/* ---- plans ---- */
+
+static void rank_plan_put(rank_plan *p)
+{
+    if (!p || atomic_fetch_sub(&p->references, 1) != 1)
+        return;
+    persia_wire_memory_free(&p->memory);
+    free(p);
+}
+
+/* NULL: no memory. */
+static rank_plan *rank_plan_make(const wire_plan *from)
+{
+    const size_t tables = from->tables_n * sizeof *from->tables;
+    const size_t features = from->features_n * sizeof *from->features;
+    rank_plan *p = calloc(1, sizeof *p);
+    if (!p)
+        return NULL;
+    atomic_init(&p->references, 1);
+    persia_wire_memory_init(&p->memory);
+    p->wire.tables = persia_wire_memory_take(&p->memory, tables);
+    p->wire.features = persia_wire_memory_take(&p->memory, features);
+    if (!p->wire.tables || !p->wire.features) {
+        rank_plan_put(p);
+        return NULL;
+    }
+    if (tables)
+        memcpy(p->wire.tables, from->tables, tables);
+    if (features)
+        memcpy(p->wire.features, from->features, features);
+    p->wire.tables_n = from->tables_n;
+    p->wire.features_n = from->features_n;
+    return p;
+}
+
+static rank_plan *rank_plan_now(rank_taker *r)
+{
+    pthread_mutex_lock(&r->lock);
+    rank_plan *p = r->plan;
+    atomic_fetch_add(&p->references, 1);
+    pthread_mutex_unlock(&r->lock);
+    return p;
+}
+
 /* ---- life ---- */
 
 static void rank_free(rank_taker *r)
@@ -27,7 +71,7 @@ static void rank_free(rank_taker *r)
         free(r->at[i].parts);
     if (r->c.links)
         worker_client_close(&r->c);
-    persia_wire_memory_free(&r->plan_memory);
+    rank_plan_put(r->plan);
     pthread_cond_destroy(&r->turned);
     pthread_mutex_destroy(&r->lock);
     persia_turn_free(&r->in_order);
@@ -96,14 +140,14 @@ int persia_rank_open(const worker_client_config *config, rank_taker **out)
     r->dtype = config->dtype;
     r->generation = 1;
     r->job = config->job;
-    persia_wire_memory_init(&r->plan_memory);
     r->place = r->used = (uint64_t)config->rank + 1;
     pthread_mutex_init(&r->lock, NULL);
     persia_turn_init(&r->in_order);
     persia_cond_init(&r->turned);
     int rc = worker_client_open(config, &r->c);
     if (!rc && (!(r->at = calloc(WORKER_LINKS_MAX, sizeof *r->at)) ||
-                !(r->homes = calloc(WORKER_LINKS_MAX, sizeof *r->homes))))
+                !(r->homes = calloc(WORKER_LINKS_MAX, sizeof *r->homes)) ||
+                !(r->plan = rank_plan_make(&(wire_plan){0}))))
         rc = persia_err_set(PERSIA_ENOMEM, "no memory for a rank");
     for (size_t i = 0; i < WORKER_LINKS_MAX && !rc; i++)
         r->homes[i] = i;
@@ -194,12 +238,12 @@ static int rank_is_cancelled(const rank_taken *t)
 
 /* ---- Declare ---- */
 
-static int rank_declare_at(rank_taker *r, worker_link *l)
+static int rank_declare_at(rank_taker *r, worker_link *l, const rank_plan *p)
 {
     const uint64_t until = persia_deadline(r->c.timeout_ns);
     int rc;
     do {
-        wire_plan m = r->plan;
+        wire_plan m = p->wire;
         link_answer answer;
         wire_out o;
         m.caller = link_caller(&r->c, l);
@@ -225,11 +269,13 @@ int rank_prepare(rank_taker *r, worker_link *l)
     pthread_mutex_unlock(&r->lock);
     if (knows)
         return PERSIA_OK;
-    int rc = rank_declare_at(r, l);
+    rank_plan *p = rank_plan_now(r);
+    int rc = rank_declare_at(r, l, p);
     pthread_mutex_lock(&r->lock);
-    if (!rc)
+    if (!rc && p == r->plan) /* else it may know that or the later one */
         at->boot = atomic_load(&l->boot);
     pthread_mutex_unlock(&r->lock);
+    rank_plan_put(p);
     return rc;
 }
 
@@ -242,31 +288,37 @@ void rank_unprepare(rank_taker *r, const worker_link *l, int rc)
     pthread_mutex_unlock(&r->lock);
 }
 
-int persia_rank_declare(rank_taker *r, const wire_plan *plan)
+/* At all workers that are there; one at least. */
+static int rank_declare_all(rank_taker *r, const rank_plan *p)
 {
-    const size_t tables = plan->tables_n * sizeof *plan->tables;
-    const size_t features = plan->features_n * sizeof *plan->features;
-    wire_plan *p = &r->plan;
-    p->tables = persia_wire_memory_take(&r->plan_memory, tables);
-    p->features = persia_wire_memory_take(&r->plan_memory, features);
-    if (!p->tables || !p->features)
-        return PERSIA_ENOMEM;
-    memcpy(p->tables, plan->tables, tables);
-    memcpy(p->features, plan->features, features);
-    p->tables_n = plan->tables_n;
-    p->features_n = plan->features_n;
     size_t there = 0;
     int rc = PERSIA_OK;
     for (size_t i = 0; i < r->c.links_n; i++) {
         worker_link *l = &r->c.links[i];
         if (link_is_away(l) && (there || i + 1 < r->c.links_n))
             continue; /* it gets it when it is back */
-        rc = rank_declare_at(r, l);
+        rc = rank_declare_at(r, l, p);
         if (rc && !link_is_away(l))
             return rc;
         there += !rc;
     }
     return there ? PERSIA_OK : rc;
+}
+
+int persia_rank_declare(rank_taker *r, const wire_plan *plan)
+{
+    rank_plan *p = rank_plan_make(plan);
+    if (!p)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a plan");
+    pthread_mutex_lock(&r->lock);
+    rank_plan *before = r->plan;
+    r->plan = p;
+    pthread_mutex_unlock(&r->lock);
+    rank_plan_put(before);
+    p = rank_plan_now(r);
+    int rc = rank_declare_all(r, p);
+    rank_plan_put(p);
+    return rc;
 }
 
 /* ---- Take ---- */
@@ -286,6 +338,7 @@ int persia_rank_next(rank_taker *r, rank_taken **out)
     t->number = ++r->number;
     t->generation = r->generation;
     pthread_mutex_unlock(&r->lock);
+    t->plan = rank_plan_now(r);
     return PERSIA_OK;
 }
 
@@ -293,7 +346,7 @@ int persia_rank_next(rank_taker *r, rank_taken **out)
 static int check_values(const rank_taken *t, const wire_values *v,
                         uint32_t table, size_t n)
 {
-    return v->n == n && v->dim == t->r->plan.tables[table].dim && v->values;
+    return v->n == n && v->dim == t->plan->wire.tables[table].dim && v->values;
 }
 
 /* Whether offsets are of so many keys. */
@@ -324,7 +377,7 @@ static int rank_check_loaders(const wire_take_reply *m)
 /* Whether the reply is what was declared. */
 static int rank_check_reply(const rank_taken *t)
 {
-    const wire_plan *p = &t->r->plan;
+    const wire_plan *p = &t->plan->wire;
     const wire_take_reply *m = &t->m;
     if (rank_check_loaders(m) &&
         (m->status == TAKE_EMPTY || m->status == TAKE_END ||
@@ -392,7 +445,7 @@ static int rank_ask(rank_taken *t)
         rc = persia_wire_get_take_reply(t->answer.bytes.data,
                                         t->answer.bytes.n, &t->answer.memory,
                                         &t->m);
-    return rc ? rc : rank_check_reply(t);
+    return rc;
 }
 
 static int rank_closed(void)
@@ -425,6 +478,19 @@ static void rank_give_back(rank_taken *t, int is_over)
     }
     atomic_fetch_add(&t->r->references, 1);
     link_send(t->from, WORKER_RETURN, &o, RPC_NS, rank_gave_back, t->r);
+}
+
+/* An answer that is none: the loop that declared it otherwise has ended, or
+ * the worker is wrong.  The rank does not keep its lease. */
+static int rank_refuse(rank_taken *t, int rc)
+{
+    err_kept error;
+    persia_err_keep(&error, rc);
+    if (t->m.status == TAKE_BATCH) {
+        (void)pass_hold(t);
+        persia_taken_give_back(t);
+    }
+    return persia_err_again(&error);
 }
 
 /* Whether a batch that arrived is that of this Take, whose pass may have ended
@@ -504,6 +570,8 @@ static int rank_take_once(rank_taken *t, int *taken)
     rank_unprepare(t->r, t->from, rc);
     if (rc)
         return link_failed(&t->r->c, t->from, rc) ? PERSIA_OK : rc;
+    if ((rc = rank_check_reply(t)))
+        return rank_refuse(t, rc);
     if (rank_is_of_other_rows(t)) {
         rc = persia_client_look(t->c);
         return rc ? rc : persia_pause_poll(MISSING_NS);
@@ -593,6 +661,7 @@ void persia_taken_put(rank_taken *t)
     assert(t->state == TAKING_MADE || t->state == TAKING_LEFT);
     rank_give_back(t, 1);
     link_answer_free(&t->answer);
+    rank_plan_put(t->plan);
     rank_put(t->r);
     free(t);
 }

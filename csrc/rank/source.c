@@ -19,7 +19,7 @@ int rank_key_is_new(const wire_plan *p, size_t feature)
 const wire_values *rank_rows(const rank_taken *t, const char *table)
 {
     for (size_t i = 0; i < t->m.rows_n; i++)
-        if (!strcmp(t->r->plan.tables[t->m.rows[i].no].name, table))
+        if (!strcmp(t->plan->wire.tables[t->m.rows[i].no].name, table))
             return &t->m.rows[i];
     return NULL;
 }
@@ -59,9 +59,8 @@ static int source_gather_rows(batcher_source *source, const char *table,
 }
 
 /* The place of a feature in the plan, or features_n. */
-static size_t source_place_of(const rank_taker *r, const taken_feature *f)
+static size_t source_place_of(const wire_plan *p, const taken_feature *f)
 {
-    const wire_plan *p = &r->plan;
     size_t i = 0;
     while (i < p->features_n &&
            (p->features[i].rows || strcmp(p->features[i].name, f->name) ||
@@ -75,8 +74,8 @@ static int read_feature(batcher_source *source, const taken_feature *f,
                         float *out, size_t stride)
 {
     const rank_taken *t = (rank_taken *)source;
-    const size_t i = source_place_of(t->r, f);
-    if (i == t->r->plan.features_n)
+    const size_t i = source_place_of(&t->plan->wire, f);
+    if (i == t->plan->wire.features_n)
         return persia_err_set(PERSIA_EFEATURE,
                               "feature %s of table %s: the embedding workers "
                               "do not look it up for this model",
@@ -90,13 +89,13 @@ static int read_feature(batcher_source *source, const taken_feature *f,
 }
 
 /* The hyper-parameters by table of the plan; NULL: no memory. */
-static optim_hyper *hypers_of(const rank_taker *r, const taken_update *u)
+static optim_hyper *hypers_of(const wire_plan *p, const taken_update *u)
 {
-    optim_hyper *out = calloc(r->plan.tables_n + 1, sizeof *out);
-    for (size_t i = 0; out && i < r->plan.tables_n; i++)
+    optim_hyper *out = calloc(p->tables_n + 1, sizeof *out);
+    for (size_t i = 0; out && i < p->tables_n; i++)
         for (uint32_t k = 0; k < u->optim_n; k++)
             if (!strcmp(persia_client_table(u->c, k)->name,
-                        r->plan.tables[i].name))
+                        p->tables[i].name))
                 out[i] = u->optim[k].hyper;
     return out;
 }
@@ -120,10 +119,10 @@ static size_t source_bytes_of_grads(size_t n, uint32_t dim, uint32_t dtype)
 }
 
 /* The place of a table in the plan. */
-static uint32_t source_place_of_table(const rank_taker *r, const char *name)
+static uint32_t source_place_of_table(const wire_plan *p, const char *name)
 {
     uint32_t i = 0;
-    while (strcmp(r->plan.tables[i].name, name))
+    while (strcmp(p->tables[i].name, name))
         i++;
     return i;
 }
@@ -132,6 +131,7 @@ static uint32_t source_place_of_table(const rank_taker *r, const char *name)
 static int source_make_grads(const rank_taken *t, const taken_update *u,
                              wire_return *m, void **memory)
 {
+    const wire_plan *p = &t->plan->wire;
     const size_t n = t->m.samples;
     size_t bytes = (u->n + u->rows_n) * sizeof *m->grads + (size_t)64 * 3;
     for (size_t i = 0; i < u->n; i++)
@@ -149,8 +149,8 @@ static int source_make_grads(const rank_taken *t, const taken_update *u,
         const taken_feature *f = &u->grads[i].feature;
         wire_values *v = &m->grads[i];
         *v = (wire_values){
-            .no = (uint32_t)source_place_of(t->r, f), .dim = f->dim, .n = n};
-        if (v->no == t->r->plan.features_n)
+            .no = (uint32_t)source_place_of(p, f), .dim = f->dim, .n = n};
+        if (v->no == p->features_n)
             return persia_err_set(PERSIA_EFEATURE, "feature %s is not looked "
                                   "up by the embedding workers", f->name);
         source_put_grads(v, m->dtype, u->grads[i].grad, &at);
@@ -158,7 +158,7 @@ static int source_make_grads(const rank_taken *t, const taken_update *u,
     for (size_t i = 0; i < u->rows_n; i++) {
         const taken_rows *from = &u->rows[i];
         wire_values *v = &m->rows[i];
-        *v = (wire_values){.no = source_place_of_table(t->r, from->table),
+        *v = (wire_values){.no = source_place_of_table(p, from->table),
                            .dim = from->dim,
                            .n = from->n,
                            .rows = from->places};
@@ -307,7 +307,7 @@ static int source_push(batcher_source *source, const taken_update *u,
     wire_return m = rank_return(t, RETURN_TRAINED);
     wire_return_reply reply = {0};
     void *memory = NULL;
-    optim_hyper *hypers = hypers_of(t->r, u);
+    optim_hyper *hypers = hypers_of(&t->plan->wire, u);
     m.t = u->name->t;
     m.step = u->name->step;
     m.part = u->name->part;
@@ -315,7 +315,7 @@ static int source_push(batcher_source *source, const taken_update *u,
     m.group = u->name->group;
     m.maker = persia_client_maker(u->c);
     m.hypers = hypers;
-    m.hypers_n = t->r->plan.tables_n;
+    m.hypers_n = t->plan->wire.tables_n;
     int rc = hypers ? source_make_grads(t, u, &m, &memory)
                     : persia_err_set(PERSIA_ENOMEM, "no memory for an update");
     persia_trace_part(TRACE_TRAIN, m.stream, m.number, t->used, 0, rc);
@@ -342,10 +342,9 @@ static int source_push(batcher_source *source, const taken_update *u,
 }
 
 /* The sums of one table, as the store knows it. */
-static int copy_sum(const rank_taker *r, const taken_update *u,
+static int copy_sum(const wire_plan *p, const taken_update *u,
                     const wire_table_sum *from, client_sum *to)
 {
-    const wire_plan *p = &r->plan;
     if (from->no >= p->tables_n || from->dim != p->tables[from->no].dim ||
         (from->n && !from->grads))
         return persia_err_set(PERSIA_EPROTOCOL, "sums of no table");
@@ -395,7 +394,7 @@ static int ask_sums(batcher_source *source, const taken_update *u,
         rc = persia_err_set(PERSIA_ENOMEM, "no memory for gradients");
     }
     for (size_t i = 0; !rc && i < reply.tables_n; i++)
-        rc = copy_sum(t->r, u, &reply.tables[i], &(*out)[(*n)++]);
+        rc = copy_sum(&t->plan->wire, u, &reply.tables[i], &(*out)[(*n)++]);
     link_answer_free(&answer);
     return rc;
 }

@@ -198,23 +198,128 @@ static const rank_taken *wait_for_state(rank_taker *r, const rank_taken *t,
 
 /* ---- a rank ---- */
 
+static const wire_plan_feature first = {.name = "a",
+                                        .pooling = WORKER_POOL_MEAN,
+                                        .trainable = 1},
+                               second = {.name = "b",
+                                         .pooling = WORKER_POOL_SUM,
+                                         .trainable = 1};
+
+/* What a loop of the rank looks up. */
+static void rank_wants(rank_taker *r, size_t n, const wire_plan_feature *f)
+{
+    table_spec table = spec();
+    wire_plan_feature features[KEYS];
+    memcpy(features, f, n * sizeof *f);
+    const wire_plan plan = {.tables = &table, .tables_n = 1,
+                            .features = features, .features_n = n};
+    assert_int_equal(persia_rank_declare(r, &plan), PERSIA_OK);
+}
+
 static rank_taker *rank_begin(void)
 {
     static const char *const address = "127.0.0.1:1";
-    table_spec table = spec();
-    wire_plan_feature features[KEYS] = {
-        {.name = "a", .pooling = WORKER_POOL_MEAN, .trainable = 1},
-        {.name = "b", .pooling = WORKER_POOL_SUM, .trainable = 1}};
-    const wire_plan plan = {.tables = &table, .tables_n = 1,
-                            .features = features, .features_n = KEYS};
     const worker_client_config config = {
         .addresses = &address, .addresses_n = 1, .name_space = "test",
         .world = 1, .timeout_ns = 20 * SECOND, .move_ns = 20 * SECOND,
         .message_limit = 1 << 20};
     rank_taker *r;
     assert_int_equal(persia_rank_open(&config, &r), PERSIA_OK);
-    assert_int_equal(persia_rank_declare(r, &plan), PERSIA_OK);
+    rank_wants(r, KEYS, (wire_plan_feature[]){first, second});
     return r;
+}
+
+static void wait_until_quiet(void)
+{
+    pthread_mutex_lock(&way.lock);
+    while (way.inside)
+        pthread_cond_wait(&way.moved, &way.lock);
+    pthread_mutex_unlock(&way.lock);
+}
+
+/* A thread closes the rank: what that asks does not arrive any more. */
+static void rank_done(rank_taker *r)
+{
+    persia_rank_close(r);
+    pthread_mutex_lock(&way.lock);
+    way.w = NULL;
+    pthread_mutex_unlock(&way.lock);
+    wait_until_quiet();
+}
+
+static rank_taken *take_begin(rank_taker *r, ps_client *c, uint64_t i)
+{
+    rank_taken *t;
+    assert_int_equal(persia_rank_next(r, &t), PERSIA_OK);
+    assert_int_equal(persia_taken_lookup(t, NULL, c, i), PERSIA_OK);
+    return t;
+}
+
+static void take_end(rank_taken *t, uint64_t i)
+{
+    lookups[i].release(t);
+    persia_taken_put(t);
+}
+
+static void read_first(rank_taken *t, float *out)
+{
+    const taken_feature f = {.name = first.name, .table = spec().name,
+                             .dim = DIM, .pooling = first.pooling};
+    assert_int_equal(t->source.read(&t->source, &f, out, DIM), PERSIA_OK);
+}
+
+/* The loop that had it has ended, and the next one looks up otherwise. */
+static void a_batch_is_of_the_plan_of_its_loop(void **state)
+{
+    world *w = *state;
+    ps_client *c;
+    float before[SAMPLES * DIM], after[SAMPLES * DIM];
+    way.w = w;
+    assert_int_equal(persia_client_create(&w->servers, &c), PERSIA_OK);
+    rank_taker *r = rank_begin();
+    hello_of_loader(w);
+    send_batch(w, 1);
+    rank_taken *t = take_begin(r, c, 0);
+    assert_int_equal(lookups[0].take(t), PERSIA_OK);
+    persia_taken_use(t);
+    read_first(t, before);
+    persia_rank_cancel(r);
+    rank_wants(r, KEYS, (wire_plan_feature[]){second, first});
+    read_first(t, after);
+    assert_memory_equal(before, after, sizeof before);
+    take_end(t, 0);
+    rank_done(r);
+    persia_client_destroy(c);
+}
+
+/* The worker looks up for a Take that waits there what the next loop wants. */
+static void an_answer_of_another_plan_is_given_back(void **state)
+{
+    world *w = *state;
+    ps_client *c;
+    pthread_t thread;
+    way.w = w;
+    assert_int_equal(persia_client_create(&w->servers, &c), PERSIA_OK);
+    rank_taker *r = rank_begin();
+    hello_of_loader(w);
+    rank_taken *t = take_begin(r, c, 0);
+    lookup_begin(0, &thread);
+    for (int waits = 0; !waits;) {
+        pthread_mutex_lock(&w->s->lock);
+        waits = w->s->takes != NULL;
+        pthread_mutex_unlock(&w->s->lock);
+        sched_yield();
+    }
+    persia_rank_cancel(r);
+    rank_wants(r, 1, &first);
+    send_batch(w, 1);
+    assert_int_not_equal(lookup_result(thread), PERSIA_OK);
+    take_end(t, 0);
+    wait_until_quiet();
+    assert_int_equal(stats_of(w).taken, 1);
+    assert_int_equal(stats_of(w).queued, 1);
+    rank_done(r);
+    persia_client_destroy(c);
 }
 
 static void send_again(world *w)
@@ -267,24 +372,8 @@ static void a_take_that_reports_a_loss_is_made_again(void **state)
         lookups[i].release(t[i]);
         persia_taken_put(t[i]);
     }
-    persia_rank_close(r);
+    rank_done(r);
     persia_client_destroy(c);
-}
-
-/* The worker knows other rows than those of the servers, and does not look
- * again until `looks` is 0.  It looks as soon as it is there: that has ended
- * before. */
-static void worker_of_other_rows(embedding_worker *s)
-{
-    pthread_mutex_lock(&s->lock);
-    while (!s->looked || s->looks) {
-        pthread_mutex_unlock(&s->lock);
-        sched_yield();
-        pthread_mutex_lock(&s->lock);
-    }
-    s->lineage = 5;
-    s->looks = 1;
-    pthread_mutex_unlock(&s->lock);
 }
 
 /* A checkpoint was loaded, and the worker has not seen it yet: its loader
@@ -298,7 +387,10 @@ static void an_end_of_other_rows_is_none(void **state)
     uint64_t restores = 0;
     way.w = w;
     assert_int_equal(persia_client_create(&w->servers, &c), PERSIA_OK);
-    worker_of_other_rows(w->s);
+    pthread_mutex_lock(&w->s->lock);
+    w->s->lineage = 5; /* of the rows before */
+    w->s->looks = 1;   /* it is stopped while it would ask */
+    pthread_mutex_unlock(&w->s->lock);
     rank_taker *r = rank_begin();
     hello_of_loader(w);
     beat(w, 2, 0);
@@ -321,7 +413,7 @@ static void an_end_of_other_rows_is_none(void **state)
     assert_int_equal(persia_taken_reply(t)->status, TAKE_BATCH);
     lookups[0].release(t);
     persia_taken_put(t);
-    persia_rank_close(r);
+    rank_done(r);
     persia_client_destroy(c);
 }
 
@@ -407,6 +499,10 @@ static void no_thread_waits_long_for_what_servers_have(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(
+            a_batch_is_of_the_plan_of_its_loop, begin, finish_world),
+        cmocka_unit_test_setup_teardown(
+            an_answer_of_another_plan_is_given_back, begin, finish_world),
         cmocka_unit_test_setup_teardown(
             a_loader_that_is_forgotten_sends_again, begin_forgetful,
             finish_world),

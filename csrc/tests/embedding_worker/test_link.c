@@ -77,10 +77,11 @@ static void sums_can_be_interrupted(void **state)
     wire_plan_feature features[] = {{.name = "f"}};
     worker_link link = {.address = (char[]){"w"}};
     rank_taker r = {.c = {.links = &link, .links_n = 1, .timeout_ns = SECOND},
-                    .dtype = WIRE_FP32,
-                    .plan = {.tables = tables, .tables_n = 1,
-                             .features = features, .features_n = 1}};
-    rank_taken t = {.source = rank_source, .r = &r, .from = &link};
+                    .dtype = WIRE_FP32};
+    rank_plan plan = {.wire = {.tables = tables, .tables_n = 1,
+                               .features = features, .features_n = 1}};
+    rank_taken t = {.source = rank_source, .r = &r, .plan = &plan,
+                    .from = &link};
     const taken_grad g = {{.name = "f", .table = "a", .dim = WIDE}, grads};
     const taken_update u = {.grads = &g, .n = 1};
     client_sum *out = NULL;
