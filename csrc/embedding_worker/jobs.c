@@ -487,9 +487,16 @@ void rank_asks(embedding_worker *s, worker_rank *r, const wire_take *m)
 {
     rank_hear(r, m->held, m->held_n, m->epoch, m->place);
     r->seen = persia_clock_ns();
-    for (offer *o = s->leased; o; o = o->next)
-        if (o->client == r->client && rank_has(r, o))
+    for (offer *o = s->leased, *next; o; o = next) {
+        next = o->next;
+        if (o->client != r->client)
+            continue;
+        if (rank_has(r, o))
             o->expires = r->seen + s->config.lease_ns;
+        else if (o->state == OFFER_LEASED && o->request &&
+                 o->request < m->oldest) /* an answer, or a Return, was lost */
+            offer_again(s, o, 0);
+    }
 }
 
 /* Also one that has not asked for a batch yet. */

@@ -415,7 +415,8 @@ void worker_jobs_free(embedding_worker *s);
 int rank_hello(embedding_worker *s, const wire_hello *m);
 /* Its Hello, once more: what it holds, and takes next. */
 void rank_continues(worker_rank *r, const wire_hello *m);
-/* It asks for a batch: its leases last longer. */
+/* It asks for a batch: its leases last longer, and those that it does not know
+ * of end. */
 void rank_asks(embedding_worker *s, worker_rank *r, const wire_take *m);
 /* Of this process; or NULL. */
 worker_rank *rank_find(const embedding_worker *s, uint64_t client);

@@ -74,6 +74,8 @@ void taking_event(rank_taken *t, enum taking_event event)
 void order_enter(rank_taken *t)
 {
     pthread_mutex_lock(&t->r->lock);
+    if (t->state == TAKING_LEFT) /* none waits for its number any more */
+        t->number = ++t->r->number;
     if (!order_is_listed(t->state))
         taking_event(t, TAKING_ENTER);
     pthread_mutex_unlock(&t->r->lock);
@@ -87,6 +89,17 @@ void order_leave(rank_taken *t)
 }
 
 /* The lock is held in all below. */
+
+uint64_t order_oldest(const rank_taker *r, size_t listed)
+{
+    uint64_t oldest = r->number + 1;
+    size_t held = 0;
+    for (const rank_taken *t = r->held; t; t = t->held_next)
+        held++;
+    for (const rank_taken *t = r->takes; t; t = t->takes_next)
+        oldest = t->number < oldest ? t->number : oldest;
+    return r->backs || listed < held ? 0 : oldest;
+}
 
 static void order_wait_until(rank_taker *r, uint64_t until)
 {

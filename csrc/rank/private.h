@@ -238,6 +238,10 @@ void taking_event(rank_taken *t, enum taking_event event);
 /* It is behind those that wait; again: where it was. */
 void order_enter(rank_taken *t);
 void order_leave(rank_taken *t);
+/* The smallest number of those that are in the list.  0: a batch is on its way
+ * back, or more are held than the worker gets to know.  The rank's lock is
+ * held. */
+uint64_t order_oldest(const rank_taker *r, size_t listed);
 /* A worker has answered; waits for the Takes before it.  Whether it is done:
  * it has a batch, or the pass is over, or cancelled; else it must ask again.
  */

@@ -426,6 +426,7 @@ static int rank_ask(rank_taken *t)
     m.held = pass_held(r, &m.held_n);
     m.job = t->job = r->job;
     t->backs_ended = r->backs_ended;
+    m.oldest = order_oldest(r, m.held_n);
     m.epoch = r->epoch;
     m.begun = r->epoch && r->begun == r->epoch;
     pthread_mutex_unlock(&r->lock);

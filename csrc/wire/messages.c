@@ -1068,10 +1068,11 @@ static const wire_field take_fields[] = {
     [22] = F(wire_take, place, U64, "place"),
     [23] = F(wire_take, look, U32, "look", .limit = 1),
     [24] = F(wire_take, job, FIXED64, "job"),
+    [25] = F(wire_take, oldest, U64, "oldest"),
 };
 static const wire_type take_type = {
     .name = "TakeRequest", .size = sizeof(wire_take), .fields = take_fields,
-    .fields_n = 24, .dtype = 5, .check = at_check_take
+    .fields_n = 25, .dtype = 5, .check = at_check_take
 };
 
 static const wire_field row_ids_fields[] = {

@@ -883,6 +883,10 @@ typedef struct wire_take {
      * not, which gives one only where it would answer IDLE without any. */
     uint32_t look;
     uint64_t job; /* that `epoch` is of; 0: the rank takes that of the reply */
+    /* The rank waits for no request with a smaller number: a batch that such a
+     * one was to get, and that is not in `held`, is offered again. 0: not
+     * known. */
+    uint64_t oldest;
 } wire_take;
 
 /* Each id as its place among the distinct rows of its table. */

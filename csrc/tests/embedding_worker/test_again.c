@@ -20,6 +20,7 @@ static struct {
     unsigned inside; /* requests that the worker has */
     int incomplete;  /* the next Take is answered: servers differ */
     int silent;      /* no heartbeat arrives */
+    int deaf;        /* no Return arrives */
     uint64_t hello_ns; /* the longest that a Hello was waited for */
 } way = {.lock = PTHREAD_MUTEX_INITIALIZER,
          .moved = PTHREAD_COND_INITIALIZER};
@@ -89,7 +90,8 @@ int __wrap_persia_rpc_start(rpc_channel *c, uint32_t method, wire_out *o,
         way.incomplete = 0;
     if (method == WORKER_HELLO && timeout_ns > way.hello_ns)
         way.hello_ns = timeout_ns;
-    if (method == WORKER_HEARTBEAT && way.silent)
+    if ((method == WORKER_HEARTBEAT && way.silent) ||
+        (method == WORKER_RETURN && way.deaf))
         s = NULL;
     way.inside++;
     pthread_mutex_unlock(&way.lock);
@@ -322,6 +324,40 @@ static void an_answer_of_another_plan_is_given_back(void **state)
     persia_client_destroy(c);
 }
 
+/* A loop is left, and what gives its batch back is lost. */
+static void a_lease_that_the_rank_forgot_is_over(void **state)
+{
+    world *w = *state;
+    ps_client *c;
+    way.w = w;
+    assert_int_equal(persia_client_create(&w->servers, &c), PERSIA_OK);
+    rank_taker *r = rank_begin();
+    hello_of_loader(w);
+    send_batch(w, 1);
+    rank_taken *t = take_begin(r, c, 0);
+    assert_int_equal(lookups[0].take(t), PERSIA_OK);
+    pthread_mutex_lock(&way.lock);
+    way.deaf = 1;
+    pthread_mutex_unlock(&way.lock);
+    persia_rank_cancel(r);
+    persia_taken_give_back(t);
+    take_end(t, 0);
+    wait_until_quiet();
+    pthread_mutex_lock(&way.lock);
+    way.deaf = 0;
+    pthread_mutex_unlock(&way.lock);
+    assert_int_equal(stats_of(w).leased, 1);
+    t = take_begin(r, c, 0);
+    assert_int_equal(lookups[0].take(t), PERSIA_OK);
+    assert_int_equal(persia_taken_reply(t)->number, 1);
+    pthread_mutex_lock(&w->s->lock);
+    assert_int_equal(w->s->leased->offers, 0); /* no lease ended by time */
+    pthread_mutex_unlock(&w->s->lock);
+    take_end(t, 0);
+    rank_done(r);
+    persia_client_destroy(c);
+}
+
 static void send_again(world *w)
 {
     for (uint64_t number = 1; number <= 2; number++)
@@ -503,6 +539,8 @@ int main(void)
             a_batch_is_of_the_plan_of_its_loop, begin, finish_world),
         cmocka_unit_test_setup_teardown(
             an_answer_of_another_plan_is_given_back, begin, finish_world),
+        cmocka_unit_test_setup_teardown(
+            a_lease_that_the_rank_forgot_is_over, begin, finish_world),
         cmocka_unit_test_setup_teardown(
             a_loader_that_is_forgotten_sends_again, begin_forgetful,
             finish_world),

@@ -56,11 +56,42 @@ static void a_batch_that_two_workers_give_is_held_once(void **state)
     pthread_mutex_destroy(&r.lock);
 }
 
+/* Workers know which Takes have ended, but not while a batch that is on its
+ * way back would seem forgotten. */
+static void the_oldest_take_is_known_when_all_is_listed(void **state)
+{
+    (void)state;
+    rank_taker r = {.number = 9};
+    rank_taken t[2] = {{.r = &r, .number = 7}, {.r = &r, .number = 8}};
+    pthread_mutex_init(&r.lock, NULL);
+    persia_cond_init(&r.turned);
+    assert_int_equal(order_oldest(&r, 0), 10);
+    order_enter(&t[0]);
+    order_enter(&t[1]);
+    assert_int_equal(order_oldest(&r, 0), 7);
+    order_leave(&t[0]);
+    assert_int_equal(order_oldest(&r, 0), 8);
+    order_enter(&t[0]);
+    assert_int_equal(t[0].number, 10);
+    pass_hold(&t[1]);
+    assert_int_equal(order_oldest(&r, 0), 0);
+    assert_int_equal(order_oldest(&r, 1), 8);
+    pass_give_back(&t[1]);
+    assert_int_equal(order_oldest(&r, 0), 0);
+    pass_gave_back(&r);
+    assert_int_equal(order_oldest(&r, 0), 8);
+    order_leave(&t[0]);
+    order_leave(&t[1]);
+    pthread_cond_destroy(&r.turned);
+    pthread_mutex_destroy(&r.lock);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_take_that_is_made_again_is_where_it_was),
         cmocka_unit_test(a_batch_that_two_workers_give_is_held_once),
+        cmocka_unit_test(the_oldest_take_is_known_when_all_is_listed),
     };
     return cmocka_run_group_tests_name("rank: order", tests, NULL, NULL);
 }

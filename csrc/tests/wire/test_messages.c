@@ -141,7 +141,7 @@ static wire_failed_batch failed[] = {
 static wire_submit_reply submit_reply = {
     SUBMIT_FULL, left, 3, 4, failed, 2, 5, 1, 6
 };
-static wire_take take = { CALLER, 3, 1, 2, WIRE_BF16, held, 2, 1, 3, 1, 4 };
+static wire_take take = { CALLER, 3, 1, 2, WIRE_BF16, held, 2, 1, 3, 1, 4, 6 };
 static wire_loader_part parts[] = { { 5, 6, 7, { 1, [15] = 2 } },
                                     { .stream = 8 } };
 static wire_take_reply take_reply = {
