@@ -27,6 +27,8 @@ typedef struct process {
 static struct {
     uint32_t workers_n;
     uint64_t staleness, lease;
+    uint32_t leaves; /* of 1000 batches, before which a loop is left */
+    int epochs; /* of the loader, at most */
     uint64_t timeout; /* of workers, for servers */
     int batches;
     char addresses[WORKERS_MAX][32];
@@ -237,6 +239,7 @@ static void *loader_main(void *arg)
     const uint64_t most = four.timeout / (uint64_t)four.batches;
     const uint64_t think = four.step && w.think > most ? most : w.think;
     loader_sender *s;
+    const int epoch = four.batches / four.epochs + 1; /* its batches */
     int rc = persia_sender_open(&config, &s);
     if (rc)
         die(p, "a loader", rc);
@@ -245,10 +248,11 @@ static void *loader_main(void *arg)
         if (rc)
             die(p, "send", rc);
         sim_sleep(sim_random((uint32_t)(think / SIM_US)) * SIM_US);
+        if (k + 1 == four.batches || (k + 1) % epoch == 0)
+            rc = persia_sender_end(s);
+        if (rc)
+            die(p, "the end of an epoch", rc);
     }
-    rc = persia_sender_end(s);
-    if (rc)
-        die(p, "the end of an epoch", rc);
     flush_all(p, s);
     while (!w.finish) /* a server may lose some yet */
         sim_sleep(SIM_S);
@@ -321,6 +325,16 @@ static void join(trainer *t)
             (unsigned long long)four.last);
 }
 
+/* A loss is an error of its own: the call is made again. */
+#define TRAIN(t, what, call)                                                  \
+    do {                                                                      \
+        int rc_;                                                              \
+        while (client_is_loss(rc_ = (call)))                                  \
+            sim_say("%s tells: %s", what, persia_err_text());                 \
+        if (rc_)                                                              \
+            die((t)->p, what, rc_);                                           \
+    } while (0)
+
 static void declare(trainer *t)
 {
     table_spec spec = persia_client_table(t->c, t->table)->spec;
@@ -332,12 +346,12 @@ static void declare(trainer *t)
     int rc = persia_rank_declare(t->r, &plan);
     if (!rc && four.step)
         join(t);
-    if (!rc)
-        rc = persia_loop_pass_open(t->s, four.staleness, 0, &t->pass);
-    if (!rc && four.step)
-        rc = persia_loop_pass_sync(t->s, t->pass, 1);
     if (rc)
         die(t->p, "a plan", rc);
+    TRAIN(t, "a loop", persia_loop_pass_open(t->s, four.staleness, 0,
+                                             &t->pass));
+    if (four.step)
+        TRAIN(t, "steps", persia_loop_pass_sync(t->s, t->pass, 1));
 }
 
 static void ask_ahead(trainer *t)
@@ -355,16 +369,6 @@ static void ask_ahead(trainer *t)
         t->batch[t->n++] = batch;
     }
 }
-
-/* A loss is an error of its own: the call is made again. */
-#define TRAIN(t, what, call)                                                  \
-    do {                                                                      \
-        int rc_;                                                              \
-        while (client_is_loss(rc_ = (call)))                                  \
-            sim_say("%s tells: %s", what, persia_err_text());                 \
-        if (rc_)                                                              \
-            die((t)->p, what, rc_);                                           \
-    } while (0)
 
 /* ---- checkpoints ---- */
 
@@ -443,6 +447,51 @@ static void update(trainer *t)
     sim_wake(&four.step);
 }
 
+/* What Taking.close() and _Pass.close() do. */
+static void end_loop(trainer *t, const rank_taken *in_hand)
+{
+    persia_rank_cancel(t->r);
+    for (int i = 0; i < t->n; i++)
+        if (t->taken[i] != in_hand)
+            persia_taken_give_back(t->taken[i]);
+    persia_loop_pass_close(t->s, t->pass);
+    while (t->n)
+        persia_taken_put(t->taken[--t->n]);
+}
+
+/* As break does; `in_hand`: the loop has had it, or NULL.  The next loop of
+ * this rank has the rest of the epoch. */
+static void leave_loop(trainer *t, const rank_taken *in_hand)
+{
+    sim_say("leaves the loop%s", in_hand ? " with a batch" : "");
+    persia_rank_again(t->r);
+    end_loop(t, in_hand);
+    declare(t);
+}
+
+/* The pass has ended.  Whether there is another epoch: then it begins. */
+static int begin_next(trainer *t)
+{
+    rank_counts n;
+    sim_say("the pass has ended");
+    if (t->pending)
+        update(t);
+    if (four.epochs == 1)
+        return 0;
+    four.over = 1;
+    end_loop(t, NULL);
+    persia_rank_get_counts(t->r, &n);
+    if (n.epochs >= (uint64_t)four.epochs)
+        return 0;
+    declare(t);
+    return 1;
+}
+
+static int is_left(const trainer *t)
+{
+    return !t->pending && sim_chance(four.leaves);
+}
+
 /* 0: the pass has ended. */
 static int train_one(trainer *t)
 {
@@ -460,6 +509,11 @@ static int train_one(trainer *t)
         return 0;
     }
     persia_taken_use(taken);
+    if (is_left(t)) {
+        free(places);
+        leave_loop(t, taken);
+        return 1;
+    }
     sim_say("trains batch %llu", (unsigned long long)m->number);
     const uint64_t ticket = persia_loop_ticket(t->s);
     assert(places);
@@ -500,12 +554,11 @@ static void *rank_main(void *arg)
     if (w.saves)
         begin(t);
     declare(t);
-    do
+    do {
+        if (is_left(t))
+            leave_loop(t, NULL);
         ask_ahead(t);
-    while (train_one(t));
-    sim_say("the pass has ended");
-    if (t->pending)
-        update(t);
+    } while (train_one(t) || begin_next(t));
     if (four.step)
         TRAIN(t, "leaving", persia_loop_leave(t->s, 1));
     TRAIN(t, "flush", persia_loop_flush(t->s, 0));
@@ -543,6 +596,8 @@ void four_begin(void)
     four.group = 1;
     if (!four.step && sim_chance(400))
         four.group += 1 + (int)sim_random(GROUP_MAX - 1);
+    four.leaves = !four.step && sim_chance(600) ? sim_random(300) : 0;
+    four.epochs = four.step || w.saves ? 1 : 1 + (int)sim_random(4);
     four.lease = sim_between(SIM_S, 30 * SIM_S);
     four.timeout = sim_between(2 * SIM_S, 20 * SIM_S);
     four.batches = 20 + (int)sim_random(BATCHES_MAX - 20);
