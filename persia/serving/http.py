@@ -110,6 +110,7 @@ class Server:
                         )
                     parts.append(part)
         except TimeoutError:
+            request.state.slow = True
             raise errors.DeadlineExceeded(
                 f"{size:,} bytes of the body arrived in {self._timeout:g} s"
             ) from None
@@ -318,7 +319,11 @@ def make_app(server: Server) -> Starlette:
                 del entered
                 return response
             except errors.PersiaError as error:
-                return error_response(error)
+                response = error_response(error)
+                if getattr(request.state, "slow", False):
+                    # Else each byte that follows keeps the connection.
+                    response.headers["connection"] = "close"
+                return response
             except ClientDisconnect:
                 return Response(status_code=400)
             except Exception as error:  # a bug, or no memory

@@ -545,7 +545,10 @@ def test_slow_and_half_bodies_end(place: Path) -> None:
         for body, status in ((b"{", b" 504 "), (b"x" * 11000, b" 429 ")):
             with socket.create_connection((host, int(port)), 60) as raw_one:
                 raw_one.sendall(f"{head}20000\r\n\r\n".encode() + body)
-                assert status in raw_one.recv(1000)
+                answer = raw_one.recv(1000)
+                assert status in answer
+                closes = b"connection: close" in answer.lower()
+                assert closes == (status == b" 504 ")
         with socket.create_connection((host, int(port)), 60) as raw_one:
             raw_one.sendall(f"{head}20000\r\n\r\n".encode() + b"{")
         for _ in range(3):  # it answers others on
