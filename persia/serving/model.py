@@ -294,7 +294,9 @@ class ExportedModel(nn.Module):
             if one.number <= self._erased:
                 continue
             for name, ids in one.tables.items():
-                if one.concerns(self.version) and name in self._tables:
+                if name in self._tables and one.concerns(
+                    self.version, self.manifest.chain
+                ):
                     self._tables[name].apply(np.array(ids, np.int64), b"")
             self._erased = one.number
 

@@ -419,6 +419,32 @@ def test_the_training_continues_while_a_version_is_written(
     store.close()
 
 
+def test_erased_ids_leave_a_version_that_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows are of a moment before, and it appears afterwards."""
+    store, model = trained(4)
+    ids, root = store.ids("a"), tmp_path / "out"
+    goes_on = writing_waits(monkeypatch, root)
+    with start(model, root, rebase=0.5, keep=1) as publisher:
+        goes_on.clear()
+        train(model, 8)
+        publisher.flush()
+        assert publisher.publish()  # and a second version
+        for some in ids[:3], ids[3:5]:
+            store.erase("a", some)
+            while not publisher.publish():
+                pass
+        goes_on.set()
+        publisher.flush()
+        second = persia.load_model(root, "v-000002")
+        assert not bool(second.has_rows("a", ids[:5]).any())
+        assert bool(second.has_rows("a", ids[5:]).all())
+        second.catch_up()
+        same(second, model, tmp_path / "export")
+    store.close()
+
+
 def test_rows_are_replaced_while_a_version_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

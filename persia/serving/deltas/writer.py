@@ -61,14 +61,23 @@ def note_erased(
     root: Versions,
     tables: Sequence[PacketTable],
     changes: Sequence[TableChanges],
+    chain: str = "",
+    packet: int = 0,
 ) -> None:
-    """Older versions have no row any more of ids that were erased."""
+    """Older versions have no row any more of ids that were erased.
+
+    Args:
+        root: of the versions.
+        tables: of the changes.
+        changes: of each table.
+        chain, packet: that has the changes; "": none has.
+    """
     every = {
         about.name: one.erased.tolist() for about, one in zip(tables, changes)
     }
     erased = {name: ids for name, ids in every.items() if ids}
     if erased:
-        add_erased(root, erased)
+        add_erased(root, erased, chain, packet)
 
 
 class PacketWriter:
@@ -183,8 +192,9 @@ class PacketWriter:
     def _write(self, packet: WaitingPacket) -> ChainPlace:
         encoded, head = packet.encoded(), packet.head
         # Older versions first: then no version has what was erased.
-        note_erased(self._root, self._tables, packet.changes)
-        name = packet_name(head["chain"], head["number"])
+        place = head["chain"], head["number"]
+        note_erased(self._root, self._tables, packet.changes, *place)
+        name = packet_name(*place)
         self._root.write_file(name, encoded.parts)
         return ChainPlace(
             chain=head["chain"], number=head["number"], crc32c=encoded.crc32c
