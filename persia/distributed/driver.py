@@ -4,6 +4,7 @@ time: it starts processes, has shards moved, and ends processes."""
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import signal
 import time
@@ -18,6 +19,7 @@ from persia.errors import PersiaError
 _NOTICE = 2.0  # seconds until all have read the list of workers again
 _TRIES = 3  # of a command that moves shards
 _PAUSE = 5.0  # seconds between them
+_LATER = 30.0  # seconds until shards are shared that could not be moved
 Steps = Generator[None, None, None]
 
 
@@ -75,6 +77,7 @@ class Driver:
         self._start, self._workers = start, workers
         self._steps: Steps | None = None
         self._decision: Decision | None = None
+        self._unshared = math.inf  # when shards are to be shared again
         self.mover: Process | None = None
 
     def step(self, ports: Sequence[int]) -> None:
@@ -83,6 +86,8 @@ class Driver:
         Args:
             ports: of the metrics of servers and embedding workers.
         """
+        if self._steps is None and time.monotonic() >= self._unshared:
+            self.share()
         counts = {
             name: len(role.processes)
             for name, role in self.roles.items()
@@ -103,7 +108,8 @@ class Driver:
 
     def share(self) -> None:
         """Has all servers share the shards: an earlier run may have ended in
-        the middle of a change."""
+        the middle of a change, or it failed there."""
+        self._unshared = math.inf
         count = len(self.roles[SERVER].processes)
         self._decision = Decision(SERVER, count, count, 1.0)
         self._steps = self._more_servers(self._decision)
@@ -239,4 +245,9 @@ class Driver:
             self.mover = None
             if not mover.status:
                 return
+        # Servers that have joined have no shard yet.
+        assert self._decision is not None
+        count = len(self.roles[SERVER].processes)
+        self._decision = dataclasses.replace(self._decision, before=count)
+        self._unshared = time.monotonic() + _LATER
         raise _Failed(mover.story(mover.end()))

@@ -8,14 +8,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from persia import _core
-from persia.distributed.autoscale import last_decisions
+from persia.distributed import driver
+from persia.distributed.autoscale import Autoscaler, last_decisions
+from persia.distributed.driver import Driver, Role
+from persia.distributed.load import SERVER, Decision
 from tests.ready import ended
 from tests.system.processes import environment, wait_until
 
@@ -184,6 +187,51 @@ def test_servers_follow_the_load(tmp_path: Path) -> None:
         (d["before"], d["after"])
         for d in last_decisions(tmp_path / "decisions", 3)
     ] == [(1, 3), (3, 1), (1, 2)]
+
+
+class Ended:
+    """Stands for a process that has ended, or serves."""
+
+    pid, name = 1, "ps1"
+
+    def __init__(self, status: int | None) -> None:
+        self.status = status
+
+    def end(self) -> str:
+        return "failed"
+
+    def story(self, end: str) -> str:
+        return end
+
+
+def test_shards_that_could_not_be_moved_are_shared_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server that has joined does not stay without them."""
+    monkeypatch.setattr(driver, "_PAUSE", 0.0)
+    monkeypatch.setattr(driver, "_LATER", 0.0)
+    decided = [Decision(SERVER, 1, 2, 1.5)]
+
+    class Decided(Autoscaler):
+        def ask(self, *_: object) -> list[str | Decision]:
+            return [decided.pop()] if decided else []
+
+    statuses = [1, 1, 1, 0, 7]
+    moves: list[int] = []
+
+    def move(addresses: Sequence[str], to: int) -> Any:
+        moves.append(to)
+        return Ended(statuses.pop(0))
+
+    serves: Any = Ended(None)
+    role = Role([serves], lambda: serves, {"ps1"}, {"ps1": "127.0.0.1:1"})
+    said: list[str] = []
+    one = Driver(
+        Decided({}), {SERVER: role}, move, said.append, set(), 9.0, None
+    )
+    for _ in range(50):
+        one.step([])
+    assert moves == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize(
