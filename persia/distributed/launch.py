@@ -138,10 +138,13 @@ def run(cluster: Cluster) -> int:
         kill(supervisor, number)
 
     before = {number: signal.signal(number, forward) for number in SIGNALS}
+    # Else what ends other commands a second after SIGTERM ends this one.
+    wakes = signal.set_wakeup_fd(-1)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     try:
         return exit_status(os.waitpid(supervisor, 0)[1])
     finally:
+        signal.set_wakeup_fd(wakes)
         for number, handler in before.items():
             signal.signal(number, handler)
 

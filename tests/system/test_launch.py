@@ -30,6 +30,7 @@ from tests.system.processes import MARK, environment, marked, wait_until
 
 DRIVER = """
 import sys
+from persia.base.signals import end_at_once
 from persia.distributed.commands import Cluster
 from persia.distributed.launch import run
 
@@ -38,6 +39,7 @@ class Fake(Cluster):
         return [sys.executable, "-c", {server!r}, str(port), str(shard),
                 str(self.servers)]
 
+end_at_once()  # as any command begins
 command = {command!r}
 cluster = Fake(command, {servers}, wait={wait}, start={start}, grace={grace})
 sys.exit(run(cluster))
@@ -232,6 +234,28 @@ time.sleep(600)
     output, _ = finish(process, mark)
     assert process.returncode == 128 + number
     assert output.count(f"job | signal {number}") == 1
+
+
+def test_sigterm_leaves_servers_their_grace(mark: str) -> None:
+    """Not only the second that other commands have."""
+    server = (
+        BEGIN
+        + """
+def stop(*args):
+    time.sleep(3)
+    print(f"shard {shard} saved its rows")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+"""
+        + READY
+    )
+    process = start(mark, WAIT, server, grace=60)
+    until_begun(process)
+    process.send_signal(signal.SIGTERM)
+    output, messages = finish(process, mark)
+    assert process.returncode == 128 + signal.SIGTERM
+    for shard in range(2):
+        assert f"ps{shard} | shard {shard} saved its rows" in output, messages
 
 
 def test_a_second_signal_kills(mark: str) -> None:
