@@ -42,8 +42,6 @@ PERSIA_API void persia_embedding_worker_close(embedding_worker *s);
 /* From now on no batch of a loader is taken; ranks may ask for those that are
  * here.  Returns how many these are; 0 where no rank was heard of lately. */
 PERSIA_API uint64_t persia_embedding_worker_leave(embedding_worker *s);
-/* See persia_client_held(). */
-PERSIA_API uint64_t persia_embedding_worker_held(embedding_worker *s);
 /* Nothing waits for servers any more: what does fails with PERSIA_EINTR. */
 PERSIA_API void persia_embedding_worker_interrupt(embedding_worker *s);
 /* Closes, too; no call may follow. */

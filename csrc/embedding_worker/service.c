@@ -390,12 +390,6 @@ uint64_t persia_embedding_worker_leave(embedding_worker *s)
     return left;
 }
 
-/* It looks at the servers again and again. */
-uint64_t persia_embedding_worker_held(embedding_worker *s)
-{
-    return persia_client_held(s->look);
-}
-
 void persia_embedding_worker_interrupt(embedding_worker *s)
 {
     persia_sched_interrupt(s->jobs);

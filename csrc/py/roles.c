@@ -127,16 +127,6 @@ static PyObject *service_stop(PyObject *self, PyObject *arg)
     Py_RETURN_NONE;
 }
 
-static PyObject *service_held(PyObject *self, PyObject *unused)
-{
-    service_object *s = (service_object *)self;
-    (void)unused;
-    if (!s->service)
-        return py_closed("the worker");
-    const uint64_t ns = persia_embedding_worker_held(s->service);
-    return PyFloat_FromDouble((double)ns * 1e-9);
-}
-
 static PyObject *service_py_leave(PyObject *self, PyObject *unused)
 {
     service_object *s = (service_object *)self;
@@ -199,9 +189,6 @@ static PyMethodDef service_methods[] = {
     {"leave", service_py_leave, METH_NOARGS,
      "leave()\n--\n\nNo more batches of loaders; how many ranks may still "
      "ask for."},
-    {"held", service_held, METH_NOARGS,
-     "held()\n--\n\nFor how many seconds it has been waiting for servers; "
-     "0.0: for less than one."},
     {"interrupt", service_interrupt, METH_NOARGS,
      "interrupt()\n--\n\nNothing waits for servers any more."},
     {"calls", service_calls, METH_NOARGS,

@@ -1,6 +1,8 @@
-/* times.c: how long the calls of a server took, as Python data. */
+/* times.c: how long the calls of a server took, and which peers a process is
+ * connected with, as Python data. */
 #include "py/py.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "rpc/rpc.h"
@@ -48,8 +50,41 @@ PyObject *py_rpc_waits(const struct rpc_server *rpc)
                          t ? (double)times_read(&t->worked) / 1e9 : 0.);
 }
 
+static PyObject *times_py_peers(PyObject *module, PyObject *unused)
+{
+    rpc_connection *peers;
+    size_t n;
+    (void)module;
+    (void)unused;
+    int rc;
+    Py_BEGIN_ALLOW_THREADS
+    rc = persia_rpc_peers(&peers, &n);
+    Py_END_ALLOW_THREADS
+    if (rc)
+        return py_raise(rc);
+    PyObject *out = PyList_New((Py_ssize_t)n);
+    for (size_t i = 0; out && i < n; i++) {
+        PyObject *one =
+            Py_BuildValue("(ssO)", peers[i].service, peers[i].address,
+                          peers[i].connected ? Py_True : Py_False);
+        if (!one || PyList_SetItem(out, (Py_ssize_t)i, one))
+            Py_CLEAR(out);
+    }
+    free(peers);
+    return out;
+}
+
+static PyMethodDef times_functions[] = {
+    {"peers", times_py_peers, METH_NOARGS,
+     "peers()\n--\n\nOf each channel that stays open its service, its address "
+     "and whether it is connected."},
+    {NULL, NULL, 0, NULL},
+};
+
 int py_add_times(PyObject *module)
 {
+    if (PyModule_AddFunctions(module, times_functions))
+        return -1;
     PyObject *bounds = PyTuple_New(RPC_BOUNDS);
     for (Py_ssize_t i = 0; bounds && i < RPC_BOUNDS; i++) {
         PyObject *s =

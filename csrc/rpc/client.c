@@ -11,7 +11,8 @@ enum {
     BACKOFF_MS = 100,      /* after the first failed connection */
     BACKOFF_MAX_MS = 1000, /* a server that starts again is soon found */
     CONNECT_MS = 5000,     /* one attempt to connect */
-    RESOLVE_MS = 1000      /* at least, between questions to the DNS */
+    RESOLVE_MS = 1000,     /* at least, between questions to the DNS */
+    CONNECTS = 3           /* looks at a peer that is lost */
 };
 
 typedef struct client_call client_call;
@@ -37,7 +38,16 @@ struct rpc_channel {
     client_way *way;      /* of calls that begin */
     client_call *calls;   /* until their callback has returned */
     int closed;
+    unsigned connects;    /* looks that may connect it again */
+    rpc_channel *next, **link; /* guarded by the lock of `channels` */
 };
+
+/* Those of this process that stay open. */
+static struct {
+    pthread_mutex_t lock; /* guards: */
+    rpc_channel *first;
+    size_t n;
+} channels = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 struct client_call {
     rpc_tag tag; /* first */
@@ -140,7 +150,7 @@ static int way_connect(client_way *w, const rpc_channel *c,
                               "server %s: the certificates cannot be used",
                               c->address);
     /* A scheme of its own: "dns:1" would be one too. */
-    char target[320];
+    char target[RPC_ADDRESS + 8];
     snprintf(target, sizeof target, "dns:///%s", c->address);
     grpc_channel_args args = {a.n, a.list};
     w->channel = grpc_channel_create(target, credentials, &args);
@@ -448,6 +458,65 @@ int persia_rpc_start(rpc_channel *c, uint32_t method, wire_out *o,
                           grpc_call_error_to_string(error));
 }
 
+/* ---- channels that stay open ---- */
+
+static void channel_list(rpc_channel *c)
+{
+    if (!c->keepalive_ns)
+        return;
+    pthread_mutex_lock(&channels.lock);
+    c->next = channels.first;
+    c->link = &channels.first;
+    if (c->next)
+        c->next->link = &c->next;
+    channels.first = c;
+    channels.n++;
+    pthread_mutex_unlock(&channels.lock);
+}
+
+static void channel_unlist(rpc_channel *c)
+{
+    if (!c->link)
+        return;
+    pthread_mutex_lock(&channels.lock);
+    *c->link = c->next;
+    if (c->next)
+        c->next->link = c->link;
+    channels.n--;
+    pthread_mutex_unlock(&channels.lock);
+}
+
+static void channel_look(rpc_channel *c, rpc_connection *out)
+{
+    *out = (rpc_connection){.service = c->methods->service};
+    snprintf(out->address, sizeof out->address, "%s", c->address);
+    pthread_mutex_lock(&c->lock);
+    out->connected =
+        grpc_channel_check_connectivity_state(
+            c->way->channel, c->connects > 0) == GRPC_CHANNEL_READY;
+    if (out->connected)
+        c->connects = CONNECTS;
+    else if (c->connects)
+        c->connects--;
+    pthread_mutex_unlock(&c->lock);
+}
+
+int persia_rpc_peers(rpc_connection **out, size_t *n)
+{
+    *out = NULL;
+    *n = 0;
+    int code = persia_fork_check("a channel");
+    if (code != PERSIA_OK)
+        return code;
+    pthread_mutex_lock(&channels.lock);
+    *out = calloc(channels.n + 1, sizeof **out);
+    for (rpc_channel *c = channels.first; *out && c; c = c->next)
+        channel_look(c, &(*out)[(*n)++]);
+    pthread_mutex_unlock(&channels.lock);
+    return *out ? PERSIA_OK
+                : persia_err_set(PERSIA_ENOMEM, "out of memory: peers");
+}
+
 /* ---- the channel ---- */
 
 static void channel_free(rpc_channel *c)
@@ -465,6 +534,7 @@ void persia_rpc_channel_close(rpc_channel *c)
     /* In a forked child there is no thread to wait for: leave everything. */
     if (!c || persia_fork_check("a channel") != PERSIA_OK)
         return;
+    channel_unlist(c);
     pthread_mutex_lock(&c->lock);
     c->closed = 1;
     for (client_call *l = c->calls; l; l = l->next)
@@ -537,6 +607,7 @@ int persia_rpc_channel_open(const rpc_channel_config *config,
         runtime_leave_client();
         return code;
     }
+    channel_list(c);
     *out = c;
     return PERSIA_OK;
 }

@@ -266,6 +266,7 @@ PERSIA_API void persia_rpc_server_stop(rpc_server *s, uint64_t grace_ns);
 
 /* ---- client ------------------------------------------------------------- */
 
+enum { RPC_ADDRESS = 320 }; /* bytes of an address and its end */
 typedef struct rpc_channel rpc_channel;
 typedef struct rpc_channel_config {
     const char *address;    /* "host:8888" */
@@ -281,6 +282,17 @@ PERSIA_API int persia_rpc_channel_open(const rpc_channel_config *config,
  * and handlers to call. */
 PERSIA_API void persia_rpc_channel_close(rpc_channel *c);
 PERSIA_API const char *persia_rpc_channel_address(const rpc_channel *c);
+
+/* One that stays open (it has a keepalive): whether it is connected now. */
+typedef struct rpc_connection {
+    char address[RPC_ADDRESS];
+    const char *service; /* "package.Service" */
+    int connected;
+} rpc_connection;
+/* Those of this process; *out is of malloc().  One that was connected at an
+ * earlier look connects again without a call, for a few looks: servers close
+ * connections that are idle. */
+PERSIA_API int persia_rpc_peers(rpc_connection **out, size_t *n);
 
 /* A reply, contiguous and aligned to 64 bytes. */
 typedef struct rpc_reply {

@@ -25,6 +25,7 @@ from persia.distributed.addresses import (
     why_workers_away,
 )
 from persia.distributed.listing import follow
+from persia.distributed.peers import peers
 from persia.distributed.security import Security
 
 
@@ -111,6 +112,7 @@ class Sender:
         cause = partial(why_workers_away, addresses, namespace, security)
         with saying_so(addresses, timeout, cause, "embedding workers"):
             self._core = _core.Sender(config)
+        peers.watch()
         follow(self, workers, given, partial(_list, config))
         self._open = False  # batches were sent since the last end
         self._closed = False

@@ -39,6 +39,7 @@ from persia.distributed.hosting import (
     RankHosting,
     close_hosted,
 )
+from persia.distributed.peers import peers
 from persia.distributed.ranks import (
     Keys,
     Passes,
@@ -400,6 +401,7 @@ class Settings:
             _drop_stream(key)
             raise
         watching(partial(_core.cluster_held, core.handle), cause)
+        peers.watch()
         return Connection(
             core, job, addresses, key, hosting, self.timeout, self.read_only
         )

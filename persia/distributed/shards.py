@@ -15,6 +15,7 @@ from persia.base.patience import patiently
 from persia.base.signals import Signals
 from persia.base.traces import begin_traces
 from persia.distributed import moves
+from persia.distributed.peers import peers
 from persia.distributed.places import Gone, Places, Prepared, joined
 from persia.distributed.renewal import renewal
 from persia.distributed.server import (
@@ -320,6 +321,7 @@ def serve(config: ServeConfig) -> None:
 def _run(shards: Shards, address: str, signals: Signals) -> None:
     config, name = shards.config, shards.config.save_on_exit
     shards.ready()
+    peers.watch()
     warn_of(config)
     undone = "not all was done"
     if name is not None:

@@ -20,10 +20,11 @@ from pydantic import Field
 from persia import _core
 from persia.base.environment import variable
 from persia.base.logs import describe, lines_of_core, say
-from persia.base.patience import saying_so, watching
+from persia.base.patience import saying_so
 from persia.base.signals import Signals
 from persia.base.traces import begin_traces
 from persia.distributed.addresses import WIRE_DTYPES, resolve, why_away
+from persia.distributed.peers import peers
 from persia.distributed.renewal import renewal
 from persia.distributed.security import Security
 from persia.distributed.serving import (
@@ -124,7 +125,7 @@ class Worker:
         self._security = config.security()
         with saying_so(addresses, config.timeout, cause):
             self._core = self._connect(addresses, theirs)
-        watching(self._core.held, cause)
+        peers.watch()
         self.servers = len(addresses)
 
     def _connect(

@@ -26,6 +26,7 @@ from persia.distributed.addresses import (
     why_workers_away,
 )
 from persia.distributed.listing import follow
+from persia.distributed.peers import peers
 from persia.distributed.security import Security
 from persia.nn.collections import EmbeddingBagCollection
 from persia.nn.lookups import Collection
@@ -152,6 +153,7 @@ class Stream:
         self._why = partial(why_no_batch, *asked)
         with saying_so(addresses, self.timeout, cause, "embedding workers"):
             rank = _core.Rank(config)
+        peers.watch()
         follow(
             self,
             self.workers,
