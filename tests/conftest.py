@@ -20,8 +20,9 @@ HERE = Path(__file__).parent
 #: Folders and modules whose tests are all marked slow.
 SLOW = (
     *("benchmarks", "counted", "deploy", "examples", "lint", "roles_told"),
-    *("system", "wire", "test_checkpoint_remote.py", "test_compile.py"),
-    *("test_loader_processes.py", "test_moves.py", "test_roles_rollback.py"),
+    *("system", "wire", "test_checkpoint_far.py", "test_checkpoint_remote.py"),
+    *("test_compile.py", "test_loader_processes.py", "test_moves.py"),
+    *("test_roles_rollback.py",),
 )
 
 #: What the interpreter calls the start of a process.
