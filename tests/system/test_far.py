@@ -297,6 +297,7 @@ def test_a_bucket_that_hangs(gate: Gate, far: Uri) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1300)
 def test_a_job_of_ranks_and_servers(uri: Uri) -> None:
     """`persia train`: saved, ended, and continued with other servers."""
     words = ["-m", "persia", "train", "--samples", "20480"]
@@ -317,6 +318,7 @@ def test_a_job_of_ranks_and_servers(uri: Uri) -> None:
                 2,
                 *words,
                 *("--servers", listed, "--epochs", str(life + 1)),
+                timeout=600,
             )
             assert status == 0, said
             assert ("no checkpoint in" in said) == (life == 0)
