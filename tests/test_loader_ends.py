@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import persia
-from persia import JaggedBatch
+from persia import JaggedBatch, errors
 from persia.distributed import ranks
 from persia.loop import loader
 
@@ -104,3 +104,13 @@ def test_ranks_that_ddp_keeps_together_need_not_meet(
         model(ids).values().sum().backward()
         model.store.optimizer.step()
     assert asked == [update == "step" and not together]
+
+
+@pytest.mark.parametrize("first", [1, 4])
+def test_a_generator_is_read_once(first: int) -> None:
+    model = bags()
+    batches = persia.DataLoader((ids for ids in source(4)), model)
+    for _, ids in zip(range(first), batches, strict=False):
+        model(ids).values().sum().backward()
+    with pytest.raises(errors.InvalidArgument):
+        iter(batches)

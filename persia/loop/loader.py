@@ -103,7 +103,7 @@ class DataLoader(Generic[T]):
 
     Raises:
         InvalidArgument: an argument of the wrong kind, or a model without
-            persia modules.
+            persia modules; (iterating) a second time over a generator.
         MissingFeature: (iterating) a batch has no field ``ids``.
     """
 
@@ -169,6 +169,12 @@ class DataLoader(Generic[T]):
         self._ended = False  # it reached the end
 
     def __iter__(self) -> _Pass[T]:
+        if self._passes and isinstance(self.batches, Iterator):
+            raise errors.InvalidArgument(
+                f"the batches are a {type(self.batches).__name__}, which can "
+                "be read once, and batches that were taken ahead are gone; "
+                "pass a list, or a data set of persia.data"
+            )
         return _Pass(self)
 
     def __repr__(self) -> str:
