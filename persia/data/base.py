@@ -391,4 +391,5 @@ def read_ahead(
         closed.set()
         while not ready.empty():  # wakes a thread that waits for room
             ready.get_nowait()
-        thread.join()
+        if thread is not threading.current_thread():  # a collection in it
+            thread.join()

@@ -1,4 +1,6 @@
 from collections.abc import Iterator
+from queue import Queue
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -6,6 +8,7 @@ import torch
 
 from persia import errors
 from persia.data import Records, Schema, Table
+from persia.data.base import read_ahead
 from tests.sources.test_files import SCHEMA, rows
 from tests.sources.test_table import same
 
@@ -104,3 +107,22 @@ def test_hugging_face_datasets() -> None:
             assert same(a, b)
     few = held.filter(lambda row: row["k"] < 25, keep_in_memory=True)
     assert Table(few, SCHEMA).samples == sum(k < 25 for k in DATA["k"])
+
+
+def test_an_iterator_may_be_collected_in_its_own_thread() -> None:
+    given: Queue[Any] = Queue()
+    ended: Queue[BaseException | None] = Queue()
+
+    def source() -> Iterator[int]:
+        yield 0
+        try:
+            given.get().close()
+        except BaseException as error:
+            ended.put(error)
+        else:
+            ended.put(None)
+
+    ahead = read_ahead(source)
+    assert next(ahead) == 0
+    given.put(ahead)
+    assert ended.get(timeout=60) is None
