@@ -326,7 +326,7 @@ class Run:
         with self._publishing(hooks, tell), kept:
             if self.config.window is not None:
                 done = self._fit_windows(report, hooks, tell)
-            else:
+            elif not (done := self.trainer.epoch >= self.config.epochs):
                 done = self.trainer.fit(
                     self._given, self.config.epochs, report, hooks=hooks
                 )

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from persia import errors
 from persia.base.check import number
+from persia.base.warning import warn
 from persia.data import Dataset, Kafka
 from persia.data.batches.batch import Batch, part_of
 from persia.data.sharing import Shared
@@ -262,14 +263,43 @@ class Trainer:
 
         Raises:
             InvalidArgument: a batch has no label, or one that is not 0 or 1
-                (or NaN, of several).
+                (or NaN, of several); the optimizer has no parameter of the
+                model; or several epochs of a generator.
             ShapeError: the model gives other numbers of logits.
             NonFiniteGradient: the loss became NaN or infinite.
         """
+        self._check_optimizer()
+        if epochs <= self.epoch:
+            warn(
+                f"fit(epochs={epochs}) trains nothing: {self.epoch} epochs "
+                "are done, and epochs count from the first one"
+            )
+        if epochs > self.epoch + 1 and isinstance(dataset, Iterator):
+            raise errors.InvalidArgument(
+                f"fit() got a {type(dataset).__name__}, which can be read "
+                f"once, for {epochs - self.epoch} epochs; pass a list, or a "
+                "data set of persia.data"
+            )
         try:
             return self._fit(dataset, epochs, on_progress, every, hooks)
         finally:
             self._stop = False
+
+    def _check_optimizer(self) -> None:
+        """Raises InvalidArgument if no dense parameter would be trained."""
+        groups = self.optimizer.param_groups
+        known = {id(p) for group in groups for p in group["params"]}
+        dense = [
+            id(p)
+            for p in self.model.parameters()
+            if p.requires_grad and p.numel()
+        ]
+        if dense and known.isdisjoint(dense):
+            raise errors.InvalidArgument(
+                "the optimizer has no dense parameter of the model, such as "
+                "one of a model before: make it of model.parameters(), or "
+                "freeze the model's"
+            )
 
     def _fit(
         self,
@@ -513,7 +543,7 @@ class Trainer:
             finally:
                 self._training = False
                 self._lookups.clear()
-            logits = matched(logits.float(), label)
+            logits, label = matched(logits.float(), label), label.float()
             loss = task_loss(logits, label, batch.weight)
             (loss / self.accumulate).backward()  # type: ignore[no-untyped-call]
         self._gathered += 1
