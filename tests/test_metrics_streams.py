@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -276,3 +277,25 @@ def test_two_ranks_score_as_one() -> None:
     code = "from tests import test_metrics_streams as t; t.rank_of_two()"
     status, text = ranks(2, "-c", code)
     assert (status, text.count("done")) == (0, 2), text
+
+
+@pytest.mark.parametrize(
+    ("scale", "shift"), [(1.0, 0.0), (0.001, 0.0), (100.0, 0.0), (1.0, 100.0)]
+)
+def test_an_auc_of_coarse_bins_warns(scale: float, shift: float) -> None:
+    x, y, _ = clicks(2000, 1)
+    x = scale * x + shift
+    metric = metrics.AUC()
+    metric.update(x, y)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        auc = metric.compute()
+    far = abs(auc - roc_auc_score(y, x)) > 0.01
+    assert far == bool(found) == ((scale, shift) != (1.0, 0.0))
+
+
+def test_equal_scores_are_no_matter_of_bins(recwarn: Any) -> None:
+    metric = metrics.AUC()
+    metric.update(np.zeros(100), np.arange(100) % 2)
+    assert metric.compute() == 0.5
+    assert not recwarn

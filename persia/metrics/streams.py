@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from persia.base.warning import warn
 from persia.distributed.ranks import all_sum, group_here
 from persia.metrics.clicks import (
     Groups,
@@ -26,6 +27,7 @@ from persia.metrics.clicks import (
 )
 
 Array = npt.NDArray[np.float64]
+_COARSE = 0.01  # error of an AUC
 
 
 class Metric(ABC):
@@ -117,7 +119,8 @@ class AUC(Metric):
     """Area under the ROC curve in constant memory.
 
     It is that of :class:`StreamingAUC`, over all ranks: within ``error()`` of
-    the exact one.
+    the exact one. It warns where that is more than 0.01, as where all
+    probabilities are near 0.
 
     Args:
         bins, limit: see :class:`StreamingAUC`.
@@ -125,33 +128,49 @@ class AUC(Metric):
 
     def __init__(self, bins: int = 4096, limit: float = 16.0) -> None:
         self._stream = StreamingAUC(bins, limit)
+        self._least, self._most = np.inf, -np.inf
 
     def update(
         self, scores: Values, labels: Values, weights: Values | None = None
     ) -> None:
         """Adds one batch: scores [n], labels [n], weights [n] or None."""
         arrays = as_arrays(scores, labels, weights, "scores")
+        self._least = arrays[0].min(initial=self._least)
+        self._most = arrays[0].max(initial=self._most)
         self._stream.update(*map(torch.from_numpy, arrays))
 
     def compute(self) -> float:
         """Of all updates since the last reset, of all ranks together; NaN
         where all labels are equal. All ranks call it."""
-        return area_under(*self._counts())
+        counts = self._counts()
+        error = _error_of(counts)
+        if error > _COARSE and self._least < self._most:
+            warn(
+                f"AUC: the exact one may differ by {error:.2g}, as most "
+                f"scores, of {self._least:g} to {self._most:g}, are in few "
+                "bins; give logits, another limit=, or more bins="
+            )
+        return area_under(*counts)
 
     def error(self) -> float:
         """The most by which ``compute()`` can differ from the exact AUC. All
         ranks call it."""
-        negative, positive = self._counts()
-        pairs = negative.sum() * positive.sum()
-        return ratio(0.5 * (positive * negative).sum(), pairs)
+        return _error_of(self._counts())
 
     def reset(self) -> None:
         """Forgets all updates."""
         self._stream.reset()
+        self._least, self._most = np.inf, -np.inf
 
     def _counts(self) -> Array:
         counts = self._stream._counts.numpy()
         return _over_ranks(counts.reshape(-1)).reshape(2, -1)
+
+
+def _error_of(counts: Array) -> float:
+    negative, positive = counts
+    pairs = negative.sum() * positive.sum()
+    return ratio(0.5 * (positive * negative).sum(), pairs)
 
 
 class GAUC(Metric):
