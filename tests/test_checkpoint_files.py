@@ -13,6 +13,7 @@ import signal
 import subprocess
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,21 @@ def test_keep(tmp_path: Path) -> None:
         "LATEST",
         "step-7",
     ]
+
+
+def test_to_replace_a_step_of_another_training_warns(tmp_path: Path) -> None:
+    first, other, resumed = (make_store() for _ in range(3))
+
+    def warned(store: persia.Store, step: int) -> bool:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            store.save(tmp_path, step=step)
+        return bool(found)
+
+    assert not warned(first, 1) and not warned(first, 1)
+    resumed.load(tmp_path)
+    assert not warned(resumed, 1) and not warned(other, 2)
+    assert warned(other, 1)
 
 
 def test_a_root_within_a_step_of_another_is_refused(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from persia.base.check import kind
 from persia.base.urls import Url
+from persia.base.warning import warn
 from persia.checkpoint.manifest import (
     MANIFEST,
     File,
@@ -222,10 +223,17 @@ def publish(
         Its folder.
     """
     name = f"step-{document['step']}"
+    training = document.get("training", "")
+    replaced = training_of(root.read(f"{name}/{MANIFEST}"))
     root.put(temporary, name, document)
+    if replaced not in (None, training):
+        warn(
+            f"{root.at(name)} was a checkpoint of another training, which "
+            "this save has replaced: give each training a folder of its own"
+        )
     root.point(name)
     if keep is not None:
-        root.remove(outdated(root, name, document.get("training", ""), keep))
+        root.remove(outdated(root, name, training, keep))
     return root.at(name)
 
 
