@@ -24,8 +24,6 @@ from persia.data.faults import MALFORMED_LIMIT, Faults, check_limit
 from persia.data.schema.encode import Encoder, LabelError, encode_rows
 from persia.data.schema.schema import Schema
 
-PIECE_ROWS = 1 << 16  # encoded at once
-
 Ints = npt.NDArray[np.int64]
 
 

@@ -31,7 +31,7 @@ def leaf(forward: Forward) -> Forward:
                 return _record(one.tracer, self, args, kwargs)
         if transforms() and not torch.compiler.is_compiling():
             raise errors.InvalidArgument(
-                f"a {type(self).__name__} within a transform of torch.func "
+                f"{type(self).__name__} within a transform of torch.func "
                 "(vmap, grad, jvp): rows are no arguments of the function, "
                 "and their gradients are pushed. Look the vectors up before "
                 "it, and pass them to it; torch.func.functional_call alone "
