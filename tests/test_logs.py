@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import warnings
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+import persia
+from persia import _core
 from persia.base.logs import audit, describe, lines_of_core, said, say
-from persia.errors import StorageError
+from persia.errors import PersiaError, StorageError
+from tests.remote import Servers
 
 
 def test_lines_say_what_the_process_is(
@@ -52,3 +56,27 @@ def test_audits_are_appended(tmp_path: Path) -> None:
         said(audits=tmp_path / "none" / "audits"),
     ):
         pass
+
+
+@pytest.mark.skipif(not _core.GRPC[0].isdigit(), reason="without gRPC")
+def test_audits_of_a_save_are_written_at_its_end(tmp_path: Path) -> None:
+    """A save that fails is none."""
+    audits = tmp_path / "audits"
+    shared, other = tmp_path / "shared", tmp_path / "other"
+    shared.mkdir()
+    with (
+        said(audits=audits),
+        closing(Servers(1, checkpoints=str(shared), **lines_of_core())) as s,
+        closing(persia.Store(persia.optim.SGD(1.0), servers=s.text)) as store,
+    ):
+        store.add_table(persia.EmbeddingBagConfig("t", 4, ["f"]))
+        folder = store.save(shared / "job")
+        with pytest.raises(PersiaError):
+            store.save(other / "job")
+    found = [json.loads(line) for line in audits.read_text().splitlines()]
+    assert [one["event"] for one in found] == [
+        *("written", "saved"),
+        *("not written", "not saved"),
+    ]
+    assert found[0]["rows"] == 0
+    assert found[1]["folder"] == str(folder)

@@ -13,7 +13,8 @@ static const char *const names[LINE_KINDS] = {
     [LINE_DENIED] = "denied",   [LINE_RESTORED] = "restored",
     [LINE_CLEARED] = "cleared", [LINE_ERASED] = "erased",
     [LINE_DROPPED] = "dropped", [LINE_TAKEOVER] = "takeover",
-    [LINE_SET] = "set",         [LINE_SAVED] = "saved"};
+    [LINE_SET] = "set",         [LINE_WRITTEN] = "written",
+    [LINE_NOT_WRITTEN] = "not written"};
 
 void persia_lines_init(process_lines *l, const lines_to *to)
 {
@@ -76,11 +77,10 @@ static void line_make(line *t, int json, const lines_to *to,
     t->json = json;
     line_add(t, json ? "{\"time\": \"" : "");
     line_add(t, at);
-    line_add(t, !json                 ? " "
-                : kind == LINE_DENIED ? "\", \"level\": \"warning\", \"event\""
-                                        ": \""
-                                      : "\", \"level\": \"info\", \"event\": "
-                                        "\"");
+    const int warns = kind == LINE_DENIED || kind == LINE_NOT_WRITTEN;
+    line_add(t, !json   ? " "
+                : warns ? "\", \"level\": \"warning\", \"event\": \""
+                        : "\", \"level\": \"info\", \"event\": \"");
     line_add(t, names[kind]);
     if (json) {
         const line_field shard = {.name = "shard", .number = to->shard};

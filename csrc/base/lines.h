@@ -29,8 +29,9 @@ enum line_kind {
     LINE_ERASED,
     LINE_DROPPED,
     LINE_TAKEOVER,
+    LINE_NOT_WRITTEN,
     LINE_SET,   /* from here on for audits alone */
-    LINE_SAVED,
+    LINE_WRITTEN,
     LINE_KINDS
 };
 

@@ -210,13 +210,17 @@ static void calls_line_rows(const request *r)
                   kind == LINE_ERASED || kind == LINE_SET ? 2 : 1);
 }
 
-static void calls_line_snapshot(const request *r)
+/* At its end: what it wrote is whole, or it failed. */
+static void calls_line_snapshot(const request *r,
+                                const wire_snapshot_reply *reply)
 {
     const wire_snapshot *m = &r->m.snapshot;
     const line_field more[] = {{.name = "root", .text = m->root},
-                               {.name = "folder", .text = m->folder}};
-    if (m->verb == SNAPSHOT_BEGIN)
-        calls_line_of(r, LINE_SAVED, m->caller.client, more, 2);
+                               {.name = "folder", .text = m->folder},
+                               {.name = "rows", .number = reply->rows_written}};
+    if (reply->whole || reply->failed)
+        calls_line_of(r, reply->whole ? LINE_WRITTEN : LINE_NOT_WRITTEN,
+                      m->caller.client, more, 3);
 }
 
 static void calls_line_restore(const request *r,
@@ -251,7 +255,7 @@ static void calls_line_change(const request *r, const void *reply)
     else if (r->call->method == WIRE_RESTORE)
         calls_line_restore(r, reply);
     else if (r->call->method == WIRE_SNAPSHOT)
-        calls_line_snapshot(r);
+        calls_line_snapshot(r, reply);
     else if (r->call->method == WIRE_HELLO)
         calls_line_hello(r, reply);
 }

@@ -523,7 +523,11 @@ static int ask_snapshot(shard *s, const wire_snapshot *m, uint64_t deadline,
     if (rc) {
         ;
     } else if (m->verb == SNAPSHOT_END) {
-        old = slot < 0 ? NULL : job_take_locked(j, slot);
+        const job *n = slot < 0 ? NULL : j->of[slot];
+        reply->whole = n && n->state == JOB_DONE;
+        reply->failed = n && n->state == JOB_FAILED;
+        reply->rows_written = n ? atomic_load(&n->rows) : 0;
+        old = n ? job_take_locked(j, slot) : NULL;
         reply->started = 1;
         reply->done = !runs_snapshot(j, m);
     } else if (slot >= 0) {

@@ -508,10 +508,12 @@ static const wire_field snapshot_reply_fields[] = {
     [8] = F(wire_snapshot_reply, t, U64, "t"),
     [14] = F(wire_snapshot_reply, restore, FIXED64, "restore"),
     [15] = F(wire_snapshot_reply, log, U64, "log"),
+    [16] = F(wire_snapshot_reply, whole, U32, "whole", .limit = 1),
+    [17] = F(wire_snapshot_reply, failed, U32, "failed", .limit = 1),
 };
 static const wire_type snapshot_reply_type = {
     .name = "SnapshotReply", .size = sizeof(wire_snapshot_reply),
-    .fields = snapshot_reply_fields, .fields_n = 15
+    .fields = snapshot_reply_fields, .fields_n = 17
 };
 
 static const spec_field wire_snapshot_reply_fields[] = {
@@ -531,9 +533,13 @@ static const spec_field wire_snapshot_reply_fields[] = {
       .offset = offsetof(wire_snapshot_reply, restore) },
     { .name = "log", .config = "log", .kind = SPEC_U64,
       .offset = offsetof(wire_snapshot_reply, log) },
+    { .name = "whole", .config = "whole", .kind = SPEC_BOOL,
+      .offset = offsetof(wire_snapshot_reply, whole), .limit = 1 },
+    { .name = "failed", .config = "failed", .kind = SPEC_BOOL,
+      .offset = offsetof(wire_snapshot_reply, failed), .limit = 1 },
 };
 const spec_list persia_wire_snapshot_reply_list = {
-    wire_snapshot_reply_fields, 8
+    wire_snapshot_reply_fields, 10
 };
 
 static const wire_field restore_fields[] = {

@@ -535,6 +535,8 @@ typedef struct wire_snapshot_reply {
     uint64_t t; /* the highest applied at the cut */
     uint64_t restore; /* see HelloReply, at the cut */
     uint64_t log; /* position in the server's log at the cut */
+    uint32_t whole; /* of SNAPSHOT_END: all its rows are written */
+    uint32_t failed; /* of SNAPSHOT_END: they could not be */
 } wire_snapshot_reply;
 
 extern PERSIA_API const spec_list persia_wire_snapshot_reply_list;

@@ -35,6 +35,7 @@ import torch
 
 from persia import _core
 from persia.base.check import whole
+from persia.base.logs import audit
 from persia.base.patience import patiently
 from persia.base.warning import warn
 from persia.checkpoint import files
@@ -156,7 +157,7 @@ def save(
         # No rank changes a row from here to the end of lead().
         states = Dense(shared, ranks.gathered(own), extra)
         folder, engine_of(store).checkpoint_id = ranks.lead(
-            lambda: save_into(store, root, states, keep, step, ranks.stop)
+            lambda: _save(store, root, states, keep, step, ranks.stop)
         )
         # Other ranks may have been later with their last updates.
         engine_of(store).saved = updates_of(store) if store.remote else saved
@@ -221,6 +222,19 @@ def _check_shards(store: Store, root: files.Root) -> None:
         raise StorageError(
             f"saving into {root} would fail: {error}"
         ) from error
+
+
+def _save(
+    store: Store, root: files.Root, *given: Any
+) -> tuple[Path | str, str]:
+    """:func:`save_into`, audited."""
+    try:
+        folder, id = save_into(store, root, *given)
+    except BaseException as error:
+        audit("not saved", root=root, error=type(error).__name__)
+        raise
+    audit("saved", root=root, folder=folder, id=id)
+    return folder, id
 
 
 def save_into(

@@ -113,6 +113,33 @@ static void who_changes_what_is_logged(void **state)
     server_stop(&v);
 }
 
+/* At the end of a save: its beginning says nothing of it. */
+static void rows_that_were_not_written_are_logged(void **state)
+{
+    (void)state;
+    server v = server_with_lines(0, 1, base, 0, ends[1]);
+    declare_two(&v, 1);
+    wire_snapshot m = snapshot_of(&v, SNAPSHOT_BEGIN, "nowhere");
+    wire_snapshot_reply reply;
+    result r = CALL(&v, SNAPSHOT, snapshot, &m);
+    for (m.verb = SNAPSHOT_STATUS; r.code == PERSIA_OK; nap()) {
+        result_free(&r);
+        r = CALL(&v, SNAPSHOT, snapshot, &m);
+    }
+    result_free(&r);
+    assert_string_equal(said(), "");
+    m.verb = SNAPSHOT_END;
+    r = CALL(&v, SNAPSHOT, snapshot, &m);
+    DECODE(&r, snapshot_reply, &reply);
+    assert_true(reply.failed && !reply.whole);
+    result_free(&r);
+    expect_line("Z not written peer=this process client=0000000000000001 "
+                "root=root folder=nowhere rows=0\n");
+    snapshot_end(&v, "nowhere"); /* the answer was lost */
+    assert_string_equal(said(), "");
+    server_stop(&v);
+}
+
 /* A line with one field of text, or a number. */
 static uint64_t line(process_lines *l, enum line_kind kind, const char *text)
 {
@@ -221,6 +248,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(the_reason_of_a_denied_call_is_logged),
         TEST(who_changes_what_is_logged),
+        TEST(rows_that_were_not_written_are_logged),
         TEST(many_lines_become_a_count),
         TEST(lines_are_json),
         TEST(audits_have_all_but_what_was_denied),

@@ -97,7 +97,7 @@ static wire_file files[] = {
     { 0, "a-0.safetensors", 1, 2, UINT32_MAX }, { 1, "b", 3, 4, 5 }
 };
 static wire_snapshot_reply snapshot_reply = {
-    1, 1, 2, 3, pushes, 4, ledgers, 2, files, 2, 9, 10, 11, 12
+    1, 1, 2, 3, pushes, 4, ledgers, 2, files, 2, 9, 10, 11, 12, 1, 1
 };
 static wire_restore restore = {
     CALLER, RESTORE_COMMIT, "root", "step-7", "proof", 1, 5, 2, 3, 4,
