@@ -14,6 +14,7 @@ import torch
 
 import persia
 from persia import JaggedBatch, errors
+from persia.base.counts import counted
 
 ONE = torch.tensor([1])
 UNSIGNED = np.array([2**63 + 5], dtype=np.uint64)
@@ -243,3 +244,9 @@ def test_loaders_and_data_say_what_they_are() -> None:
     assert "batch_size=10" in repr(data) and repr(data) in loader
     assert "staleness=2" in loader
     assert "['C1', 'C10', 'C2']" in repr(bags.store)  # as they were made
+
+
+def test_numbers_of_things() -> None:
+    said = [counted(n, "row") for n in (0, 1, 2000)]
+    assert said == ["0 rows", "1 row", "2,000 rows"]
+    assert counted(2, "batch") == "2 batches"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import warnings
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import persia
 from persia import _core
 from persia.base.logs import audit, describe, lines_of_core, said, say
+from persia.cli import bars
 from persia.errors import PersiaError, StorageError
 from tests.remote import Servers
 
@@ -80,3 +82,15 @@ def test_audits_of_a_save_are_written_at_its_end(tmp_path: Path) -> None:
     ]
     assert found[0]["rows"] == 0
     assert found[1]["folder"] == str(folder)
+
+
+def test_progress_of_work_is_counted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bars, "EVERY", 0.0)
+    text = ""
+    with said(form="json"), bars.watched("sent", lambda: (7, "7 samples")):
+        while not text:
+            time.sleep(0.01)
+            text = capsys.readouterr().err
+    assert json.loads(text.splitlines()[0])["done"] == 7

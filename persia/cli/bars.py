@@ -101,12 +101,14 @@ class Counted:
 
 
 @contextmanager
-def watched(title: str, text: Callable[[], str]) -> Iterator[None]:
+def watched(
+    title: str, look: Callable[[], tuple[float, str]]
+) -> Iterator[None]:
     """Within the block, work that reports nothing by itself.
 
     Args:
         title: what is done.
-        text: how far it is; is called in a thread.
+        look: how much is done, and a text; is called in a thread.
     """
     import threading
 
@@ -114,7 +116,7 @@ def watched(title: str, text: Callable[[], str]) -> Iterator[None]:
 
     def watch(tell: Tell) -> None:
         while not over.wait(1.0):
-            tell(0, text())
+            tell(*look())
 
     with progress(title) as tell:
         thread = threading.Thread(target=watch, args=(tell,), daemon=True)

@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from persia.base.counts import counted
 from persia.cli.bars import progress
 from persia.cli.options import Json, Step, print_json
 from persia.cli.shared import Commands
@@ -148,11 +149,11 @@ def verify(root: _Root, step: Step = None, json: Json = False) -> None:
         )
     if wrong:
         raise CorruptFile(
-            f"{found.folder}: {len(wrong)} of {len(every)} files are damaged: "
-            + "; ".join(wrong[:5])
+            f"{found.folder}: {len(wrong)} of {counted(len(every), 'file')} "
+            "damaged: " + "; ".join(wrong[:5])
         )
     if not json:
-        console.print(f"{found.folder}: {len(every)} files are whole")
+        console.print(f"{found.folder}: {counted(len(every), 'file')} whole")
 
 
 def _described(found: Any) -> dict[str, Any]:

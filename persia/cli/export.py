@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from persia.base.counts import counted
 from persia.base.logs import say
 from persia.cli.bars import Counted
 from persia.cli.options import DryRun, Json, Root, Step, print_json, would
@@ -122,9 +123,10 @@ def command(
         return
     left = sum(found.left_out.values())
     say(
-        f"exported {sum(found.rows.values()):,} rows of {len(found.rows)} "
-        f"tables, {found.bytes:,} bytes, to {found.path}"
-        + (f"; {left:,} rows were left out" if left else "")
+        f"exported {counted(sum(found.rows.values()), 'row')} of "
+        f"{counted(len(found.rows), 'table')}, {found.bytes:,} bytes, to "
+        f"{found.path}"
+        + (f"; left out: {counted(left, 'row')}" if left else "")
     )
     for name, score in costs.get("export", {}).items():
         change = score - costs["checkpoint"][name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ import pydantic
 import typer
 from pydantic import Field
 
+from persia.base.counts import counted
 from persia.base.environment import variable
 from persia.base.health import Health
 from persia.base.logs import describe, say
@@ -214,16 +216,15 @@ def _run(config: FeedConfig, index: int, count: int, json: bool) -> None:
     _show(loader, config)
     send = _send_parts if config.parts else send_share
 
-    def sent_now() -> str:
+    def sent_now() -> tuple[float, str]:
         counts = loader.counts()
-        return f"{counts['sent']:,} batches, {counts['samples']:,} samples"
+        return counts["samples"], _sizes(counts)
 
     with watched("sent", sent_now):
         source = send(loader, config, index, count)
-    sent, epochs = loader.counts(), config.epochs
+    sent = loader.counts()
     say(
-        f"sent {sent['sent']:,} batches, {sent['samples']:,} samples, {epochs}"
-        f" epoch{'s' if epochs > 1 else ''}, in "
+        f"sent {_sizes(sent)}, {counted(config.epochs, 'epoch')}, in "
         f"{time.monotonic() - began:.1f} s"
     )
     if sent["passed"]:
@@ -246,16 +247,22 @@ def _run(config: FeedConfig, index: int, count: int, json: bool) -> None:
             "same command again" + ("" if config.job_name else ", with --job")
         )
     if sent["failed"]:
-        say(f"failed: {sent['failed']:,} batches ended without an update")
+        failed = counted(sent["failed"], "batch")
+        say(f"failed: {failed} ended without an update")
     if json:
         print_json(sent)
     if loader.failure is not None:
         raise type(loader.failure)(
-            f"{sent['failed']:,} of {sent['sent']:,} batches ended without an "
-            f"update: {loader.failure}"
+            f"{sent['failed']:,} of {counted(sent['sent'], 'batch')} ended "
+            f"without an update: {loader.failure}"
         )
     if sent["streams"] and not sent["samples"]:
         _check_some(config, source)
+
+
+def _sizes(counts: Mapping[str, int]) -> str:
+    batches = counted(counts["sent"], "batch")
+    return f"{batches}, {counted(counts['samples'], 'sample')}"
 
 
 def _check_some(config: FeedConfig, source: Dataset | None) -> None:
@@ -333,7 +340,8 @@ def _send_parts(
     source, _ = open_data(train_options(config))
     parts = list(parts_of(source, config.parts or 1).items())
     first, end = (len(parts) * i // count for i in (index, index + 1))
-    say(f"sending {config.data} in {len(parts)} parts to embedding workers")
+    number = counted(len(parts), "part")
+    say(f"sending {config.data} in {number} to embedding workers")
     make = partial(_sender, config)
     if config.follow:
         others = parts[end:] + parts[:first]

@@ -9,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from persia.base.counts import counted
 from persia.base.logs import say
 from persia.cli.bars import Counted, progress
 from persia.cli.options import DryRun, Json, print_json, would
@@ -184,8 +185,11 @@ def verify(root: _Root, json: Json = False) -> None:
     if wrong:
         raise CorruptFile(f"{found.place} is damaged: " + "; ".join(wrong[:5]))
     if not json:
-        behind = f", and {packets:,} packets behind it" if packets else ""
-        console.print(f"{found.place}: {count} files{behind} are whole")
+        behind = counted(packets, "packet") + " behind it"
+        console.print(
+            f"{found.place}: {counted(count, 'file')}"
+            + (f" and {behind} whole" if packets else " whole")
+        )
 
 
 @commands.command()

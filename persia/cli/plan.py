@@ -10,6 +10,7 @@ from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
+from persia.base.counts import counted
 from persia.base.options import validated
 from persia.cli.flags import with_flags
 from persia.cli.options import Json, print_json
@@ -179,7 +180,8 @@ def _scale(config: PlanConfig, json: bool) -> None:
     if json:
         print_json(dataclasses.asdict(found))
         return
-    print_cost(found, f"{before} to {to} servers, {shards} shards")
+    sizes = f"{before} to {counted(to, 'server')}"
+    print_cost(found, f"{sizes}, {counted(shards, 'shard')}")
 
 
 def print_cost(cost: ScaleCost, title: str) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from persia.base.counts import counted
 from persia.base.logs import say
 from persia.cli.bars import progress
 from persia.cli.options import DryRun, Json, print_json, would
@@ -80,7 +81,8 @@ def command(
         )
     else:
         print(
-            f"{made.samples:,} samples in {len(made.files)} files in {out}, "
+            f"{counted(made.samples, 'sample')} in "
+            f"{counted(len(made.files), 'file')} in {out}, "
             f"{made.malformed:,} malformed left out"
         )
         print(f"persia train '{out}/*.parquet' --schema {made.schema}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from persia.base.counts import counted
 from persia.cli.options import (
     DryRun,
     Json,
@@ -178,7 +179,8 @@ def erase(
     if json:
         print_json({"table": table, "rows": rows, "erased": not dry_run})
         return
-    print(f"{'would erase' if dry_run else 'erased'} {rows:,} rows of {table}")
+    done = "would erase" if dry_run else "erased"
+    print(f"{done} {counted(rows, 'row')} of {table}")
 
 
 class _By(StrEnum):

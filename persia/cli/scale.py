@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from persia.base.counts import counted
 from persia.base.logs import say
 from persia.cli.options import (
     DryRun,
@@ -96,7 +97,7 @@ def ps(
             return
         shown[progress.number] = progress.text, progress.seconds + _PAUSE
         move = progress.move
-        rows = f", {progress.rows:,} rows" if progress.rows else ""
+        rows = f", {counted(progress.rows, 'row')}" if progress.rows else ""
         line = (
             f"move {progress.number} of {progress.count}: shard {move.shard} "
             f"from {move.source} to {move.target}: {progress.text}{rows}"
@@ -139,7 +140,7 @@ def ps(
         print_json({"moves": len(moves), "servers": places} | more)
         return
     if cost is not None:
-        print_cost(cost, f"{to} servers")
+        print_cost(cost, counted(to, "server"))
         return
     for address, shards in places.items():
         numbers = ", ".join(map(str, shards))

@@ -107,7 +107,7 @@ def model(
 ) -> None:
     """Answer requests over HTTP and gRPC: the Open Inference Protocol v2.
 
-    It prints a line "serving 1 models on 127.0.0.1:8080" when it is ready.
+    It prints a line "serving 1 model on 127.0.0.1:8080" when it is ready.
     A new version of an export answers as soon as it is current there. At
     SIGTERM it answers the requests in flight, and exits.
 
@@ -148,7 +148,7 @@ def export(
 ) -> None:
     """Hand versions and packets out to other machines, over HTTP.
 
-    It prints a line "serving 1 exports on 127.0.0.1:8090" when it is ready.
+    It prints a line "serving 1 export on 127.0.0.1:8090" when it is ready.
     All that reads an export takes http://HOST:PORT/NAME, or https://. Packets
     of a training arrive as soon as they are written.
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persia import _core, errors
+from persia.base.counts import counted
 from persia.base.logs import audit, say
 from persia.distributed.places import Gone, Prepared
 from persia.distributed.rounds import Rounds
@@ -339,7 +340,7 @@ class Moves:
         if one.held:
             one.text += f", it took no updates for {one.held:.3f} s"
         one.state = _core.MOVED_DONE
-        say(f"{one.text}; {one.rows:,} rows")
+        say(f"{one.text}; {counted(one.rows, 'row')}")
         audit(
             "moved",
             shard=shard,
@@ -766,7 +767,8 @@ class Moves:
         self._arrived.add(number)
         del self._arriving[number]
         rows = found.server.rows()
-        say(f"shard {found.request['shard']} is here: {rows:,} rows")
+        shard = found.request["shard"]
+        say(f"shard {shard} is here: {counted(rows, 'row')}")
 
     def _drop(self, number: int) -> None:
         self._dropped.add(number)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persia import _core
+from persia.base.counts import counted
 from persia.base.logs import describe, say
 from persia.base.patience import patiently
 from persia.base.signals import Signals
@@ -220,7 +221,7 @@ class Shards:
             if self.config.restore is None or self._join or recovered:
                 continue
             rows = server.restore()
-            what = "no checkpoint" if rows is None else f"{rows:,} rows"
+            what = "no checkpoint" if rows is None else counted(rows, "row")
             say(f"restored {self.config.restore}: {what}")
 
     def stats(self) -> dict[int, dict[str, Any]]:
@@ -337,4 +338,4 @@ def _run(shards: Shards, address: str, signals: Signals) -> None:
     if name is not None:
         rows = shards.save(name)
         signals.status = 0
-        say(f"saved {name}: {rows:,} rows")
+        say(f"saved {name}: {counted(rows, 'row')}")

@@ -18,6 +18,7 @@ import pydantic
 from pydantic import Field
 
 from persia import _core
+from persia.base.counts import counted
 from persia.base.environment import variable
 from persia.base.logs import describe, lines_of_core, say
 from persia.base.patience import saying_so
@@ -233,8 +234,8 @@ def _run(worker: Worker, signals: Signals) -> None:
     reports.start()
     renewal.at_hangup()
     signals.serve(
-        f"serving an embedding worker of {worker.servers} servers on "
-        f"{address}",
+        "serving an embedding worker of "
+        f"{counted(worker.servers, 'server')} on {address}",
         "batches that were in flight are offered again",
     )
     if signals.number == signal.SIGTERM:
@@ -253,7 +254,7 @@ def _drain(worker: Worker) -> None:
     loader sends to another worker."""
     until = time.monotonic() + _DRAIN * worker.config.grace
     if left := worker.leave():
-        say(f"leaving: trainers may take the {left:,} batches that are here")
+        say(f"leaving: trainers may take {counted(left, 'batch')} from here")
     while worker.leave() and time.monotonic() < until:
         time.sleep(_DRAIN_LOOK)
 
@@ -267,8 +268,9 @@ def _report_lost(worker: Worker) -> None:
             lost = worker.stats()["lost"]
             if lost > said:
                 say(
-                    f"servers that were started again have lost {lost:,} "
-                    "updates of this embedding worker so far",
+                    "servers that were started again have lost "
+                    f"{counted(lost, 'update')} of this embedding worker so "
+                    "far",
                     "warning",
                 )
             said = lost

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from persia import _core
+from persia.base.counts import counted
 from persia.base.cpus import processors
 from persia.base.logs import describe, lines_of_core, say
 from persia.base.signals import Signals
@@ -191,8 +192,8 @@ def serve_model(
         line = f"process {os.getpid()} serves"
         if tell is None:
             _say_all(one, config)
-            count = len(one.repository.models)
-            line = f"serving {count} models on {one.address}"
+            count = counted(len(one.repository.models), "model")
+            line = f"serving {count} on {one.address}"
         signals.serve(line, "requests in flight were not answered", tell)
         one.close()
         say("all requests were answered")

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from persia.base.counts import counted
 from persia.base.environment import variable
 from persia.base.logs import say
 from persia.base.signals import Signals
@@ -182,8 +183,8 @@ def _watch(
         if config.grpc_port is not None:
             say(f"gRPC on {host}:{ports[1]}")
         signals.serve(
-            f"serving {models} models in {len(children)} processes on "
-            f"{host}:{ports[0]}",
+            f"serving {counted(models, 'model')} in {len(children)} processes "
+            f"on {host}:{ports[0]}",
             "requests in flight were not answered",
         )
         for child in children:

@@ -26,6 +26,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from persia import _core, errors
+from persia.base.counts import counted
 from persia.base.logs import describe, lines_of_core, say
 from persia.base.signals import Signals
 from persia.base.urls import Url
@@ -236,7 +237,7 @@ def serve_exports(config: RelayConfig, exports: tuple[str, ...]) -> None:
         renewal.at_hangup()
         one.start()
         signals.serve(
-            f"serving {len(exports)} exports on {one.address}",
+            f"serving {counted(len(exports), 'export')} on {one.address}",
             "files were not sent to their ends",
             None,
         )

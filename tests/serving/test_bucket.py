@@ -431,7 +431,7 @@ def test_a_process_serves_a_bucket(
     try:
         lines = iter(process.stdout)
         assert any("version v-000002 answers" in line for line in lines)
-        assert any("serving 1 models" in line for line in lines)
+        assert any("serving 1 model" in line for line in lines)
         versions_of(uri("ctr")).use("v-000001")
         assert any("version v-000001 answers" in line for line in lines)
         process.send_signal(signal.SIGTERM)

@@ -742,7 +742,7 @@ def test_the_process_drains_and_counts(place: Path) -> None:
     ) as process:
         try:
             lines = lines_of(process)
-            assert lines[-1].startswith("serving 1 models on "), lines
+            assert lines[-1].startswith("serving 1 model on "), lines
             at = lines[-1].split()[-1]
             metrics = next(one for one in lines if "/metrics" in one)
             body = body_of(raw(place, 3))

@@ -48,7 +48,7 @@ class Fake(Cluster):
 
     def worker_command(self, port, options):
         return [sys.executable, "-c", PAGE, FOLDER, "embedding-worker",
-                "serving an embedding worker of 1 servers on "
+                "serving an embedding worker of 1 server on "
                 f"127.0.0.1:{port}"]
 
     def loader_command(self, loader):
