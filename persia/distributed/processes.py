@@ -27,9 +27,9 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl failed")
 
 
-def end_with_parent() -> None:
-    """The kernel sends this process SIGTERM when its parent dies."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def end_with_parent(number: int = signal.SIGTERM) -> None:
+    """The kernel sends this process the signal when its parent dies."""
+    _prctl(_PR_SET_PDEATHSIG, number)
 
 
 def become_reaper() -> None:

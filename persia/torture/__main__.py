@@ -11,12 +11,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from persia.distributed.processes import end_with_parent
 from persia.torture.rounds import line, play, table
 
 
 def main(given: dict[str, Any]) -> int:
     """Plays rounds with the options of ``persia torture``; whether one of
     them violates what is promised."""
+    end_with_parent()
     seeds = itertools.count(given["seed"])
     minutes, rounds, logs = given["minutes"], given["rounds"], given["logs"]
     found = []

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
+from persia.distributed.processes import end_with_parent
 from persia.torture.plan import AGAIN, ROLLBACK, Event, Round
 
 POLL = 0.02  # seconds
@@ -38,12 +39,16 @@ RUNS_AGAIN = 8  # of loaders, until all is passed over
 
 
 def fork(work: Callable[[], None], log: Path) -> int:
-    """A process that does it; its pid."""
+    """A process that does it, and does not outlive this one; its pid."""
+    mine = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     status = 1
     try:
+        end_with_parent(signal.SIGKILL)
+        if os.getppid() != mine:
+            os._exit(1)
         out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(out, 1)
         os.dup2(out, 2)
