@@ -215,9 +215,10 @@ static void calls_line_snapshot(const request *r,
                                 const wire_snapshot_reply *reply)
 {
     const wire_snapshot *m = &r->m.snapshot;
-    const line_field more[] = {{.name = "root", .text = m->root},
-                               {.name = "folder", .text = m->folder},
-                               {.name = "rows", .number = reply->rows_written}};
+    const line_field more[] = {
+        {.name = "root", .text = m->root},
+        {.name = "folder", .text = m->folder},
+        {.name = "rows", .number = reply->rows_written}};
     if (reply->whole || reply->failed)
         calls_line_of(r, reply->whole ? LINE_WRITTEN : LINE_NOT_WRITTEN,
                       m->caller.client, more, 3);
