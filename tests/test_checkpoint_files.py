@@ -22,7 +22,7 @@ import pytest
 
 import persia
 from persia import checkpoint, errors
-from persia.checkpoint import files, saving
+from persia.checkpoint import files, saving, shards
 from persia.checkpoint.dense import Dense
 from tests.checkpoints import (
     assert_same,
@@ -414,14 +414,16 @@ def threads_of_jobs() -> set[str]:
 def interrupted(
     monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any]
 ) -> None:
-    """Ctrl-C while the threads of a job are at work."""
-    sleep, before = time.sleep, threads_of_jobs()
+    """Ctrl-C once the threads of a job are at work."""
+    poll, before = shards.poll, threads_of_jobs()
 
-    def late(seconds: float) -> None:
-        monkeypatch.setattr(time, "sleep", sleep)
+    def late(n: int, ask: Callable[[int], Any], *_: Any) -> None:
+        monkeypatch.setattr(shards, "poll", poll)
+        for shard in range(n):
+            ask(shard)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(time, "sleep", late)
+    monkeypatch.setattr(shards, "poll", late)
     with pytest.raises(KeyboardInterrupt):
         call()
     assert threads_of_jobs() <= before
