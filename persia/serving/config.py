@@ -77,8 +77,8 @@ class ModelConfig(Guarded):
         10.0,
         gt=0,
         le=86400,
-        description="Seconds that the body of a request may take, and that "
-        "it may wait then, if it does not say.",
+        description="Seconds that the head of a request may take, that its "
+        "body may take, and that it may wait then, if it does not say.",
     )
     versions: int = Field(
         2,

@@ -96,6 +96,7 @@ class Serving:
             make_app(server),
             connections=config.connections,
             grace=self._grace,
+            timeout=config.timeout,
             shared=config.processes > 1,
         )
         self.address = self._web.address

@@ -23,6 +23,7 @@ class WebServer:
         app: that answers.
         connections: at once; more are refused.
         grace: seconds that requests in flight have at the end.
+        timeout: seconds in which the head of a request has to arrive.
         shared: others that say so, too, have the same port.
 
     Attributes:
@@ -41,6 +42,7 @@ class WebServer:
         *,
         connections: int,
         grace: float,
+        timeout: float = 30.0,
         shared: bool = False,
     ) -> None:
         uvicorn = find_uvicorn()
@@ -53,12 +55,19 @@ class WebServer:
                 log_config=None,
                 access_log=False,
                 lifespan="off",
+                ws="none",
                 server_header=False,
                 limit_concurrency=connections,
                 timeout_graceful_shutdown=int(grace),
+                callback_notify=self._close_late,
+                timeout_notify=1,
                 **_tls(config),
             )
         )
+        self._timeout = timeout
+        # Connections without a request in hand: the one that they had last,
+        # and since when.
+        self._waiting: dict[Any, tuple[Any, float]] = {}
         self._thread = threading.Thread(
             target=self._run, name="persia-http", daemon=True
         )
@@ -80,6 +89,22 @@ class WebServer:
         context.load_cert_chain(given["cert"], given["key"])
         if "ca" in given:
             context.load_verify_locations(given["ca"])
+
+    async def _close_late(self) -> None:
+        """Closes connections whose next request does not arrive: uvicorn has
+        no limit for its head, and such connections would be all that there
+        may be. For its body the applications have one."""
+        now = time.monotonic()
+        waiting = {}
+        for one in self._uvicorn.server_state.connections:
+            last = one.cycle
+            if last is None or last.response_complete:
+                was, since = self._waiting.get(one, (None, now))
+                waiting[one] = last, since if was is last else now
+        self._waiting = waiting
+        for one, (_, since) in waiting.items():
+            if now - since > self._timeout:
+                one.transport.close()
 
     def _run(self) -> None:
         _core.thread_prompt()

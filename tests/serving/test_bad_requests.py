@@ -3,6 +3,7 @@ name, and after it a good one gets the same bits as before."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import random
@@ -288,6 +289,29 @@ def test_half_bodies_end_with_their_connection(both: Both) -> None:
             to.sendall(frame(0, 0, 1, half))
             assert to.recv(100)
         both.check("one")
+
+
+def test_half_heads_end(
+    exports: dict[str, tuple[Path, Tensors]],
+) -> None:
+    """A connection without a whole head is closed, the first request of it or
+    a later one; one whose request is answered is not."""
+    live = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n"
+    config = ModelConfig(port=0, threads=1, poll=0, timeout=0.2)
+    with contextlib.ExitStack() as stack:
+        one = stack.enter_context(
+            serving(config, (f"one={exports['one'][0]}",))
+        )
+        host, _, port = one.address.rpartition(":")
+        for sent in (b"", live[:9], live, live + b"\r\n" + live):
+            to = stack.enter_context(
+                socket.create_connection((host, int(port)), 60)
+            )
+            to.sendall(sent)
+            found = b""
+            while got := to.recv(1000):
+                found += got
+            assert found.count(b"HTTP/1.1 200") == sent.count(b"\r\n\r\n")
 
 
 def altered(data: bytes, rng: random.Random) -> bytes:
