@@ -212,7 +212,11 @@ class Job:
                 and status["replicas"] == replicas
             )
 
-        self.until(is_so, 200)
+        try:
+            self.until(is_so, 400)
+        except AssertionError as error:
+            error.add_note(f"{replicas} wanted: {self.status}")
+            raise
 
     def check(self) -> None:
         """Each update was applied once."""
@@ -244,6 +248,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
         yield made
 
 
+@pytest.mark.timeout(1000)
 def test_servers_grow_and_shrink_while_one_trains(job: Job) -> None:
     job.start_gate(1)  # two gates
     for replicas in (4, 2):
