@@ -44,7 +44,7 @@ _GATES = "/apis/persia.dev/v1alpha1/namespaces/{}/scalegates/{}"
 _SETS = "/apis/apps/v1/namespaces/{}/statefulsets/{}"
 
 _LEASE = 15.0  # seconds after which a silent gate is taken for dead
-_ACT = 5.0  # seconds from the start of a look in which it may act
+_ACT = 5.0  # seconds from its status in which a gate may act
 _AGAIN = 30.0  # seconds from a move that failed to the next one
 _BETWEEN = 1e-6  # of a server, so that ceil() is sure
 _PAGE = 1.0  # seconds for the metrics of a server
@@ -212,9 +212,17 @@ class Gate:
         pages = self._pages(target, addresses)
         self.load = _load_of(step, seen, spec, pages)
         self.step = step
+        until = self._clock() + _ACT
         self._write(gate, target, spec, step, pages)
         self._say(f"{step.phase}: {step.text}" if step.text else step.phase)
-        if spec.dryRun or self._clock() > began + _ACT:
+        if spec.dryRun:
+            return
+        if self._clock() > until:
+            self._say(
+                f"the status took more than {_ACT:g} s: nothing is done until "
+                "the next look",
+                "warning",
+            )
             return
         if ways is not None:
             ways.settle(found)
@@ -285,7 +293,8 @@ class Gate:
         step: Step,
         pages: dict[str, str],
     ) -> None:
-        """Writes the status: no other gate acts on what this one has read."""
+        """Writes the status: no other gate acts on what this one has read,
+        or for a while from now on."""
         sizes = {
             int(shard): float(size)
             for text in pages.values()

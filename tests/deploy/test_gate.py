@@ -477,6 +477,38 @@ def test_a_gate_that_was_overtaken_does_nothing(job: Job) -> None:
     assert job.count == 3 and job.sizes[-1] == 1
 
 
+def test_a_gate_that_looks_slowly_acts(job: Job) -> None:
+    """As on a machine with too much to do, or beside silent servers."""
+    empty_last(job)
+
+    def slow() -> None:
+        job.now += 60.0
+
+    job.servers.between = slow
+    job.look()
+    job.controller.step()
+    assert job.count == 2
+
+
+def test_a_gate_whose_status_was_slow_does_nothing(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another gate may act by then."""
+    empty_last(job)
+    put = Api.put
+
+    def slow(self: Api, path: str, body: Object) -> Object:
+        job.now += 20.0 if path.endswith("/status") else 0.0
+        return put(self, path, body)
+
+    with monkeypatch.context() as slowly:
+        slowly.setattr(Api, "put", slow)
+        job.look()
+    assert job.count == 3
+    job.look()
+    assert job.count == 2
+
+
 def test_a_number_that_has_changed_is_not_replaced(job: Job) -> None:
     empty_last(job)
     job.servers.between = lambda: job.cluster.scale(
