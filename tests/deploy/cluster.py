@@ -156,17 +156,18 @@ class Cluster:
             wanted = body.get("metadata", {}).get("resourceVersion")
             if wanted and wanted != now["metadata"]["resourceVersion"]:
                 raise Refused(409, f"{resource} {name} has been modified")
-            before = copy.deepcopy(now["spec"])
+            before = copy.deepcopy(now)
             if sub == "status":
                 now["status"] = body.get("status", {})
             elif sub == "scale":
                 now["spec"]["replicas"] = body["spec"].get("replicas", 0)
             else:
                 now["spec"] = body["spec"]
-            if now["spec"] != before:
+            if now["spec"] != before["spec"]:
                 now["metadata"]["generation"] += 1
             self._check(resource, now)
-            self._store(resource, name, now)
+            if now != before:  # else it has its version, as on Kubernetes
+                self._store(resource, name, now)
             return _scale_of(now) if sub == "scale" else copy.deepcopy(now)
 
     # ---- requests
