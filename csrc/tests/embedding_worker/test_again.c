@@ -412,6 +412,22 @@ static void a_take_that_reports_a_loss_is_made_again(void **state)
     persia_client_destroy(c);
 }
 
+/* The worker knows other rows than those of the servers, and does not look
+ * again until `looks` is 0.  It looks as soon as it is there: that has ended
+ * before. */
+static void worker_of_other_rows(embedding_worker *s)
+{
+    pthread_mutex_lock(&s->lock);
+    while (!s->looked || s->looks) {
+        pthread_mutex_unlock(&s->lock);
+        sched_yield();
+        pthread_mutex_lock(&s->lock);
+    }
+    s->lineage = 5;
+    s->looks = 1;
+    pthread_mutex_unlock(&s->lock);
+}
+
 /* A checkpoint was loaded, and the worker has not seen it yet: its loader
  * sends again what was done. */
 static void an_end_of_other_rows_is_none(void **state)
@@ -423,10 +439,7 @@ static void an_end_of_other_rows_is_none(void **state)
     uint64_t restores = 0;
     way.w = w;
     assert_int_equal(persia_client_create(&w->servers, &c), PERSIA_OK);
-    pthread_mutex_lock(&w->s->lock);
-    w->s->lineage = 5; /* of the rows before */
-    w->s->looks = 1;   /* it is stopped while it would ask */
-    pthread_mutex_unlock(&w->s->lock);
+    worker_of_other_rows(w->s);
     rank_taker *r = rank_begin();
     hello_of_loader(w);
     beat(w, 2, 0);
