@@ -65,7 +65,7 @@ class WebServer:
             )
         )
         self._timeout = timeout
-        # Connections without a request in hand: the one that they had last,
+        # Connections that wait for a request: the one that they had last,
         # and since when.
         self._waiting: dict[Any, tuple[Any, float]] = {}
         self._thread = threading.Thread(
