@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -77,7 +78,8 @@ def test_round_trip(uri: Uri, bucket: fs.FileSystem) -> None:
         alone.store.load(uri("deep/out"), **alone.state())
         assert alone.train(3, 6) == losses
         saved.store.close()
-    assert "are whole" in call("checkpoint", "verify", uri("deep/out"))
+    files = json.loads(call("checkpoint", "verify", uri("deep/out"), "--json"))
+    assert files["files"] and not files["damaged"]
     found = listing(bucket, "deep/out")
     assert "step-3/manifest.json" in found
     assert sum("-shard-1-of-2-table-0-00000" in name for name in found) == 1
