@@ -78,8 +78,10 @@ def test_round_trip(uri: Uri, bucket: fs.FileSystem) -> None:
         alone.store.load(uri("deep/out"), **alone.state())
         assert alone.train(3, 6) == losses
         saved.store.close()
-    files = json.loads(call("checkpoint", "verify", uri("deep/out"), "--json"))
-    assert files["files"] and not files["damaged"]
+    verified = json.loads(
+        call("checkpoint", "verify", uri("deep/out"), "--json")
+    )
+    assert verified["files"] and not verified["damaged"]
     found = listing(bucket, "deep/out")
     assert "step-3/manifest.json" in found
     assert sum("-shard-1-of-2-table-0-00000" in name for name in found) == 1
