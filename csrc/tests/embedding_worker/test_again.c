@@ -249,6 +249,16 @@ static void rank_done(rank_taker *r)
     wait_until_quiet();
 }
 
+/* A rank, and a loader that has said Hello. */
+static rank_taker *job_begin(world *w, ps_client **c)
+{
+    way.w = w;
+    assert_int_equal(persia_client_create(&w->servers, c), PERSIA_OK);
+    rank_taker *r = rank_begin();
+    hello_of_loader(w);
+    return r;
+}
+
 static rank_taken *take_begin(rank_taker *r, ps_client *c, uint64_t i)
 {
     rank_taken *t;
@@ -276,10 +286,7 @@ static void a_batch_is_of_the_plan_of_its_loop(void **state)
     world *w = *state;
     ps_client *c;
     float before[SAMPLES * DIM], after[SAMPLES * DIM];
-    way.w = w;
-    assert_int_equal(persia_client_create(&w->servers, &c), PERSIA_OK);
-    rank_taker *r = rank_begin();
-    hello_of_loader(w);
+    rank_taker *r = job_begin(w, &c);
     send_batch(w, 1);
     rank_taken *t = take_begin(r, c, 0);
     assert_int_equal(lookups[0].take(t), PERSIA_OK);
@@ -300,10 +307,7 @@ static void an_answer_of_another_plan_is_given_back(void **state)
     world *w = *state;
     ps_client *c;
     pthread_t thread;
-    way.w = w;
-    assert_int_equal(persia_client_create(&w->servers, &c), PERSIA_OK);
-    rank_taker *r = rank_begin();
-    hello_of_loader(w);
+    rank_taker *r = job_begin(w, &c);
     rank_taken *t = take_begin(r, c, 0);
     lookup_begin(0, &thread);
     for (int waits = 0; !waits;) {
@@ -329,10 +333,7 @@ static void a_lease_that_the_rank_forgot_is_over(void **state)
 {
     world *w = *state;
     ps_client *c;
-    way.w = w;
-    assert_int_equal(persia_client_create(&w->servers, &c), PERSIA_OK);
-    rank_taker *r = rank_begin();
-    hello_of_loader(w);
+    rank_taker *r = job_begin(w, &c);
     send_batch(w, 1);
     rank_taken *t = take_begin(r, c, 0);
     assert_int_equal(lookups[0].take(t), PERSIA_OK);
@@ -370,10 +371,7 @@ static void a_take_that_reports_a_loss_is_made_again(void **state)
     ps_client *c;
     rank_taken *t[TAKES];
     pthread_t early, late;
-    way.w = w;
-    assert_int_equal(persia_client_create(&w->servers, &c), PERSIA_OK);
-    rank_taker *r = rank_begin();
-    hello_of_loader(w);
+    rank_taker *r = job_begin(w, &c);
     send_again(w);
     for (uint64_t i = 0; i < TAKES; i++) {
         assert_int_equal(persia_rank_next(r, &t[i]), PERSIA_OK);
